@@ -1,0 +1,44 @@
+# Two commands matter: `make demo` and `make test`. Both work from a bare clone with Python 3.11+, make and pip.
+
+PYTHON ?= python3
+# The CPU build of this release is small; set TORCH= to use a PyTorch that your platform needs instead.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint clean
+
+help: ## say what the targets are
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 14
+
+demo: $(VENV)/.ready ## profile a small model on this machine, fit the goodput model, compare prediction with measurement
+	@$(BIN)/geminid demo
+
+test: lint ## everything that must hold: lint, types, layers, all tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/.ready-dev ## ruff, mypy --strict, and the layer contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+clean: ## remove the virtual environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "Geminid needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Making $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: pyproject.toml | $(BIN)/python
+	@echo "Installing Geminid and $(TORCH) into $(VENV) (a minute or two, once) ..."
+	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch]'
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	@echo "Installing the development tools into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch,dev]'
+	@touch $@
