@@ -1,0 +1,340 @@
+"""Fit throughput models to what jobs have measured: one job, or thousands at once.
+
+The loss is Pollux's: the root-mean-square error of log T_acc plus that of log T_step, plus a few mild penalties
+(``priors.py``). Fits that cannot work never raise and never return nonsense: the result is then the last good fit or
+the optimistic prior, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.goodput.leastsquares import Evaluation, Objective, minimise
+from geminid.goodput.priors import (
+    Measured,
+    Search,
+    bounds,
+    raise_unseen_links,
+    search_for,
+    to_parameters,
+    to_variables,
+)
+from geminid.goodput.profile import Observation, Profile
+from geminid.goodput.throughput import MODELS, Array, Shape, StepTimes, ThroughputModel
+
+#: An observation further off than this factor is suspected of being an outlier.
+OUTLIER_FACTOR = 3.0
+
+#: Smallest root-mean-square error that the loss distinguishes from a perfect fit.
+PERFECT = 1e-6
+
+#: How far, in log batch size, a measured deviation from the smooth curve reaches to either side.
+CORRECTION_REACH = float(np.log(1.12))
+
+#: A deviation counts for n/(n + 1) of itself after n observations at that batch size.
+CORRECTION_SHRINKAGE = 1.0
+
+#: At most this many batch sizes have a correction of their own; the most observed ones.
+MAX_CORRECTIONS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Corrections:
+    """Measured deviations of the computing time from the fitted curve, at single batch sizes.
+
+    Kernels are tuned for some batch sizes and not for others: on several GPUs a batch of 6 takes longer than one of 8.
+    No smooth formula can know that, but it does not depend on the placement, so what was measured on one is used on
+    every other. Between the measured sizes the correction falls linearly to none.
+    """
+
+    batch_sizes: tuple[float, ...] = ()
+    log_factors: tuple[float, ...] = ()
+
+    def factor(self, per_slot_batch: Array) -> Array | float:
+        """By what to multiply the computing time at these batch sizes."""
+        if not self.batch_sizes:
+            return 1.0
+        log_batch = np.log(per_slot_batch)
+        total = np.zeros_like(log_batch)
+        for size, log_factor in zip(self.batch_sizes, self.log_factors, strict=True):
+            total += log_factor * np.maximum(0.0, 1.0 - np.abs(log_batch - np.log(size)) / CORRECTION_REACH)
+        return np.exp(total)
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputFit:
+    """Parameters of a throughput model for one job on one GPU type, and where they come from.
+
+    ``source`` is ``fitted``, ``previous`` (the data at hand could not be used, an older fit still stands) or
+    ``prior`` (nothing is known: one sample per second on every slot, perfect scaling; only ratios mean anything).
+    ``reason`` is empty for an ordinary fit, otherwise a sentence for people.
+    """
+
+    model: str
+    parameters: tuple[float, ...]
+    source: Literal["fitted", "previous", "prior"]
+    loss: float
+    observations: int
+    corrections: Corrections = Corrections()
+    reason: str = ""
+
+    def step_times(self, shape: Shape) -> StepTimes:
+        """Predicted step times."""
+        return MODELS[self.model].step_times(
+            np.array(self.parameters), shape, self.corrections.factor(shape.per_slot_batch)
+        )
+
+    def __getitem__(self, name: str) -> float:
+        """A parameter by its name."""
+        return self.parameters[MODELS[self.model].index(name)]
+
+
+def prior_fit(model: ThroughputModel, reason: str) -> ThroughputFit:
+    """The optimistic prior: one sample per second on every slot, and nothing else costs time."""
+    parameters = {p.name: p.lower for p in model.parameters}
+    parameters["beta_c" if "beta_c" in parameters else "per_sample"] = 1.0
+    parameters |= {name: 1.0 for name in ("pair_factor",) if name in parameters}
+    return ThroughputFit(model.name, tuple(parameters.values()), "prior", float("inf"), 0, reason=reason)
+
+
+def fit(profile: Profile, model: str = "geminid", *, previous: ThroughputFit | None = None) -> ThroughputFit:
+    """Fit one job on one GPU type."""
+    return fit_many([profile], model, previous=[previous])[0]
+
+
+def fit_many(
+    profiles: Sequence[Profile],
+    model: str = "geminid",
+    *,
+    previous: Sequence[ThroughputFit | None] | None = None,
+) -> list[ThroughputFit]:
+    """Fit many jobs at once; the results are in the order of the profiles.
+
+    ``previous`` are the fits that still stand where a profile holds nothing usable.
+    """
+    chosen = MODELS[model]
+    previous = previous if previous is not None else [None] * len(profiles)
+    usable: list[list[Observation]] = []
+    rejected: list[str] = []
+    for profile in profiles:
+        problems = [seen.problem() for seen in profile.observations]
+        usable.append([seen for seen, bad in zip(profile.observations, problems, strict=True) if bad is None])
+        bad = [problem for problem in problems if problem is not None]
+        rejected.append(f"{len(bad)} of {len(problems)} observations left out ({bad[0]})" if bad else "")
+    results: list[ThroughputFit | None] = [None] * len(profiles)
+    for rows in _similar_sizes(usable):
+        for row, result in zip(rows, _fit_batch(chosen, [usable[row] for row in rows]), strict=True):
+            results[row] = result
+    return [
+        _settle(chosen, result, last, left_out)
+        for result, last, left_out in zip(results, previous, rejected, strict=True)
+    ]
+
+
+def _settle(
+    model: ThroughputModel, result: ThroughputFit | None, last: ThroughputFit | None, left_out: str
+) -> ThroughputFit:
+    """The fit if there is one, else the last good one, else the prior; with the reason."""
+    if result is not None:
+        reason = "; ".join(part for part in (left_out, result.reason) if part)
+        return _with(result, result.source, reason) if reason else result
+    why = left_out or "nothing measured yet"
+    if last is not None and last.source != "prior":
+        return _with(last, "previous", f"{why}; the last good fit stands")
+    return prior_fit(model, f"{why}; assuming perfect scaling until there is a measurement")
+
+
+def _with(fitted: ThroughputFit, source: Literal["fitted", "previous", "prior"], reason: str) -> ThroughputFit:
+    return ThroughputFit(
+        fitted.model, fitted.parameters, source, fitted.loss, fitted.observations, fitted.corrections, reason
+    )
+
+
+def _similar_sizes(usable: Sequence[Sequence[Observation]]) -> list[list[int]]:
+    """Group jobs by the number of observations (to a power of two), so that padding stays small."""
+    groups: dict[int, list[int]] = {}
+    for row, seen in enumerate(usable):
+        if seen:
+            groups.setdefault((len(seen) - 1).bit_length(), []).append(row)
+    return list(groups.values())
+
+
+def _measured(jobs: Sequence[Sequence[Observation]]) -> Measured:
+    """Observations as padded arrays; padding repeats the first observation with weight zero."""
+    width = max(len(seen) for seen in jobs)
+    table = np.array(
+        [
+            [
+                (o.nodes, o.slots, o.per_slot_batch, o.busiest_node_slots, o.accumulation_s, o.step_s)
+                for o in [*seen, *[seen[0]] * (width - len(seen))]
+            ]
+            for seen in jobs
+        ],
+        dtype=float,
+    )
+    weight = (np.arange(width) < np.array([len(seen) for seen in jobs])[:, None]).astype(float)
+    shape = Shape.of(table[..., 0], table[..., 1], table[..., 2], table[..., 3])
+    log_accumulation = np.log(table[..., 4])
+    log_step = np.log(np.maximum(table[..., 5], table[..., 4]))
+    return Measured(shape, log_accumulation, log_step, weight)
+
+
+def _fit_batch(model: ThroughputModel, jobs: Sequence[Sequence[Observation]]) -> list[ThroughputFit]:
+    measured = _measured(jobs)
+    count = len(jobs)
+    no_correction = np.zeros_like(measured.weight)
+    variables, loss = _solve(model, measured, no_correction)
+
+    # Outliers: where a fit misses an observation badly, fit by absolute error (which a few outliers cannot bend),
+    # set aside what that fit misses, and fit the rest again.
+    suspected = np.flatnonzero(_worst_error(model, variables, measured) > np.log(OUTLIER_FACTOR))
+    set_aside = np.zeros(count, dtype=int)
+    if suspected.size:
+        kept = _without_outliers(model, measured.take(suspected), variables[suspected])
+        set_aside[suspected] = ((measured.weight[suspected] > 0) & (kept.weight == 0)).sum(axis=1)
+        weight = measured.weight.copy()
+        weight[suspected] = kept.weight
+        measured = measured.with_weight(weight)
+        again = np.flatnonzero(set_aside)
+        if again.size:
+            variables[again], loss[again] = _solve(model, measured.take(again), no_correction[again])
+
+    corrections = [Corrections()] * count
+    if model.name == "geminid":
+        corrections, log_factor = _corrections(model, variables, measured)
+        variables, loss = _solve(model, measured, log_factor, warm=variables)
+    parameters = raise_unseen_links(model, to_parameters(model, variables), measured)
+    results = []
+    for row, seen in enumerate(jobs):
+        reason = ""
+        if set_aside[row]:
+            reason = f"{set_aside[row]} of {len(seen)} observations set aside as outliers"
+        used = len(seen) - int(set_aside[row])
+        found = tuple(float(x) for x in parameters[row])
+        results.append(
+            ThroughputFit(model.name, found, "fitted", float(loss[row]), used, corrections[row], reason=reason)
+        )
+    return results
+
+
+def _solve(
+    model: ThroughputModel, measured: Measured, log_factor: Array, warm: Array | None = None
+) -> tuple[Array, Array]:
+    """Best variables and loss of every job, over all starting points."""
+    search = search_for(model, measured)
+    starts = (*search.starts, warm) if warm is not None else search.starts
+    count, size = search.centre.shape
+    lower, upper = bounds(model)
+    copies = len(starts)
+    objective = _objective(model, measured, search, log_factor)
+    solution = minimise(
+        lambda variables, rows: objective(variables, rows % count),
+        np.concatenate(starts),
+        np.tile(lower, (copies * count, 1)),
+        np.tile(upper, (copies * count, 1)),
+        free=np.tile(search.free, (copies, 1)),
+    )
+    loss = solution.loss.reshape(copies, count)
+    best = np.argmin(loss, axis=0)
+    return solution.variables.reshape(copies, count, size)[best, np.arange(count)], loss[best, np.arange(count)]
+
+
+def _objective(model: ThroughputModel, measured: Measured, search: Search, log_factor: Array) -> Objective:
+    """Pollux's loss with its exact gradient, and a curvature that majorises it (both RMS terms are convexified)."""
+
+    def evaluate(variables: Array, rows: NDArray[np.intp]) -> Evaluation:
+        data, factor = measured.take(rows), np.exp(log_factor[rows])
+        times, slopes = model.sensitivities(to_parameters(model, variables)[:, None, :], data.shape, factor)
+        weight = data.weight / data.weight.sum(axis=1, keepdims=True)
+        off = variables - search.centre[rows]
+        pull = search.pull[rows] ** 2
+        loss = np.sum(pull * off**2, axis=1)
+        gradient = 2.0 * pull * off
+        curvature = 2.0 * pull[:, :, None] * np.eye(variables.shape[1])
+        for predicted_s, measured_log, slope in (
+            (times.accumulation_s, data.log_accumulation, slopes.accumulation),
+            (times.step_s, data.log_step, slopes.step),
+        ):
+            error = np.log(predicted_s) - measured_log
+            rms = np.maximum(np.sqrt(np.sum(weight * error**2, axis=1)), PERFECT)
+            weighted = slope * (weight / rms[:, None])[:, :, None]
+            loss += rms
+            gradient += np.einsum("bnp,bn->bp", weighted, error)
+            curvature += np.matmul(np.swapaxes(weighted, 1, 2), slope)
+        for top, bottom, strength in search.ratios:
+            ratio = np.exp(variables[:, top] - variables[:, bottom])
+            penalty = strength * ratio**2
+            loss += penalty
+            for i, sign_i in ((top, 1.0), (bottom, -1.0)):
+                gradient[:, i] += 2.0 * sign_i * penalty
+                for j, sign_j in ((top, 1.0), (bottom, -1.0)):
+                    curvature[:, i, j] += 2.0 * sign_i * sign_j * penalty
+        return Evaluation(loss, gradient, curvature)
+
+    return evaluate
+
+
+def loss_of(model: str, parameters: Sequence[float], profile: Profile) -> float:
+    """The loss that a fit minimises, at given parameters."""
+    chosen = MODELS[model]
+    measured = _measured([profile.observations])
+    search = search_for(chosen, measured)
+    objective = _objective(chosen, measured, search, np.zeros_like(measured.weight))
+    variables = to_variables(chosen, np.array([parameters], dtype=float))
+    return float(objective(variables, np.array([0])).loss[0])
+
+
+def _errors(model: ThroughputModel, variables: Array, measured: Measured) -> Array:
+    """The larger of the two absolute log errors of every observation; zero at padding."""
+    times = model.step_times(to_parameters(model, variables)[:, None, :], measured.shape)
+    accumulation = np.abs(np.log(times.accumulation_s) - measured.log_accumulation)
+    step = np.abs(np.log(times.step_s) - measured.log_step)
+    errors: Array = np.maximum(accumulation, step) * measured.present
+    return errors
+
+
+def _worst_error(model: ThroughputModel, variables: Array, measured: Measured) -> Array:
+    worst: Array = _errors(model, variables, measured).max(axis=1)
+    return worst
+
+
+def _without_outliers(model: ThroughputModel, measured: Measured, variables: Array) -> Measured:
+    """Weights with outliers at zero: what a fit by absolute error misses by OUTLIER_FACTOR, at most a third."""
+    no_correction = np.zeros_like(measured.weight)
+    for _ in range(5):
+        robust = measured.with_weight(measured.weight / np.maximum(_errors(model, variables, measured), 0.05))
+        variables, _ = _solve(model, robust, no_correction, warm=variables)
+    outlier = _errors(model, variables, measured) > np.log(OUTLIER_FACTOR)
+    few = outlier.sum(axis=1) * 3 <= measured.present.sum(axis=1)
+    return measured.with_weight(np.where(outlier & few[:, None], 0.0, measured.weight))
+
+
+def _corrections(model: ThroughputModel, variables: Array, measured: Measured) -> tuple[list[Corrections], Array]:
+    """Mean deviation of the measured pass time from the fit, per job and batch size, shrunk towards none."""
+    parameters = to_parameters(model, variables)[:, None, :]
+    deviation = measured.log_accumulation - np.log(model.step_times(parameters, measured.shape).accumulation_s)
+    batch = measured.shape.per_slot_batch
+    same = (batch[:, :, None] == batch[:, None, :]) * measured.weight[:, None, :]
+    often = same.sum(axis=2)
+    log_factor = np.einsum("bij,bj->bi", same, deviation) / (often + CORRECTION_SHRINKAGE)
+    several_sizes = (np.ptp(np.where(measured.present, batch, batch[:, :1]), axis=1) > 0)[:, None]
+    log_factor = np.where(measured.present & several_sizes, log_factor, 0.0)
+    corrections = []
+    for row in range(len(batch)):
+        if not several_sizes[row, 0]:
+            corrections.append(Corrections())
+            continue
+        known = {
+            float(batch[row, i]): (float(often[row, i]), float(log_factor[row, i]))
+            for i in np.flatnonzero(measured.present[row])
+        }
+        kept = sorted(sorted(known, key=lambda size: -known[size][0])[:MAX_CORRECTIONS])
+        corrections.append(Corrections(tuple(kept), tuple(known[size][1] for size in kept)))
+        dropped = ~np.isin(batch[row], kept)
+        log_factor[row, dropped] = 0.0
+    return corrections, log_factor
