@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from geminid.documents import Document
-from geminid.fields import InvalidInput, Problem, Reader, check_integer, check_name
+from geminid.fields import InvalidInput, Problem, Reader, check_integer, check_name, show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -78,9 +78,9 @@ class Placement(Document):
         for name, slots in self.slots_by_node:
             yield from check_name("node", name)
             for slot in slots:
-                yield from check_integer(f"slots of {name}", slot, at_least=0)
+                yield from check_integer(f"slots of {show(name)}", slot, at_least=0)
             if not slots or list(slots) != sorted(set(slots)):
-                yield Problem(f"slots of {name}", slots, "must be at least one slot, each once, ascending")
+                yield Problem(f"slots of {show(name)}", slots, "must be at least one slot, each once, ascending")
         if names != sorted(set(names)):
             yield Problem("slots_by_node", self.slots_by_node, "must name each node once, in order of names")
 

@@ -40,6 +40,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    """Unusual line breaks survive only where they are escaped, in double quotes."""
+    style = '"' if re.search("[\x85\u2028\u2029]", text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _represent_text)
 for _pattern, _tag in ((_INTEGER, "tag:yaml.org,2002:int"), (_FLOAT, "tag:yaml.org,2002:float")):
     _whole = re.compile(f"(?:{_pattern.pattern})$")
     _Dumper.add_implicit_resolver(_tag, _whole, list("-+.0123456789"))
@@ -75,9 +82,7 @@ def load_json(text: str) -> Any:
     """
     _check_length(text)
     try:
-        return json.loads(
-            text, object_pairs_hook=_mapping_without_duplicates, parse_constant=_refuse_constant
-        )
+        return json.loads(text, object_pairs_hook=_mapping_without_duplicates, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise _unreadable(f"{error.msg} (line {error.lineno}, column {error.colno})") from None
     except RecursionError:

@@ -30,6 +30,8 @@ from geminid.units import (
     parse_size,
 )
 
+_MAX_UNKNOWN: Final = 20  # looking for what was meant by thousands of unknown fields would take minutes
+
 T = TypeVar("T")
 D = TypeVar("D")
 E = TypeVar("E", bound=StrEnum)
@@ -218,8 +220,15 @@ class Reader:
         return self._data.get(field)
 
     def names(self) -> list[str]:
-        """The names of all fields that there are, for mappings whose keys are data."""
-        return [key for key in self._data if isinstance(key, str)]
+        """The keys of a mapping whose keys are data; one that is not a name is reported and left out."""
+        names = []
+        for key in self._data:
+            self._known.add(key)
+            if check_name("", key):
+                self.report(_label(key), NOT_SHOWN, f"must be {A_NAME}")
+            else:
+                names.append(key)
+        return names
 
     def text(self, field: str, default: str | D = REQUIRED, *, max_length: int = 4096) -> str | D:
         """Text on one line."""
@@ -251,9 +260,7 @@ class Reader:
     ) -> float | D:
         """A finite number, as a float."""
         value: Any = self.raw(field)
-        problems = check_number(
-            self.field_name(field), value, at_least=at_least, above=above, at_most=at_most
-        )
+        problems = check_number(self.field_name(field), value, at_least=at_least, above=above, at_most=at_most)
         return self._take(field, value if problems else float(value), default, 0.0, problems)
 
     def boolean(self, field: str, default: bool | D = REQUIRED) -> bool | D:
@@ -319,20 +326,14 @@ class Reader:
 
     def nested_by_name(self, field: str) -> dict[str, Reader]:
         """Readers over the values of a mapping whose keys are names; a null value reads as an empty one."""
-        value = self.raw(field)
-        if value is None:
+        entries = self.nested(field)
+        if entries is None:
             return {}
-        if not isinstance(value, Mapping):
-            self.report(field, value, "must be a mapping of names to mappings")
-            return {}
-        readers = {}
-        for key, entry in value.items():
-            name = f"{self.field_name(field)}.{_label(key)}"
-            if check_name(name, key):
-                self.problems.append(Problem(name, NOT_SHOWN, f"must be {A_NAME}"))
-            else:
-                readers[key] = Reader({} if entry is None else entry, at=name, problems=self.problems)
-        return readers
+        values = {name: entries.raw(name) for name in entries.names()}
+        return {
+            name: Reader({} if value is None else value, at=entries.field_name(name), problems=self.problems)
+            for name, value in values.items()
+        }
 
     def attempt(self, make: Callable[[], T]) -> T | None:
         """Build a value from what is read inside ``make``; None if anything was wrong.
@@ -405,11 +406,13 @@ class Reader:
         return self._take(field, tuple(value), default, (), problems)
 
     def _report_unknown(self) -> None:
-        for key in self._data:
-            if key not in self._known:
-                hint = suggestion(key, self._known) if isinstance(key, str) else ""
-                hint = hint or f"; the fields here are {', '.join(sorted(self._known))}"
-                self.report(_label(key), NOT_SHOWN, f"is not a known field{hint}")
+        unknown = [key for key in self._data if key not in self._known]
+        for key in unknown[:_MAX_UNKNOWN]:
+            hint = suggestion(key, self._known) if isinstance(key, str) else ""
+            hint = hint or f"; the fields here are {', '.join(sorted(self._known))}"
+            self.report(_label(key), NOT_SHOWN, f"is not a known field{hint}")
+        if len(unknown) > _MAX_UNKNOWN:
+            self.report("", NOT_SHOWN, f"has {len(unknown) - _MAX_UNKNOWN} more fields that are not known")
 
 
 def read_value(data: object, read: Callable[[Reader], T | None]) -> T:

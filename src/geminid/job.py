@@ -7,7 +7,6 @@ name of the field: ``deadline_s=7200`` here is ``deadline: 2h`` there.
 
 from __future__ import annotations
 
-import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
@@ -192,21 +191,25 @@ class JobSpec(Document):
 
     def _rule_problems(self, faulty: set[str]) -> Iterator[Problem]:
         """What is wrong with fields taken together, leaving out those that are faulty by themselves."""
-        for name, other, holds, expected in _RULES:
-            value, limit = getattr(self, name), getattr(self, other)
-            if not (faulty & {name, other} or value is None or limit is None or holds(value, limit)):
-                yield Problem(name, value, f"{expected} {other}, which is {limit}", involves=(other,))
+        for name, other in _AT_LEAST:
+            value, least = getattr(self, name), getattr(self, other)
+            if not (faulty & {name, other} or value is None or least is None or value >= least):
+                yield Problem(name, value, f"must be at least {other}, which is {least}", involves=(other,))
         for name, other in _TOGETHER:
             if getattr(self, name) is not None and getattr(self, other) is None:
                 yield Problem(name, getattr(self, name), f"needs {other} as well", involves=(other,))
+        if not faulty & {"min_slots", "max_slots", "slots_per_replica"}:
+            sizes = {"min_slots": self.min_slots, "max_slots": self.max_slots}
+            for name, size in ({"slots": self.min_slots} if self.has_fixed_size else sizes).items():
+                if size is not None and size % self.slots_per_replica:
+                    expected = f"must be a multiple of slots_per_replica, which is {self.slots_per_replica}"
+                    yield Problem(name, size, expected, involves=("slots_per_replica",))
         limit = self.max_batch_size or self.initial_batch_size
         involved = ("min_slots", "slots_per_replica", "max_batch_size", "initial_batch_size")
         if limit is not None and not faulty & {"min_per_slot_batch", *involved}:
             replicas = self.min_slots // self.slots_per_replica
             if self.min_per_slot_batch * replicas > limit:
-                expected = (
-                    f"must be at most {limit // max(replicas, 1)}: {replicas} such batches, as min_slots"
-                )
+                expected = f"must be at most {limit // max(replicas, 1)}: {replicas} such batches, as min_slots"
                 expected += f" asks for, must fit into the largest total batch, {limit}"
                 yield Problem("min_per_slot_batch", self.min_per_slot_batch, expected, involves=involved)
         yield from self._plan_problems(faulty)
@@ -225,9 +228,7 @@ class JobSpec(Document):
                 expected = f"needs {plan.slots_per_replica} slots, and max_slots is {self.max_slots}"
                 yield Problem("execution_plans", plan.name, expected, involves=("max_slots",))
             if plan.slots_per_replica > 1 and self.slots_per_replica > 1:
-                expected = (
-                    "splits the model, as slots_per_replica says the script does already; give one of both"
-                )
+                expected = "splits the model, as slots_per_replica says the script does already; give one of both"
                 yield Problem("execution_plans", plan.name, expected, involves=("slots_per_replica",))
 
     # --- How it is written ---
@@ -269,14 +270,12 @@ class JobSpec(Document):
         return {name: value for name, value in plain.items() if value is not None}
 
 
-_RULES: Final[tuple[tuple[str, str, Callable[[int, int], bool], str], ...]] = (
-    ("max_slots", "min_slots", operator.ge, "must be at least"),
-    ("min_slots", "slots_per_replica", lambda slots, each: slots % each == 0, "must be a multiple of"),
-    ("max_slots", "slots_per_replica", lambda slots, each: slots % each == 0, "must be a multiple of"),
-    ("max_batch_size", "initial_batch_size", operator.ge, "must be at least"),
-    ("max_per_slot_batch", "min_per_slot_batch", operator.ge, "must be at least"),
+_AT_LEAST: Final = (
+    ("max_slots", "min_slots"),
+    ("max_batch_size", "initial_batch_size"),
+    ("max_per_slot_batch", "min_per_slot_batch"),
 )
-"""Rules about two fields where both are given: field, other field, what must hold, and how to say it."""
+"""Fields that must be at least as large as another one, where both are given."""
 
 _TOGETHER: Final = (
     ("max_batch_size", "initial_batch_size"),
@@ -299,9 +298,7 @@ def _check_command(name: str, command: tuple[str, ...]) -> list[Problem]:
         return [Problem(name, command, "must be a list of words that begins with a program to run")]
     limit = _MAX_ARGUMENT_LENGTH
     words = enumerate(command)
-    return [
-        bad for i, word in words for bad in check_text(f"{name}[{i}]", word, max_length=limit, lines=True)
-    ]
+    return [bad for i, word in words for bad in check_text(f"{name}[{i}]", word, max_length=limit, lines=True)]
 
 
 def _check_directory(name: str, path: str) -> list[Problem]:
@@ -374,9 +371,7 @@ def _read_command(reader: Reader) -> tuple[str, ...]:
     except ValueError:
         words = []
     example = f"[{', '.join(map(repr, words))}]" if 0 < len(words) <= 8 else "[python, train.py]"
-    reader.report(
-        "command", command, f"must be a list of words such as {example}; there is no shell to split it"
-    )
+    reader.report("command", command, f"must be a list of words such as {example}; there is no shell to split it")
     return ()
 
 

@@ -165,8 +165,7 @@ class JobState(Document):
             raise IllegalTransition(f"Job {self.job_id} is {self.phase} and cannot change any more.")
         if not (math.isfinite(at_s) and at_s >= self.updated_at_s):
             raise IllegalTransition(
-                f"Job {self.job_id} is at {self.updated_at_s} s and cannot go to {at_s} s: "
-                "time never goes back."
+                f"Job {self.job_id} is at {self.updated_at_s} s and cannot go to {at_s} s: time never goes back."
             )
         progress = self.progress_samples if progress_samples is None else progress_samples
         durable = self.durable_samples if durable_samples is None else durable_samples
@@ -297,9 +296,8 @@ class JobState(Document):
         """What is wrong with fields taken together, where each is right by itself."""
         started = self.phase_since_s if self.first_started_at_s is None else self.first_started_at_s
         finished = self.updated_at_s if self.finished_at_s is None else self.finished_at_s
-        times = (self.submitted_at_s, started, self.phase_since_s, finished, self.updated_at_s)
-        if list(times) != sorted(times):
-            expected = f"must be the latest of all times, which must be in order: {times}"
+        if not self.submitted_at_s <= started <= self.phase_since_s <= finished <= self.updated_at_s:
+            expected = "must be the latest time, after submission, first start, phase and end in this order"
             yield Problem("updated_at_s", self.updated_at_s, expected)
         if self.durable_samples > self.progress_samples:
             expected = f"must be at most progress_samples, which is {self.progress_samples}"

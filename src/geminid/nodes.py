@@ -89,9 +89,7 @@ class NodeGroup(Document):
             numbered["type"] = self.gpu_type
         for label, text in numbered.items():
             if isinstance(text, str) and len(text) > _MAX_PREFIX_LENGTH:
-                expected = (
-                    f"must have at most {_MAX_PREFIX_LENGTH} characters, as names of nodes or racks begin so"
-                )
+                expected = f"must have at most {_MAX_PREFIX_LENGTH} characters, as names of nodes or racks begin so"
                 yield Problem(label, text, expected)
 
     @classmethod

@@ -26,11 +26,19 @@ A_SIZE: Final = "a size in bytes such as 123, 16GiB or 40GB, not negative"
 A_BANDWIDTH: Final = "a bandwidth in bytes per second such as 300GB/s or 12.5GB/s, above zero"
 
 _NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e[-+]?[0-9]+)?"
-_SECONDS_PER: Final = {"d": 86_400.0, "h": 3_600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+# Decimal factors keep decimal texts exact: 5us is the float 5e-6, not 5 times the float 1e-6.
+_SECONDS_PER: Final = {
+    "d": Decimal(86_400),
+    "h": Decimal(3_600),
+    "m": Decimal(60),
+    "s": Decimal(1),
+    "ms": Decimal("1e-3"),
+    "us": Decimal("1e-6"),
+}
 # Largest unit first, each at most once: "30m2h" is more likely a slip than a wish.
 _DURATION = re.compile(r"\s*".join(rf"(?:(?P<{unit}>{_NUMBER})\s*{unit})?" for unit in _SECONDS_PER))
 
-_BYTES_PER: Final = {
+_BYTES_PER: Final[dict[str, int]] = {
     "B": 1,
     **{f"{prefix}B": 10**power for prefix, power in zip("KMGTP", range(3, 18, 3), strict=True)},
     **{f"{prefix}iB": 2**power for prefix, power in zip("KMGTP", range(10, 60, 10), strict=True)},
@@ -45,17 +53,7 @@ def parse_duration(value: object) -> Seconds:
     Raises:
         ValueError: the value is not a duration; the message says what would be.
     """
-    seconds = math.nan
-    if isinstance(value, str):
-        text = value.strip()
-        if re.fullmatch(_NUMBER, text):
-            seconds = float(text)
-        elif text and (match := _DURATION.fullmatch(text)):
-            seconds = sum(
-                float(number) * _SECONDS_PER[unit] for unit, number in match.groupdict().items() if number
-            )
-    else:
-        seconds = _as_float(value)
+    seconds = _duration_in_text(value) if isinstance(value, str) else _as_float(value)
     if not (math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"{value!r} is not {A_DURATION}")
     return seconds
@@ -101,10 +99,8 @@ def parse_size(value: object) -> Bytes:
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
-        unit = (match["unit"] or "B").upper().replace("I", "i")
-        factor = _BYTES_PER[unit if unit.endswith("B") else f"{unit}B"]
-        size = Decimal(match["number"]) * factor
+    if isinstance(value, str):
+        size = _size_in_text(value)
         if size < 2**63:
             return int(size.to_integral_value())
     raise ValueError(f"{value!r} is not {A_SIZE}")
@@ -132,14 +128,9 @@ def parse_bandwidth(value: object) -> BytesPerSecond:
     Raises:
         ValueError: the value is not a bandwidth; the message says what would be.
     """
+    bandwidth = _as_float(value)
     if isinstance(value, str):
-        text = value.strip().removesuffix("/s")
-        try:
-            bandwidth = float(text) if re.fullmatch(_NUMBER, text) else float(parse_size(text))
-        except ValueError:
-            bandwidth = math.nan
-    else:
-        bandwidth = _as_float(value)
+        bandwidth = float(_size_in_text(value.strip().removesuffix("/s")))
     if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise ValueError(f"{value!r} is not {A_BANDWIDTH}")
     return bandwidth
@@ -149,6 +140,31 @@ def format_bandwidth(bandwidth: BytesPerSecond) -> str:
     """Write a bandwidth so that :func:`parse_bandwidth` reads back the same number: ``300GB/s``."""
     short = f"{bandwidth / 10**9:g}GB/s"
     return short if parse_bandwidth(short) == bandwidth else f"{float(bandwidth)!r}/s"
+
+
+def _duration_in_text(text: str) -> Seconds:
+    """The seconds that a text means, or infinitely many if it is not a duration."""
+    text = text.strip()
+    match = _DURATION.fullmatch(f"{text}s" if re.fullmatch(_NUMBER, text) else text)
+    if not text or match is None:
+        return math.inf
+    try:
+        parts = [Decimal(number) * _SECONDS_PER[unit] for unit, number in match.groupdict().items() if number]
+        return float(sum(parts))
+    except ArithmeticError:  # an exponent beyond reason
+        return math.inf
+
+
+def _size_in_text(text: str) -> Decimal:
+    """The bytes that a text means, or infinitely many if it is not a size."""
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        return Decimal("inf")
+    unit = (match["unit"] or "B").upper().replace("I", "i")
+    try:
+        return Decimal(match["number"]) * _BYTES_PER[unit if unit.endswith("B") else f"{unit}B"]
+    except ArithmeticError:  # an exponent beyond reason
+        return Decimal("inf")
 
 
 def _as_float(value: object) -> float:
