@@ -209,7 +209,7 @@ def _link_to_plain(link: Link) -> str | dict[str, str]:
 
 # --- The catalogue ---
 #
-# Memory: about what a program can use, in whole GiB and rather less than more: a scheduler must not promise it.
+# Memory: about what a program can use, in whole GiB, and rather too little than too much.
 # Relative cost: V100 = 1. V100, P100 and K80 from the prices of Gavel's evaluation ($0.74, 0.43 and 0.135 an
 # hour); the others approximate public on-demand cloud prices; workstation cards are a guess in proportion.
 # Links, one direction: inside a node the data sheets' NVLink (V100 6 × 25 GB/s, A100 12 × 25, H100 and H200
