@@ -5,8 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from geminid import __version__
+from geminid.cli import bench
+from geminid.cli.output import error_console
+from geminid.fields import InvalidInput
 
 app = typer.Typer(
     name="geminid",
@@ -15,6 +19,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -33,5 +39,10 @@ def top_level(
 
 
 def main() -> None:
-    """Entry point of the console script."""
-    app()
+    """Entry point of the console script: bad input is told in one sentence per mistake, with exit code 2."""
+    try:
+        app()
+    except InvalidInput as error:
+        for problem in error.problems:
+            error_console.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
+        raise SystemExit(2) from None

@@ -316,25 +316,16 @@ def _without_outliers(model: ThroughputModel, measured: Measured, variables: Arr
 
 def _corrections(model: ThroughputModel, variables: Array, measured: Measured) -> tuple[list[Corrections], Array]:
     """Mean deviation of the measured pass time from the fit, per job and batch size, shrunk towards none."""
-    parameters = to_parameters(model, variables)[:, None, :]
-    deviation = measured.log_accumulation - np.log(model.step_times(parameters, measured.shape).accumulation_s)
-    batch = measured.shape.per_slot_batch
-    same = (batch[:, :, None] == batch[:, None, :]) * measured.weight[:, None, :]
-    often = same.sum(axis=2)
-    log_factor = np.einsum("bij,bj->bi", same, deviation) / (often + CORRECTION_SHRINKAGE)
-    several_sizes = (np.ptp(np.where(measured.present, batch, batch[:, :1]), axis=1) > 0)[:, None]
-    log_factor = np.where(measured.present & several_sizes, log_factor, 0.0)
+    times = model.step_times(to_parameters(model, variables)[:, None, :], measured.shape)
+    deviation = measured.log_accumulation - np.log(times.accumulation_s)
+    log_factor = np.zeros_like(deviation)
     corrections = []
-    for row in range(len(batch)):
-        if not several_sizes[row, 0]:
-            corrections.append(Corrections())
-            continue
-        known = {
-            float(batch[row, i]): (float(often[row, i]), float(log_factor[row, i]))
-            for i in np.flatnonzero(measured.present[row])
-        }
-        kept = sorted(sorted(known, key=lambda size: -known[size][0])[:MAX_CORRECTIONS])
-        corrections.append(Corrections(tuple(kept), tuple(known[size][1] for size in kept)))
-        dropped = ~np.isin(batch[row], kept)
-        log_factor[row, dropped] = 0.0
+    for row, present in enumerate(measured.present):
+        batch = measured.shape.per_slot_batch[row]
+        sizes, size_of, often = np.unique(batch[present], return_inverse=True, return_counts=True)
+        mean = np.bincount(size_of, deviation[row, present]) / (often + CORRECTION_SHRINKAGE)
+        kept = np.sort(np.argsort(-often, kind="stable")[:MAX_CORRECTIONS]) if len(sizes) > 1 else np.array([], int)
+        corrections.append(Corrections(tuple(sizes[kept].tolist()), tuple(mean[kept].tolist())))
+        mean[np.setdiff1d(np.arange(len(sizes)), kept)] = 0.0
+        log_factor[row, present] = mean[size_of]
     return corrections, log_factor

@@ -53,7 +53,7 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Everything a job has measured on one GPU type; immutable, at most one observation per configuration."""
+    """Everything a job has measured on one GPU type; immutable, one observation per configuration."""
 
     observations: tuple[Observation, ...] = ()
     _index: dict[tuple[int, int, int, int], int] = field(init=False, repr=False, compare=False)
@@ -63,11 +63,18 @@ class Profile:
 
     @classmethod
     def of(cls, observations: Iterable[Observation]) -> Profile:
-        """Collect observations, averaging those of the same configuration."""
+        """Collect observations, averaging those of the same configuration.
+
+        What cannot be a measurement is kept as it is, so that a fit can say what it left out.
+        """
         merged: dict[tuple[int, int, int, int], Observation] = {}
+        impossible = []
         for seen in observations:
-            merged[seen.key] = _average(merged[seen.key], seen) if seen.key in merged else seen
-        return cls(tuple(merged.values()))
+            if seen.problem() is not None:
+                impossible.append(seen)
+            else:
+                merged[seen.key] = _average(merged[seen.key], seen) if seen.key in merged else seen
+        return cls((*merged.values(), *impossible))
 
     def record(self, seen: Observation) -> Profile:
         """The profile with one more report; a report that cannot be a measurement changes nothing."""

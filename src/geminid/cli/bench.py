@@ -1,0 +1,173 @@
+"""``geminid bench``: the claims about accuracy and speed, each as a command that measures it now."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from geminid.cli.output import console, error_console, print_json, print_table
+
+if TYPE_CHECKING:
+    from geminid.bench.model import ModelReport
+
+app = typer.Typer(
+    help="Measure the claims about accuracy and speed, on this machine, now.",
+    no_args_is_help=True,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print a list of rows for programs instead of tables.")]
+Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+
+
+@app.command()
+def model(
+    profiles: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of measured step times: one folder per application with placements*.csv and "
+            "scalability*.csv, as Pollux and Sia publish them.",
+            show_default=False,
+        ),
+    ],
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Error of predicted step times on configurations held out from the fit: Pollux's model beside ours."""
+    from geminid.bench.model import run
+    from geminid.sim.measurements import load_measurements
+
+    measured = load_measurements(profiles)
+    with error_console.status("fitting …") as status:
+        report = run(measured, seed=seed, progress=status.update)
+    if json:
+        print_json(
+            [{"table": "applications", **asdict(row)} for row in report.applications]
+            + [{"table": "held_out", **asdict(row)} for row in report.protocols]
+            + [{"table": "transfer", **asdict(row)} for row in report.transfers]
+            + [{"table": "excluded", **asdict(row)} for row in report.excluded]
+        )
+    else:
+        _print_model_report(report)
+
+
+def _print_model_report(report: ModelReport) -> None:
+    print_table(
+        "Error of the predicted step time on placements held out from the fit",
+        ["application", "GPU type", "rows", "Pollux mean", "p95", "ours mean", "p95"],
+        [
+            [
+                row.application,
+                row.gpu_type,
+                str(row.configurations),
+                _percent(row.pollux_mean),
+                _percent(row.pollux_p95),
+                _better(row.geminid_mean, row.pollux_mean),
+                _percent(row.geminid_p95),
+            ]
+            for row in report.applications
+        ],
+        text_columns=2,
+    )
+    print_table(
+        "The same by what is held out (mean and median over applications and types)",
+        ["held out", "Pollux mean", "median", "ours mean", "median"],
+        [
+            [
+                row.held_out,
+                _percent(row.pollux_mean),
+                _percent(row.pollux_median),
+                _better(row.geminid_mean, row.pollux_mean),
+                _percent(row.geminid_median),
+            ]
+            for row in report.protocols
+        ],
+    )
+    if report.transfers:
+        print_table(
+            "Several slots of a GPU type known only by a one-slot profile, from another type's fit (all pairs)",
+            ["rule", "mean", "median"],
+            [[row.rule, _percent(row.mean), _percent(row.median)] for row in report.transfers],
+        )
+    for row in report.applications:
+        if row.why:
+            console.print(f"[bold]{row.application} on {row.gpu_type}[/] is hard to predict: {row.why}.")
+    for left_out in report.excluded:
+        console.print(f"[bold]{left_out.application} on {left_out.gpu_type}[/] is left out: {left_out.why}.")
+
+
+@app.command()
+def table(
+    jobs: Annotated[int, typer.Option(min=10, help="Jobs in the table.")] = 10_000,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Time to compute the goodput table, against plain loops over jobs and configurations."""
+    from geminid.bench.table import run
+
+    with error_console.status("computing tables …"):
+        rows = run(jobs=jobs, seed=seed)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"Goodput table of {jobs:,} jobs × {rows[0].configurations} configurations × {rows[0].batch_sizes} batch sizes",
+        ["model", "table", "plain loop", "faster", "numpy per cell", "faster", "refresh of 1 %", "largest difference"],
+        [
+            [
+                row.model,
+                f"{row.seconds:.2f} s",
+                f"{row.plain_loop_s:,.0f} s",
+                f"{row.times_faster_than_plain_loop:,.0f}×",
+                f"{row.grid_loop_s:,.0f} s",
+                f"{row.times_faster_than_grid_loop:,.0f}×",
+                f"{1000 * row.refresh_one_percent_s:.0f} ms",
+                f"{row.largest_difference:.0e}",
+            ]
+            for row in rows
+        ],
+    )
+    console.print("The loops are timed on a sample of the same jobs in this run and extrapolated.")
+
+
+@app.command()
+def fit(
+    jobs: Annotated[int, typer.Option(min=10, help="Jobs to refit.")] = 1_000,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Time to refit many jobs, against scipy's general minimiser with numerical gradients."""
+    from geminid.bench.fit import run
+
+    with error_console.status("fitting …"):
+        rows = run(jobs=jobs, seed=seed)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"Refit of {jobs:,} jobs with {rows[0].observations_per_job} measured configurations each",
+        ["model", "ours", "scipy minimise", "faster", "mean loss", "scipy's", "worst excess"],
+        [
+            [
+                row.model,
+                f"{row.seconds:.2f} s",
+                "–" if row.scipy_s is None else f"{row.scipy_s:,.1f} s",
+                "–" if row.times_faster is None else f"{row.times_faster:,.0f}×",
+                "–" if row.mean_loss is None else f"{row.mean_loss:.5f}",
+                "–" if row.scipy_mean_loss is None else f"{row.scipy_mean_loss:.5f}",
+                "–" if row.worst_loss_excess is None else f"{row.worst_loss_excess:+.0e}",
+            ]
+            for row in rows
+        ],
+    )
+    console.print("scipy (L-BFGS-B, numerical gradients, the same loss) is timed on a sample in this run.")
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _better(ours: float, theirs: float) -> str:
+    return f"[green]{_percent(ours)}[/]" if ours < theirs else _percent(ours)

@@ -1,0 +1,1 @@
+"""The simulator's side of the line: what is read from files."""
