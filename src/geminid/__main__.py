@@ -1,0 +1,5 @@
+"""``python -m geminid`` is the ``geminid`` command."""
+
+from geminid.cli.main import main
+
+main()

@@ -1,0 +1,98 @@
+"""The command line as a person or a program meets it: real processes, real output."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import geminid
+
+COMMAND = [sys.executable, "-m", "geminid"]
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_the_version_is_printed() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout) == (0, f"geminid {geminid.__version__}\n")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"], ["bench", "model", "--help"]])
+def test_help_is_there_for_every_command(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert result.returncode == 0
+    assert "Usage:" in result.stdout
+
+
+def test_without_a_command_help_is_shown() -> None:
+    assert "bench" in run().stdout
+
+
+def test_importing_the_package_and_asking_for_help_load_nothing_heavy() -> None:
+    heavy = "numpy scipy torch highspy yaml"
+    code = f"import sys, geminid, geminid.cli.main\nprint([name for name in {heavy.split()!r} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_offered_completion(shell: str) -> None:
+    result = subprocess.run(
+        [Path(sys.executable).with_name("geminid")],
+        env={"_GEMINID_COMPLETE": f"source_{shell}", "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "_GEMINID_COMPLETE" in result.stdout
+
+
+def test_a_missing_folder_is_one_sentence_and_exit_code_two() -> None:
+    result = run("bench", "model", "--profiles", "no/such/folder")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    expected = "error: profiles is 'no/such/folder', but must be a folder with one folder per application."
+    assert result.stderr.strip().splitlines()[-1] == expected
+
+
+def test_bench_table_reports_ratios_as_json() -> None:
+    rows = json.loads(run("bench", "table", "--jobs", "30", "--json").stdout)
+    assert {row["model"] for row in rows} == {"pollux", "geminid"}
+    for row in rows:
+        assert (row["jobs"], row["configurations"], row["batch_sizes"]) == (30, 64, 50)
+        assert row["times_faster_than_plain_loop"] == pytest.approx(row["plain_loop_s"] / row["seconds"])
+        assert row["largest_difference"] < 1e-6
+
+
+def test_bench_fit_is_at_least_as_good_as_scipy() -> None:
+    rows = json.loads(run("bench", "fit", "--jobs", "30", "--json").stdout)
+    pollux, ours = rows
+    assert pollux["mean_loss"] <= pollux["scipy_mean_loss"] + 1e-6
+    assert ours["model"] == "geminid"
+    assert ours["scipy_s"] is None
+
+
+def test_bench_model_prints_tables_for_people(tmp_path: Path) -> None:
+    (tmp_path / "cnn").mkdir()
+    lines = ["placement,local_bsz,step_time,sync_time"]
+    for placement in ("1", "2", "4", "11", "22", "44", "111", "222"):
+        slots = sum(map(int, placement))
+        for batch in (8, 16, 32, 64):
+            grad, sync = 0.05 + 0.002 * batch, 0.0 if slots == 1 else 0.01 * len(placement) + 0.002 * slots
+            lines.append(f"{placement},{batch},{grad + sync},{sync}")
+    (tmp_path / "cnn" / "placements-v100.csv").write_text("\n".join(lines) + "\n")
+    result = run("bench", "model", "--profiles", str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert "placements held out from the fit" in result.stdout
+    assert "cnn" in result.stdout
+    assert "v100" in result.stdout
+    rows = json.loads(run("bench", "model", "--profiles", str(tmp_path), "--json").stdout)
+    (cell,) = [row for row in rows if row["table"] == "applications"]
+    assert cell["configurations"] == 32
+    assert cell["geminid_mean"] < 0.1
