@@ -33,3 +33,11 @@ def test_our_model_is_the_better_one_whatever_is_held_out(report: ModelReport) -
 def test_what_cannot_be_predicted_is_explained(report: ModelReport) -> None:
     assert all(row.why for row in report.applications if row.geminid_mean > 0.15)
     assert {row.application for row in report.excluded} <= {"gpt_pmp"}
+
+
+def test_carrying_a_fit_over_to_another_type_beats_both_optimism_and_sias_rule(report: ModelReport) -> None:
+    if not report.transfers:
+        pytest.skip("these profiles are of a single GPU type")
+    optimism, scaled, recombined = report.transfers
+    assert recombined.mean < min(optimism.mean, scaled.mean)
+    assert recombined.median < min(optimism.median, scaled.median)

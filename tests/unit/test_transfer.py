@@ -12,11 +12,23 @@ TWICE_AS_FAST = ThroughputFit("pollux", (0.1, 0.01, 1e-8, 1e-8, 1e-8, 1e-8, 1.0)
 SHAPES = Shape.of([1, 1, 2, 4], [1, 4, 8, 16], [16, 16, 16, 16])
 
 
-@pytest.mark.parametrize("method", ["scaled", "recombined"])
-def test_a_type_twice_as_fast_in_everything_takes_half_the_time(method: str) -> None:
-    carried = transfer(KNOWN, TWICE_AS_FAST, typical_batch=16, method=method)
+def test_by_sias_rule_a_type_twice_as_fast_on_one_slot_takes_half_the_time_everywhere() -> None:
+    carried = transfer(KNOWN, TWICE_AS_FAST, typical_batch=16, method="scaled")
     assert carried.step_times(SHAPES).step_s == pytest.approx(KNOWN.step_times(SHAPES).step_s / 2)
     assert "another GPU type" in carried.reason
+
+
+def test_with_links_as_much_faster_as_the_gpus_everything_takes_half_the_time() -> None:
+    carried = transfer(KNOWN, TWICE_AS_FAST, typical_batch=16, link_time_ratio=0.5)
+    assert carried.step_times(SHAPES).step_s == pytest.approx(KNOWN.step_times(SHAPES).step_s / 2)
+
+
+def test_unknown_links_are_believed_to_be_better_than_the_known_ones_but_not_free() -> None:
+    carried = transfer(KNOWN, TWICE_AS_FAST, typical_batch=16).step_times(SHAPES).step_s
+    scaled = transfer(KNOWN, TWICE_AS_FAST, typical_batch=16, method="scaled").step_times(SHAPES).step_s
+    alone = TWICE_AS_FAST.step_times(SHAPES).step_s
+    assert (carried[1:] < scaled[1:]).all()
+    assert (carried[1:] > alone[1:]).all()
 
 
 def test_known_links_are_not_made_faster_by_a_faster_gpu() -> None:

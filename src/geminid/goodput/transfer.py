@@ -4,9 +4,11 @@ All that is asked of the new type is a profile on one slot, which takes a minute
 
 - ``scaled`` is Sia's rule: every time on the new type is the known type's, times the ratio of the pass times.
 - ``recombined`` is ours: computing comes from the one-slot profile itself; synchronising comes from the known type,
-  scaled by the ratio of the link bandwidths where they are known. Where they are not, it is scaled like computing
-  (faster GPUs tend to sit on faster links), and so is waiting for the host. ``geminid bench model`` prints the error of
-  both on the measured types.
+  scaled by the ratio of the link bandwidths where they are known. Where they are not, synchronising and waiting for
+  the host are scaled like computing (faster GPUs tend to sit in faster machines) and halved: an unknown overhead is
+  overestimated at least as often as not, and optimism is what makes a job try the type and learn.
+
+``geminid bench model`` prints the error of both on the measured types, beside that of pure optimism.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ _SYNC = {
     "geminid": ("volume_node", "growth_node", "volume_rack", "growth_rack"),
 }
 _HOST: dict[str, tuple[str, ...]] = {"pollux": (), "geminid": ("host", "host_per_sample")}
+
+#: What remains of the known type's overheads on a type whose links are not known.
+UNKNOWN_OVERHEAD = 0.5
 
 Method = Literal["recombined", "scaled"]
 
@@ -49,10 +54,14 @@ def transfer(
     ratio = float(one_slot.step_times(shape).step_s / known.step_times(shape).step_s)
     specification = MODELS[known.model].parameters
     values = dict(zip([p.name for p in specification], known.parameters, strict=True))
+    host_factor = sync_factor = ratio
+    if method == "recombined":
+        host_factor *= UNKNOWN_OVERHEAD
+        sync_factor = ratio * UNKNOWN_OVERHEAD if link_time_ratio is None else link_time_ratio
     for names, factor in (
         (_COMPUTE[known.model], ratio),
-        (_HOST[known.model], ratio),
-        (_SYNC[known.model], ratio if link_time_ratio is None or method == "scaled" else link_time_ratio),
+        (_HOST[known.model], host_factor),
+        (_SYNC[known.model], sync_factor),
     ):
         values |= {name: values[name] * factor for name in names}
     corrections = Corrections()
