@@ -1,0 +1,62 @@
+"""What a simulated job really does: the truth that schedulers only see through measurements."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.efficiency import GradientStats
+
+
+class StepTimeTruth(ABC):
+    """True step times of one application on one GPU type."""
+
+    @abstractmethod
+    def step_times(self, placement: Sequence[int], per_slot_batch: int) -> tuple[float, float]:
+        """Seconds of an accumulation step and of a synchronising step, for the slots that a job has on each node."""
+
+    @property
+    @abstractmethod
+    def most_slots(self) -> int:
+        """The largest number of slots that the truth covers."""
+
+
+class GradientTruth(ABC):
+    """True gradient statistics of one application over the course of training."""
+
+    @abstractmethod
+    def at(self, epoch: int, total_batch: float) -> GradientStats:
+        """g² and v (at the initial batch size) during an epoch, when training at this total batch size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """A kind of training job: how fast, how noisy and how long it trains.
+
+    ``progress_steps`` holds, for each epoch, the progress at its end in steps at the initial batch size; training is
+    over when the last is reached. ``limits`` and ``truth`` are by GPU type. ``rescale_s`` is what a cold restart costs.
+    ``speed_divisor`` calibrates goodput (Sia's simulator divides by one, others use 1).
+    """
+
+    name: str
+    progress_steps: NDArray[np.float64]
+    gradient: GradientTruth
+    truth: Mapping[str, StepTimeTruth]
+    limits: Mapping[str, BatchLimits]
+    rescale_s: float
+    speed_divisor: float = 1.0
+
+    @property
+    def initial_batch(self) -> int:
+        """M0, the same on every type."""
+        return next(iter(self.limits.values())).initial
+
+    @property
+    def total_steps(self) -> float:
+        """Progress, in steps at M0, at which a job is done."""
+        return float(self.progress_steps[-1])

@@ -1,0 +1,37 @@
+"""A workload: the jobs that users submit over time, as the simulator replays them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from geminid.job import Adaptivity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceJob:
+    """One submitted job, with what its user asked for.
+
+    A job is either of an ``application`` whose profile says how it trains (Pollux, Sia, our own), or it is opaque:
+    it runs for ``duration_s`` on ``requested_slots`` slots (Tiresias, Philly), or makes ``steps`` steps at a speed
+    that depends on the GPU type (Gavel, where ``application`` names the job type).
+    """
+
+    name: str
+    submit_s: float
+    requested_slots: int
+    application: str | None = None
+    requested_batch: int | None = None
+    adaptivity: Adaptivity = Adaptivity.ADAPTIVE
+    duration_s: float | None = None
+    steps: int | None = None
+    weight: float = 1.0
+    slo_s: float | None = None
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Jobs in the order of their submission, and where they come from."""
+
+    name: str
+    jobs: tuple[TraceJob, ...]
