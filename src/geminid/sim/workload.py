@@ -14,6 +14,10 @@ class TraceJob:
     A job is either of an ``application`` whose profile says how it trains (Pollux, Sia, our own), or it is opaque:
     it runs for ``duration_s`` on ``requested_slots`` slots (Tiresias, Philly), or makes ``steps`` steps at a speed
     that depends on the GPU type (Gavel, where ``application`` names the job type).
+
+    A deadline counts from the submission: ``slo_s`` seconds, or ``slo_factor`` times as long as the job takes when it
+    has the slots that it asked for to itself (Gavel). None of both means no deadline. Where ``requested_batch`` is
+    None, the user asked for the application's initial batch size.
     """
 
     name: str
@@ -26,12 +30,17 @@ class TraceJob:
     steps: int | None = None
     weight: float = 1.0
     slo_s: float | None = None
+    slo_factor: float | None = None
     owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Jobs in the order of their submission, and where they come from."""
+    """Jobs in the order of their submission, and where they come from.
+
+    ``notes`` are sentences for the reader of a report: what of the file was left out or cannot be replayed.
+    """
 
     name: str
     jobs: tuple[TraceJob, ...]
+    notes: tuple[str, ...] = ()
