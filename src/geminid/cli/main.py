@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from geminid import __version__
 from geminid.cli import bench
+from geminid.cli.demo import demo
 from geminid.cli.output import error_console
 from geminid.fields import InvalidInput
 
@@ -36,6 +37,9 @@ def top_level(
     ] = False,
 ) -> None:
     """Schedule deep-learning training on shared clusters of mixed accelerators."""
+
+
+app.command()(demo)
 
 
 def main() -> None:
