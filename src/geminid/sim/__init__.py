@@ -1,1 +1,1 @@
-"""The simulator's side of the line: what is read from files."""
+"""The simulator: virtual time, simulated jobs, and what is read from files."""

@@ -1,0 +1,36 @@
+"""What an executor is asked to do. Commands of one decision are carried out together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from geminid.policies.base import Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a waiting job on these slots (from its last checkpoint, if it has one)."""
+
+    job_id: str
+    allocation: Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """Move a running job from one allocation to another."""
+
+    job_id: str
+    before: Allocation
+    allocation: Allocation
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Take a running job's slots away; it waits in the queue, keeping its progress."""
+
+    job_id: str
+    before: Allocation
+    reason: str
+
+
+Command = Start | Rescale | Stop

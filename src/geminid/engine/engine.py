@@ -1,0 +1,193 @@
+"""The state machine: it keeps what is known of every active job, asks the policy, checks the answer, gives commands.
+
+The simulator drives it in virtual time, the service in real time; neither the engine nor a policy can tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from geminid.cluster import Cluster
+from geminid.engine.commands import Command, Rescale, Start, Stop
+from geminid.engine.events import (
+    Completed,
+    Event,
+    Failed,
+    NodeDown,
+    NodeDrained,
+    NodeUp,
+    Reported,
+    Submitted,
+    Tick,
+)
+from geminid.engine.models import ModelKeeper
+from geminid.engine.plan import Plan, Rejected, make_plan
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy
+
+
+class InvariantBroken(AssertionError):
+    """The engine's own state is inconsistent: a bug, never a user's mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an event led to: commands, when to wake the engine next, and a rejected decision's reasons."""
+
+    commands: tuple[Command, ...] = ()
+    wake_at_s: float | None = None
+    rejected: tuple[str, ...] = ()
+    decided: bool = False
+
+
+@dataclass(slots=True)
+class Engine:
+    """Events go in through :meth:`handle`, commands come out.
+
+    With a policy that has rounds, decisions are made at ticks only; without, at every event that changes who could run.
+    ``debug`` checks all invariants after every event.
+    """
+
+    cluster: Cluster
+    policy: Policy
+    models: ModelKeeper
+    oracle: Oracle | None = None
+    debug: bool = False
+    now_s: float = 0.0
+    _jobs: dict[str, JobView] = field(default_factory=dict)
+    _down: set[int] = field(default_factory=set)
+    _drained: set[int] = field(default_factory=set)
+
+    def handle(self, event: Event) -> Outcome:
+        """Take in what happened; the outcome says what to do."""
+        if event.at_s < self.now_s:
+            raise InvariantBroken(f"event at {event.at_s} s after {self.now_s} s")
+        self.now_s = event.at_s
+        commands: list[Command] = []
+        matters = True
+        match event:
+            case Submitted(job=facts):
+                self._jobs[facts.id] = JobView(facts=facts, since_s=event.at_s)
+            case Completed(job_id=job_id):
+                self._jobs.pop(job_id, None)
+                self.models.forget(job_id)
+            case Failed(job_id=job_id, final=final):
+                if final:
+                    self._jobs.pop(job_id, None)
+                    self.models.forget(job_id)
+                elif job_id in self._jobs:
+                    self._release(job_id)
+            case Reported(job_id=job_id, observation=observation, gradient=gradient):
+                if job_id in self._jobs:
+                    self.models.report(self._jobs[job_id], observation, gradient)
+                matters = False
+            case NodeDown(node=node):
+                self._down.add(node)
+                for job in list(self._jobs.values()):
+                    if any(n == node for n, _ in job.allocation):
+                        commands.append(Stop(job.id, job.allocation, f"node {self.cluster.nodes[node].name} is down"))
+                        self._release(job.id)
+            case NodeDrained(node=node):
+                self._drained.add(node)
+            case NodeUp(node=node):
+                self._down.discard(node)
+                self._drained.discard(node)
+        outcome = Outcome(tuple(commands))
+        if matters and (self.policy.interval_s is None or isinstance(event, Tick)):
+            decided = self._decide()
+            outcome = replace(decided, commands=(*commands, *decided.commands))
+        if self.debug:
+            self.check()
+        return outcome
+
+    @property
+    def jobs(self) -> Mapping[str, JobView]:
+        """The active jobs, by identifier, in the order of their arrival."""
+        return self._jobs
+
+    def view(self) -> ClusterView:
+        """What the policy would see now."""
+        jobs: Sequence[JobView] = tuple(self._jobs.values())
+        if self.policy.needs_models:
+            jobs = self.models.attach(jobs)
+            self._jobs.update((job.id, job) for job in jobs)
+        usable = tuple(
+            0 if node in self._down or node in self._drained else int(slots)
+            for node, slots in enumerate(self.cluster.node_slots)
+        )
+        return ClusterView(self.now_s, self.cluster, tuple(jobs), usable, self.oracle)
+
+    def _decide(self) -> Outcome:
+        if not self._jobs:
+            return Outcome()
+        view = self.view()
+        try:
+            decision = self.policy.decide(view)
+            plan = make_plan(decision, view) if isinstance(decision, Decision) else Rejected(("no decision",))
+        except Exception as error:  # a policy may do anything; the cluster must go on
+            plan, decision = Rejected((f"{type(error).__name__}: {error}",)), Decision({})
+            if self.debug:
+                raise
+        if isinstance(plan, Rejected):
+            return Outcome(rejected=plan.reasons, decided=True)
+        return Outcome(tuple(self._carry_out(plan, decision)), decision.wake_at_s, decided=True)
+
+    def _carry_out(self, plan: Plan, decision: Decision) -> list[Command]:
+        """Commands that lead from the current allocations to the plan: first those that free slots."""
+        stops: list[Command] = []
+        grants: list[Command] = []
+        for job in list(self._jobs.values()):
+            wanted = plan.allocations.get(job.id, ())
+            if wanted == job.allocation:
+                continue
+            if not wanted:
+                reason = decision.reasons.get(job.id) or plan.unplaced.get(job.id) or "others go first"
+                stops.append(Stop(job.id, job.allocation, reason))
+                self._release(job.id)
+            elif job.allocation:
+                grants.append(Rescale(job.id, job.allocation, wanted))
+                self._grant(job, wanted)
+            else:
+                grants.append(Start(job.id, wanted))
+                self._grant(job, wanted)
+        return stops + grants
+
+    def _settled(self, job: JobView) -> JobView:
+        """The job with its service and run time up to now added in."""
+        return replace(
+            job,
+            executed_before_s=job.executed_s(self.now_s),
+            service_before_gpu_s=job.attained_service_gpu_s(self.now_s),
+            since_s=self.now_s,
+        )
+
+    def _release(self, job_id: str) -> None:
+        self._jobs[job_id] = replace(
+            self._settled(self._jobs[job_id]), allocation=(), gpu_type=None, paused_until_s=0.0
+        )
+
+    def _grant(self, job: JobView, allocation: Allocation) -> None:
+        first = job.started_s is None
+        self._jobs[job.id] = replace(
+            self._settled(job),
+            allocation=allocation,
+            gpu_type=self.cluster.nodes[allocation[0][0]].gpu_type,
+            started_s=self.now_s if first else job.started_s,
+            restarts=job.restarts + (not first),
+            paused_until_s=self.now_s + job.facts.rescale_s,
+        )
+
+    def check(self) -> None:
+        """Raise if any invariant is broken: slots granted twice, jobs out of bounds, slots on nodes that are gone."""
+        free = [int(slots) for slots in self.cluster.node_slots]
+        for job in self._jobs.values():
+            for node, slots in job.allocation:
+                free[node] -= slots
+                if node in self._down:
+                    raise InvariantBroken(f"job {job.id} holds slots on node {node}, which is down")
+            if job.allocation and not job.facts.min_slots <= job.slots <= job.facts.max_slots:
+                raise InvariantBroken(f"job {job.id} holds {job.slots} slots")
+            if job.attained_service_gpu_s(self.now_s) < 0:
+                raise InvariantBroken(f"job {job.id} has negative service")
+        if min(free, default=0) < 0:
+            raise InvariantBroken("a slot is granted twice")

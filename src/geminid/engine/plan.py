@@ -1,0 +1,77 @@
+"""From a decision to a plan: placed, and checked. The engine never trusts a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from geminid.configuration import Configuration
+from geminid.job import Adaptivity
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, slots_of
+from geminid.solve.placement import place
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which job has which slots: no slot twice, every job within its bounds."""
+
+    allocations: Mapping[str, Allocation]
+    unplaced: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why a decision cannot be carried out; the last valid plan stays."""
+
+    reasons: tuple[str, ...]
+
+
+def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
+    """Place the configurations of a decision around its explicit allocations, and check the whole."""
+    jobs = {job.id: job for job in view.jobs}
+    problems = [f"job {job_id} is not active" for job_id in decision.assignments if job_id not in jobs]
+    free = list(view.usable_slots)
+    allocations: dict[str, Allocation] = {}
+    wanted: dict[str, Configuration] = {}
+    for job_id, assignment in decision.assignments.items():
+        if isinstance(assignment, Configuration):
+            if assignment.gpu_type not in view.cluster.type_index:
+                problems.append(f"job {job_id} was given GPU type {assignment.gpu_type}, which the cluster lacks")
+            else:
+                wanted[job_id] = assignment
+        elif assignment:
+            allocations[job_id] = tuple(sorted(assignment))
+            for node, slots in assignment:
+                if not 0 <= node < len(free) or slots < 1:
+                    problems.append(f"job {job_id} was given {slots} slots on node {node}")
+                else:
+                    free[node] -= slots
+    for node, left in enumerate(free):
+        if left < 0:
+            name = view.cluster.nodes[node].name
+            problems.append(f"node {name} was given out {-left} slots more than it has usable")
+    if problems:
+        return Rejected(tuple(problems))
+    current = {job.id: job.allocation for job in view.jobs if job.allocation}
+    placed = place(view.cluster, free, wanted, current)
+    allocations |= placed.allocations
+    for job_id, allocation in allocations.items():
+        problems += _out_of_bounds(jobs[job_id], allocation, view)
+    if problems:
+        return Rejected(tuple(problems))
+    return Plan(allocations, placed.unplaced)
+
+
+def _out_of_bounds(job: JobView, allocation: Allocation, view: ClusterView) -> list[str]:
+    facts, slots = job.facts, slots_of(allocation)
+    problems = []
+    if facts.adaptivity is Adaptivity.RIGID and slots != facts.requested_slots:
+        problems.append(f"job {job.id} is rigid and needs {facts.requested_slots} slots, not {slots}")
+    elif not facts.min_slots <= slots <= facts.max_slots:
+        problems.append(f"job {job.id} was given {slots} slots, outside {facts.min_slots} to {facts.max_slots}")
+    types = {view.cluster.nodes[node].gpu_type for node, _ in allocation}
+    if len(types) > 1:
+        problems.append(f"job {job.id} was given slots of several GPU types: {', '.join(sorted(types))}")
+    elif facts.gpu_types is not None and not types <= facts.gpu_types:
+        problems.append(f"job {job.id} was given GPU type {types.pop()}, which it does not allow")
+    return problems

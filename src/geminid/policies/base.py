@@ -1,0 +1,167 @@
+"""What a policy sees and what it answers.
+
+A policy is asked "who should run on what, now?" with an immutable :class:`ClusterView` and answers with a
+:class:`Decision`. It owns no clock and starts nothing; it cannot tell a simulation from a live cluster. The engine
+checks every answer before anything happens, so a wrong one harms nobody.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from geminid.cluster import Cluster
+from geminid.configuration import Configuration
+from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.table import JobModel
+from geminid.job import Adaptivity
+
+#: Slots that a job holds on each node: (index of the node in the cluster, slots), by ascending index.
+Allocation = tuple[tuple[int, int], ...]
+
+
+def slots_of(allocation: Allocation) -> int:
+    """How many slots an allocation has."""
+    return sum(slots for _, slots in allocation)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """What is known of a job from the moment it is submitted.
+
+    ``requested_slots`` and ``requested_batch`` are what its user asked for; policies that do not adapt jobs give
+    exactly that. ``limits`` (batch sizes by GPU type) are empty for opaque jobs, whose inside is not known: they run
+    for
+    ``duration_s`` on their requested slots, where that is known at all.
+    """
+
+    id: str
+    submitted_s: float
+    requested_slots: int
+    min_slots: int = 1
+    max_slots: int = 1
+    requested_batch: int | None = None
+    adaptivity: Adaptivity = Adaptivity.ADAPTIVE
+    gpu_types: frozenset[str] | None = None
+    limits: Mapping[str, BatchLimits] = field(default_factory=dict)
+    rescale_s: float = 0.0
+    duration_s: float | None = None
+    weight: float = 1.0
+    owner: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """One active job as a policy sees it. Quantities that grow with time are asked for at a time.
+
+    ``most_slots_measured`` is the largest number of slots the job has been measured on; ``model`` what has been
+    fitted to its measurements, None before the first. ``restarts`` counts changes of the allocation after the first
+    start.
+    """
+
+    facts: JobFacts
+    allocation: Allocation = ()
+    gpu_type: str | None = None
+    started_s: float | None = None
+    restarts: int = 0
+    since_s: float = 0.0
+    executed_before_s: float = 0.0
+    service_before_gpu_s: float = 0.0
+    paused_until_s: float = 0.0
+    most_slots_measured: int = 0
+    model: JobModel | None = None
+
+    @property
+    def id(self) -> str:
+        """The job's identifier."""
+        return self.facts.id
+
+    @property
+    def slots(self) -> int:
+        """Slots it holds now."""
+        return slots_of(self.allocation)
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds since its submission."""
+        return now_s - self.facts.submitted_s
+
+    def executed_s(self, now_s: float) -> float:
+        """Seconds for which it has held slots, pauses included."""
+        return self.executed_before_s + (now_s - self.since_s if self.allocation else 0.0)
+
+    def attained_service_gpu_s(self, now_s: float) -> float:
+        """Slots × seconds that it has had."""
+        return self.service_before_gpu_s + self.slots * (now_s - self.since_s)
+
+    def remaining_s(self, now_s: float) -> float | None:
+        """Seconds left on the requested slots, where the duration is known."""
+        duration = self.facts.duration_s
+        return None if duration is None else max(duration - self.executed_s(now_s), 0.0)
+
+
+class Oracle(Protocol):
+    """What nobody can know in a live cluster; in a simulation, policies that their papers gave oracles ask it."""
+
+    def remaining_iterations(self, job_id: str) -> float:
+        """Optimiser steps to completion at the requested batch size, from the start of the current epoch."""
+
+    def iteration_s(self, job_id: str, placement: Sequence[int]) -> float:
+        """True seconds per optimiser step at the requested batch size, for these slots per node."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Everything a policy may look at: the time, the cluster, and the active jobs in the order of their arrival."""
+
+    now_s: float
+    cluster: Cluster
+    jobs: tuple[JobView, ...]
+    usable_slots: tuple[int, ...]
+    oracle: Oracle | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What should run: for each job a configuration (the engine places it) or an allocation (the policy has).
+
+    Jobs that are not named get nothing. ``reasons`` may say, for single jobs, why. ``wake_at_s`` asks for another
+    decision at that time even if nothing happens until then. ``desired_nodes`` is what an autoscaling policy wishes
+    for.
+    """
+
+    assignments: Mapping[str, Configuration | Allocation]
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    wake_at_s: float | None = None
+    desired_nodes: int | None = None
+
+
+class Policy(ABC):
+    """A scheduling policy. Subclasses say in their docstring which paper they follow and where they deviate.
+
+    ``interval_s`` is the length of its rounds; None means that it decides at every event. ``adapts_batch`` tells
+    whether jobs re-tune their batch size under it or keep the requested one; ``needs_oracle`` whether its paper gives
+    it one.
+    """
+
+    name: ClassVar[str]
+    paper: ClassVar[str]
+    objective: ClassVar[str]
+    interval_s: float | None = None
+    adapts_batch: ClassVar[bool] = False
+    needs_oracle: ClassVar[bool] = False
+    needs_models: ClassVar[bool] = False
+
+    @abstractmethod
+    def decide(self, view: ClusterView) -> Decision:
+        """Answer what should run now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a policy as users set it: ``NAME:key=value``."""
+
+    name: str
+    default: Any
+    meaning: str

@@ -1,0 +1,232 @@
+"""A simulated job: what it really does with the slots it is given."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.goodput.efficiency import GradientStats, gain
+from geminid.goodput.fit import ThroughputFit
+from geminid.goodput.profile import Observation
+from geminid.policies.base import Allocation, JobFacts
+from geminid.sim.application import Application
+from geminid.sim.tuner import Batch, Tuner, for_total, untuned
+from geminid.sim.workload import TraceJob
+
+Array = NDArray[np.float64]
+
+
+@lru_cache(maxsize=65536)
+def _epoch_gradients(application: ByIdentity, total_batch: int) -> tuple[Array, Array]:
+    app = application.value
+    stats = [app.gradient.at(epoch, total_batch) for epoch in range(len(app.progress_steps))]
+    return np.array([s.squared_gradient for s in stats]), np.array([s.variance for s in stats])
+
+
+@lru_cache(maxsize=65536)
+def _epoch_rates(application: ByIdentity, gpu_type: str, placement: tuple[int, ...], batch: Batch) -> Array:
+    """Progress, in steps at M0 per second, during every epoch."""
+    app = application.value
+    accumulation_s, step_s = app.truth[gpu_type].step_times(placement, batch.per_slot)
+    squared, variance = _epoch_gradients(application, batch.total)
+    gains = gain(squared, variance, batch.total / app.initial_batch)
+    rates: Array = gains / ((batch.accumulation * accumulation_s + step_s) * app.speed_divisor)
+    return rates
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ByIdentity:
+    """An application as a cache key: applications are few and live long."""
+
+    value: Application
+
+
+@dataclass(slots=True)
+class Stint:
+    """A stretch of time with one allocation and one batch plan. ``works_from_s`` is when its pause ends."""
+
+    start_s: float
+    works_from_s: float
+    allocation: Allocation
+    gpu_type: str
+    placement: tuple[int, ...]
+    batch: Batch | None
+    slowdown: float = 1.0
+    end_s: float | None = None
+    reported: bool = False
+
+
+@dataclass(slots=True)
+class SimJob:
+    """Progress of one job. Between changes it is computed, not stepped: any later time may be asked for."""
+
+    trace: TraceJob
+    facts: JobFacts
+    application: ByIdentity | None
+    total: float
+    progress: float = 0.0
+    checkpoint: float = 0.0
+    at_s: float = 0.0
+    stints: list[Stint] = field(default_factory=list)
+    completed_s: float | None = None
+    version: int = 0
+    _tuner: Tuner | None = None
+
+    @property
+    def stint(self) -> Stint | None:
+        """The current stint, None while the job waits."""
+        return self.stints[-1] if self.stints and self.stints[-1].end_s is None else None
+
+    # --- Progress ---
+
+    def _rates(self, stint: Stint) -> Array:
+        if self.application is None or stint.batch is None:
+            return np.ones(1)
+        return _epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch) / stint.slowdown
+
+    def _targets(self) -> Array:
+        return np.array([self.total]) if self.application is None else self.application.value.progress_steps
+
+    def epoch(self) -> int:
+        """The epoch that the current progress lies in."""
+        targets = self._targets()
+        return min(bisect_right(targets, self.progress * (1.0 + 1e-12)), len(targets) - 1)
+
+    def advance(self, now_s: float) -> None:
+        """Bring the progress up to ``now_s``."""
+        stint = self.stint
+        if stint is not None and now_s > stint.works_from_s:
+            seconds = now_s - max(self.at_s, stint.works_from_s)
+            rates, targets = self._rates(stint), self._targets()
+            epoch = self.epoch()
+            while seconds > 0 and self.progress < self.total:
+                needed = (targets[epoch] - self.progress) / rates[epoch]
+                if seconds < needed:
+                    self.progress += rates[epoch] * seconds
+                    break
+                seconds -= needed
+                self.progress = float(targets[epoch])
+                epoch += 1
+        self.at_s = now_s
+
+    def end_of_epoch_s(self) -> float:
+        """When the current epoch will end if nothing changes."""
+        stint = self.stint
+        assert stint is not None
+        epoch = self.epoch()
+        start_s = max(self.at_s, stint.works_from_s)
+        return start_s + float((self._targets()[epoch] - self.progress) / self._rates(stint)[epoch])
+
+    def completion_s(self) -> float:
+        """When the job will be done if nothing changes."""
+        stint = self.stint
+        assert stint is not None
+        epoch, targets = self.epoch(), self._targets()
+        left = np.diff(targets[epoch:], prepend=self.progress)
+        return max(self.at_s, stint.works_from_s) + float(np.sum(left / self._rates(stint)[epoch:]))
+
+    # --- Changes ---
+
+    def begin(self, now_s: float, pause_s: float, allocation: Allocation, gpu_type: str, batch: Batch | None) -> None:
+        """Start a stint with new slots; progress must be up to date."""
+        self.finish_stint(now_s)
+        placement = tuple(slots for _, slots in allocation)
+        self.stints.append(Stint(now_s, now_s + pause_s, allocation, gpu_type, placement, batch))
+        self.version += 1
+        self._tuner = None
+
+    def retune(self, now_s: float, batch: Batch) -> None:
+        """Go on with another batch plan, without a pause."""
+        old = self.stint
+        assert old is not None
+        old.end_s = now_s
+        works_from_s = max(now_s, old.works_from_s)
+        self.stints.append(Stint(now_s, works_from_s, old.allocation, old.gpu_type, old.placement, batch, old.slowdown))
+        self.version += 1
+
+    def finish_stint(self, now_s: float) -> None:
+        """Give the slots up."""
+        stint = self.stint
+        if stint is not None:
+            stint.end_s = now_s
+            self.version += 1
+
+    # --- What it measures, and how it tunes itself ---
+
+    def gradient(self) -> GradientStats | None:
+        """True gradient statistics at the current progress and batch size."""
+        stint = self.stint
+        if self.application is None or stint is None or stint.batch is None:
+            return None
+        squared, variance = _epoch_gradients(self.application, stint.batch.total)
+        epoch = self.epoch()
+        return GradientStats(float(squared[epoch]), float(variance[epoch]))
+
+    def observation(self) -> Observation | None:
+        """True step times of the current configuration."""
+        stint = self.stint
+        if self.application is None or stint is None or stint.batch is None:
+            return None
+        truth = self.application.value.truth[stint.gpu_type]
+        accumulation_s, step_s = truth.step_times(stint.placement, stint.batch.per_slot)
+        return Observation(
+            nodes=len(stint.placement),
+            slots=sum(stint.placement),
+            busiest_node_slots=max(stint.placement),
+            per_slot_batch=stint.batch.per_slot,
+            accumulation_s=accumulation_s,
+            step_s=step_s,
+        )
+
+    def fixed_batch(self, gpu_type: str, slots: int) -> Batch | None:
+        """The plan for the requested batch size."""
+        assert self.application is not None
+        limits = self.application.value.limits[gpu_type]
+        total = self.trace.requested_batch or limits.initial
+        return for_total(limits, slots, total)
+
+    def tuned_batch(
+        self, fitted: ThroughputFit | None, gradient: GradientStats, gpu_type: str, placement: tuple[int, ...]
+    ) -> Batch | None:
+        """The best plan under the job's own fit; without one, the smallest possible."""
+        assert self.application is not None
+        limits = self.application.value.limits[gpu_type]
+        if fitted is None or fitted.source == "prior":
+            return untuned(limits, sum(placement))
+        tuner = self._tuner
+        if tuner is None or tuner.fitted is not fitted or tuner.placement != placement or tuner.limits is not limits:
+            tuner = self._tuner = Tuner(fitted, limits, placement)
+        return tuner.best(gradient)
+
+    # --- For oracles ---
+
+    def remaining_iterations(self) -> float:
+        """Optimiser steps at the requested batch size from the start of the current epoch to completion."""
+        if self.application is None:
+            return self.total - self.progress
+        app, epoch = self.application.value, self.epoch()
+        total = self.trace.requested_batch or app.initial_batch
+        squared, variance = _epoch_gradients(self.application, total)
+        steps = np.diff(app.progress_steps, prepend=0.0)
+        return float(np.sum((steps / gain(squared, variance, total / app.initial_batch))[epoch:]))
+
+    def iteration_s(self, placement: tuple[int, ...]) -> float:
+        """True seconds per optimiser step at the requested batch size, on the first GPU type that can run it."""
+        if self.application is None:
+            return 1.0
+        app = self.application.value
+        gpu_type = next(iter(self.facts.limits))
+        batch = self.fixed_batch(gpu_type, sum(placement))
+        if batch is None:
+            return float("inf")
+        accumulation_s, step_s = app.truth[gpu_type].step_times(placement, batch.per_slot)
+        return batch.accumulation * accumulation_s + step_s
+
+
+def by_identity(application: Application, known: dict[int, ByIdentity]) -> ByIdentity:
+    """The application's cache key, the same object every time."""
+    return known.setdefault(id(application), ByIdentity(application))

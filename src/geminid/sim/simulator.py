@@ -1,0 +1,378 @@
+"""Drive the engine in virtual time with simulated jobs, event by event.
+
+A scheduler in the simulator knows only what its jobs have measured: step times of configurations they have run, and the
+gradient noise of the epoch they are in. Time jumps from event to event; between two events nothing is computed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+
+from geminid.cluster import Cluster
+from geminid.engine.commands import Command, Rescale, Start, Stop
+from geminid.engine.engine import Engine, Outcome
+from geminid.engine.events import Completed, Event, NodeDown, NodeUp, Reported, Submitted, Tick
+from geminid.engine.models import ModelKeeper
+from geminid.fields import NOT_SHOWN, InvalidInput, Problem
+from geminid.job import Adaptivity
+from geminid.policies.base import Allocation, JobFacts, Policy
+from geminid.sim.application import Application
+from geminid.sim.simjob import ByIdentity, SimJob, by_identity
+from geminid.sim.tuner import Batch
+from geminid.sim.workload import TraceJob, Workload
+
+#: What happens first at one moment: work ends, nodes change, jobs arrive, and then decisions are made.
+_JOB, _NODE, _ARRIVAL, _TICK = range(4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How the simulated world behaves.
+
+    ``rescale_s`` overrides what a change of slots costs each job (None: the costs that come with the profiles).
+    ``interference`` is the fraction of speed that distributed jobs lose when they share a node. ``failures`` are
+    (time, node, seconds until it is back); a job on a failed node falls back to its last checkpoint, made every
+    ``checkpoint_s``. ``oracle`` lets every policy know durations, whatever its paper says.
+    """
+
+    rescale_s: float | None = None
+    interference: float = 0.0
+    failures: tuple[tuple[float, int, float], ...] = ()
+    checkpoint_s: float = 600.0
+    model: str = "geminid"
+    oracle: bool = False
+    debug: bool = False
+
+
+@dataclass(slots=True)
+class Result:
+    """What happened: the jobs with all their stints, and what deciding cost."""
+
+    policy: str
+    cluster: Cluster
+    jobs: list[SimJob]
+    decision_s: list[float] = field(default_factory=list)
+    rejected: list[tuple[float, str]] = field(default_factory=list)
+    events: int = 0
+    wall_s: float = 0.0
+
+
+class Simulator:
+    """One run of one policy over one workload. Deterministic: the same inputs give the same result."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        applications: Mapping[str, Application],
+        cluster: Cluster,
+        policy: Policy,
+        settings: Settings | None = None,
+    ) -> None:
+        self.settings = settings or Settings()
+        self.cluster = cluster
+        self.policy = policy
+        self.models = ModelKeeper(self.settings.model)
+        self.jobs = self._make_jobs(workload.jobs, applications)
+        self.engine = Engine(
+            cluster,
+            policy,
+            self.models,
+            oracle=_SimOracle(self) if policy.needs_oracle or self.settings.oracle else None,
+            debug=self.settings.debug,
+        )
+        self.result = Result(policy.name, cluster, list(self.jobs.values()))
+        self._queue: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._sequence = count()
+        self._running: dict[str, SimJob] = {}
+        self._next_tick_s = math.inf
+        self._wake_at_s = math.inf
+        self._idle_rounds = 0
+        self._not_yet_arrived = 0
+        self.now_s = 0.0
+
+    # --- Setting up ---
+
+    def _make_jobs(self, traces: Sequence[TraceJob], applications: Mapping[str, Application]) -> dict[str, SimJob]:
+        known: dict[int, ByIdentity] = {}
+        jobs: dict[str, SimJob] = {}
+        problems: list[Problem] = []
+        for trace in traces:
+            app = None
+            if trace.duration_s is None:
+                app = applications.get(trace.application or "")
+                if app is None:
+                    names = ", ".join(sorted(applications)) or "none are loaded"
+                    problems.append(
+                        Problem(f"application of job {trace.name}", trace.application, f"must be one of: {names}")
+                    )
+                    continue
+            facts = self._facts(trace, app)
+            if facts.requested_slots > self.cluster.total_slots:
+                problems.append(
+                    Problem(
+                        f"requested slots of job {trace.name}",
+                        facts.requested_slots,
+                        f"must be at most the cluster's {self.cluster.total_slots}",
+                    )
+                )
+            total = trace.duration_s if app is None else app.total_steps
+            assert total is not None
+            key = None if app is None else by_identity(app, known)
+            jobs[trace.name] = SimJob(trace, facts, key, total)
+        if problems:
+            raise InvalidInput(problems[:20])
+        return jobs
+
+    def _facts(self, trace: TraceJob, app: Application | None) -> JobFacts:
+        rescale_s = self.settings.rescale_s
+        if app is None:
+            return JobFacts(
+                id=trace.name,
+                submitted_s=trace.submit_s,
+                requested_slots=trace.requested_slots,
+                min_slots=trace.requested_slots,
+                max_slots=trace.requested_slots,
+                adaptivity=Adaptivity.RIGID,
+                rescale_s=rescale_s if rescale_s is not None else 0.0,
+                duration_s=trace.duration_s,
+                weight=trace.weight,
+                owner=trace.owner,
+            )
+        limits = {t: app.limits[t] for t in self.cluster.type_index if t in app.limits}
+        if not limits:
+            types = ", ".join(self.cluster.type_index)
+            where = f"profile of {app.name}"
+            raise InvalidInput([Problem(where, NOT_SHOWN, f"covers none of the cluster's GPU types ({types})")])
+        most = max(limit.largest // limit.smallest_per_slot for limit in limits.values())
+        rigid = trace.adaptivity is Adaptivity.RIGID
+        return JobFacts(
+            id=trace.name,
+            submitted_s=trace.submit_s,
+            requested_slots=trace.requested_slots,
+            min_slots=trace.requested_slots if rigid else 1,
+            max_slots=trace.requested_slots if rigid else max(most, trace.requested_slots),
+            requested_batch=trace.requested_batch,
+            adaptivity=trace.adaptivity,
+            gpu_types=frozenset(limits),
+            limits=limits,
+            rescale_s=rescale_s if rescale_s is not None else app.rescale_s,
+            weight=trace.weight,
+            owner=trace.owner,
+        )
+
+    # --- The loop ---
+
+    def run(self, progress: Callable[[int], None] | None = None) -> Result:
+        """Simulate until every job is done; ``progress`` is told the number of jobs that are."""
+        started = time.perf_counter()
+        for job in self.jobs.values():
+            self._at(job.facts.submitted_s, _ARRIVAL, partial(self._arrive, job))
+        for at_s, node, back_s in self.settings.failures:
+            self._at(at_s, _NODE, partial(self._feed, NodeDown(at_s, node)))
+            self._at(at_s + back_s, _NODE, partial(self._feed, NodeUp(at_s + back_s, node)))
+        done = 0
+        while self._queue:
+            self.now_s, _, _, action = heapq.heappop(self._queue)
+            self.result.events += 1
+            action()
+            finished = len(self.jobs) - len(self.engine.jobs) - self._not_yet_arrived
+            if progress is not None and finished != done:
+                done = finished
+                progress(done)
+        self.result.wall_s = time.perf_counter() - started
+        return self.result
+
+    def _at(self, at_s: float, order: int, action: Callable[[], None]) -> None:
+        if order == _ARRIVAL:
+            self._not_yet_arrived += 1
+        heapq.heappush(self._queue, (at_s, order, next(self._sequence), action))
+
+    def _arrive(self, job: SimJob) -> None:
+        self._not_yet_arrived -= 1
+        job.at_s = self.now_s
+        self._feed(Submitted(self.now_s, job.facts))
+        self._schedule_round()
+
+    def _schedule_round(self) -> None:
+        """Make sure that the end of the current round is scheduled while there are jobs."""
+        interval_s = self.policy.interval_s
+        if interval_s is not None and self._next_tick_s == math.inf:
+            self._next_tick_s = max(1, math.ceil(self.now_s / interval_s - 1e-9)) * interval_s
+            self._at(self._next_tick_s, _TICK, self._tick)
+
+    def _tick(self) -> None:
+        if not self.engine.jobs:
+            self._next_tick_s = math.inf
+            return
+        self._feed(Tick(self.now_s))
+        if self._running or self._not_yet_arrived:
+            self._idle_rounds = 0
+        else:
+            self._idle_rounds += 1
+            if self._idle_rounds > 100:
+                waiting = ", ".join(list(self.engine.jobs)[:5])
+                raise RuntimeError(f"policy {self.policy.name} never runs these jobs on an empty cluster: {waiting}")
+        if self.policy.interval_s is not None and self.engine.jobs:
+            self._next_tick_s = self.now_s + self.policy.interval_s
+            self._at(self._next_tick_s, _TICK, self._tick)
+        else:
+            self._next_tick_s = math.inf
+
+    def _feed(self, event: Event) -> None:
+        """Give the engine an event and carry out what it answers."""
+        deciding = self.policy.interval_s is None or isinstance(event, Tick)
+        if deciding and self.policy.needs_models:
+            self._report_news()
+        started = time.perf_counter()
+        outcome = self.engine.handle(event)
+        if outcome.decided:
+            self.result.decision_s.append(time.perf_counter() - started)
+        self._carry_out(outcome)
+        if deciding and self.policy.adapts_batch:
+            self._retune_all()
+
+    def _carry_out(self, outcome: Outcome) -> None:
+        for reason in outcome.rejected:
+            self.result.rejected.append((self.now_s, reason))
+        for command in outcome.commands:
+            self._execute(command)
+        if outcome.commands and self.settings.interference:
+            self._spread_interference()
+        if outcome.decided:
+            self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else math.inf
+            if self.now_s < self._wake_at_s < math.inf:
+                self._at(self._wake_at_s, _TICK, self._wake)
+
+    def _wake(self) -> None:
+        """A wake-up that the policy asked for; only the last one it asked for counts."""
+        if self.engine.jobs and self.now_s == self._wake_at_s:
+            self._feed(Tick(self.now_s))
+
+    # --- The executor ---
+
+    def _execute(self, command: Command) -> None:
+        job = self.jobs[command.job_id]
+        job.advance(self.now_s)
+        match command:
+            case Start(allocation=allocation) | Rescale(allocation=allocation):
+                gpu_type = self.cluster.nodes[allocation[0][0]].gpu_type
+                batch = self._batch(job, gpu_type, allocation)
+                job.begin(self.now_s, job.facts.rescale_s, allocation, gpu_type, batch)
+                self._running[job.facts.id] = job
+                self._schedule(job)
+            case Stop():
+                job.finish_stint(self.now_s)
+                self._running.pop(job.facts.id, None)
+
+    def _batch(self, job: SimJob, gpu_type: str, allocation: Allocation) -> Batch | None:
+        if job.application is None:
+            return None
+        placement = tuple(slots for _, slots in allocation)
+        if not self.policy.adapts_batch or job.facts.adaptivity is not Adaptivity.ADAPTIVE:
+            return job.fixed_batch(gpu_type, sum(placement))
+        known = self.engine.jobs[job.facts.id].model
+        gradient = known.gradient if known is not None else None
+        fitted = self.models.fit_of(job.facts.id, gpu_type)
+        if gradient is None or fitted is None:
+            return job.tuned_batch(None, job.application.value.gradient.at(0, 1.0), gpu_type, placement)
+        return job.tuned_batch(fitted, gradient, gpu_type, placement)
+
+    def _schedule(self, job: SimJob) -> None:
+        """Schedule the next moment at which something changes for a running job by itself."""
+        version = job.version
+        tunes = self.policy.adapts_batch and job.application is not None
+        at_s = job.end_of_epoch_s() if tunes else job.completion_s()
+        self._at(at_s, _JOB, lambda: self._job_event(job, version))
+
+    def _job_event(self, job: SimJob, version: int) -> None:
+        if job.version != version:
+            return
+        job.advance(self.now_s)
+        if job.progress >= job.total * (1.0 - 1e-9):
+            job.progress = job.total
+            job.completed_s = self.now_s
+            job.finish_stint(self.now_s)
+            self._running.pop(job.facts.id, None)
+            self._feed(Completed(self.now_s, job.facts.id))
+            return
+        self._retune(job)
+        if job.version == version:
+            self._schedule(job)
+
+    def _retune_all(self) -> None:
+        for job in list(self._running.values()):
+            job.advance(self.now_s)
+            self._retune(job)
+
+    def _retune(self, job: SimJob) -> None:
+        """Let a job choose its batch size anew, as the training library does; a change starts a new stint."""
+        stint = job.stint
+        if stint is None or stint.batch is None or job.facts.adaptivity is not Adaptivity.ADAPTIVE:
+            return
+        fitted = self.models.fit_of(job.facts.id, stint.gpu_type)
+        gradient = job.gradient()
+        if fitted is None or gradient is None or self.now_s < stint.works_from_s:
+            return
+        batch = job.tuned_batch(fitted, gradient, stint.gpu_type, stint.placement)
+        if batch is not None and batch != stint.batch:
+            job.retune(self.now_s, batch)
+            self._schedule(job)
+
+    def _report_news(self) -> None:
+        """Jobs report what they have measured since the last decision."""
+        for job in list(self._running.values()):
+            stint = job.stint
+            if stint is None or self.now_s <= stint.works_from_s:
+                continue
+            job.advance(self.now_s)
+            observation = None if stint.reported else job.observation()
+            stint.reported = True
+            gradient = job.gradient()
+            if observation is not None or gradient is not None:
+                self.engine.handle(Reported(self.now_s, job.facts.id, observation, gradient))
+
+    def _spread_interference(self) -> None:
+        """Distributed jobs that share a node slow each other down."""
+        distributed = [job for job in self._running.values() if job.stint and len(job.stint.allocation) > 1]
+        users: dict[int, int] = {}
+        for job in distributed:
+            for node, _ in job.stint.allocation if job.stint else ():
+                users[node] = users.get(node, 0) + 1
+        for job in self._running.values():
+            stint = job.stint
+            assert stint is not None
+            shares = len(stint.allocation) > 1 and any(users[node] > 1 for node, _ in stint.allocation)
+            slowdown = 1.0 / (1.0 - self.settings.interference) if shares else 1.0
+            if slowdown != stint.slowdown:
+                job.advance(self.now_s)
+                stint.slowdown = slowdown
+                job.version += 1
+                self._schedule(job)
+
+
+@dataclass(slots=True)
+class _SimOracle:
+    """The simulator's own knowledge, for policies whose papers assume it."""
+
+    simulator: Simulator
+    _times: dict[tuple[str, int | None, tuple[int, ...]], float] = field(default_factory=dict)
+
+    def remaining_iterations(self, job_id: str) -> float:
+        """Steps at the requested batch size from the current epoch's start to completion."""
+        job = self.simulator.jobs[job_id]
+        job.advance(self.simulator.now_s)
+        return job.remaining_iterations()
+
+    def iteration_s(self, job_id: str, placement: Sequence[int]) -> float:
+        """True seconds per step at the requested batch size."""
+        job = self.simulator.jobs[job_id]
+        key = (job.trace.application or job_id, job.trace.requested_batch, tuple(placement))
+        if key not in self._times:
+            self._times[key] = job.iteration_s(tuple(placement))
+        return self._times[key]

@@ -1,0 +1,75 @@
+"""Batch plans of simulated jobs: what the training library would choose, quickly and often."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.goodput.batchplan import ROUNDING, BatchLimits, candidate_plans
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.fit import ThroughputFit
+from geminid.goodput.throughput import Shape
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Per-slot batch and accumulation steps, with the total that follows."""
+
+    per_slot: int
+    accumulation: int
+    total: int
+
+
+@lru_cache(maxsize=4096)
+def _candidates(limits: BatchLimits, slots: int) -> tuple[Array, Array, Array] | None:
+    plans = sorted(set(candidate_plans(limits, slots)), key=lambda plan: plan[0] * (plan[1] + 1))
+    if not plans:
+        return None
+    batch, steps = np.array(plans, dtype=float).T
+    return batch, steps, slots * batch * (steps + 1.0)
+
+
+@dataclass(slots=True)
+class Tuner:
+    """Chooses the best plan of one job on one placement under one fit; re-used while only the noise changes."""
+
+    fitted: ThroughputFit
+    limits: BatchLimits
+    placement: tuple[int, ...]
+    _throughput: Array | None = None
+
+    def best(self, gradient: GradientStats) -> Batch | None:
+        """The plan with the best predicted goodput, None if no plan is possible."""
+        slots = sum(self.placement)
+        candidates = _candidates(self.limits, slots)
+        if candidates is None:
+            return None
+        batch, steps, total = candidates
+        if self._throughput is None:
+            shape = Shape.of(len(self.placement), slots, batch, max(self.placement))
+            self._throughput = total / self.fitted.step_times(shape).iteration_s(steps)
+        g, v = gradient.squared_gradient, gradient.variance
+        i = int(np.argmax(self._throughput / (v + total * (g / self.limits.initial))))
+        return Batch(int(batch[i]), int(steps[i]), int(total[i]))
+
+
+def untuned(limits: BatchLimits, slots: int) -> Batch | None:
+    """The plan before anything is known: M = max(M0, m_min·K)."""
+    return for_total(limits, slots, max(limits.initial, limits.smallest_per_slot * slots))
+
+
+def for_total(limits: BatchLimits, slots: int, total: int) -> Batch | None:
+    """The plan that realises a given total batch size as closely as memory allows."""
+    per_slot = math.ceil(total / slots - ROUNDING)
+    steps = math.ceil(per_slot / limits.largest_per_slot - ROUNDING) - 1
+    if slots == 1 and total > limits.initial:
+        steps = max(steps, 1)
+    batch = math.ceil(per_slot / (steps + 1) - ROUNDING)
+    batch = min(batch, limits.largest // (slots * (steps + 1)))
+    return Batch(batch, steps, slots * batch * (steps + 1)) if batch >= 1 else None
