@@ -8,7 +8,7 @@ the optimistic prior, and says why.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -72,7 +72,8 @@ class ThroughputFit:
 
     ``source`` is ``fitted``, ``previous`` (the data at hand could not be used, an older fit still stands) or
     ``prior`` (nothing is known: one sample per second on every slot, perfect scaling; only ratios mean anything).
-    ``reason`` is empty for an ordinary fit, otherwise a sentence for people.
+    ``reason`` is empty for an ordinary fit, otherwise a sentence for people. ``most_slots`` is the largest number of
+    slots among the observations.
     """
 
     model: str
@@ -82,6 +83,7 @@ class ThroughputFit:
     observations: int
     corrections: Corrections = Corrections()
     reason: str = ""
+    most_slots: int = 0
 
     def step_times(self, shape: Shape) -> StepTimes:
         """Predicted step times."""
@@ -142,17 +144,11 @@ def _settle(
     """The fit if there is one, else the last good one, else the prior; with the reason."""
     if result is not None:
         reason = "; ".join(part for part in (left_out, result.reason) if part)
-        return _with(result, result.source, reason) if reason else result
+        return replace(result, reason=reason) if reason else result
     why = left_out or "nothing measured yet"
     if last is not None and last.source != "prior":
-        return _with(last, "previous", f"{why}; the last good fit stands")
+        return replace(last, source="previous", reason=f"{why}; the last good fit stands")
     return prior_fit(model, f"{why}; assuming perfect scaling until there is a measurement")
-
-
-def _with(fitted: ThroughputFit, source: Literal["fitted", "previous", "prior"], reason: str) -> ThroughputFit:
-    return ThroughputFit(
-        fitted.model, fitted.parameters, source, fitted.loss, fitted.observations, fitted.corrections, reason
-    )
 
 
 def _similar_sizes(usable: Sequence[Sequence[Observation]]) -> list[list[int]]:
@@ -217,7 +213,16 @@ def _fit_batch(model: ThroughputModel, jobs: Sequence[Sequence[Observation]]) ->
         used = len(seen) - int(set_aside[row])
         found = tuple(float(x) for x in parameters[row])
         results.append(
-            ThroughputFit(model.name, found, "fitted", float(loss[row]), used, corrections[row], reason=reason)
+            ThroughputFit(
+                model.name,
+                found,
+                "fitted",
+                float(loss[row]),
+                used,
+                corrections[row],
+                reason=reason,
+                most_slots=max(o.slots for o in seen),
+            )
         )
     return results
 

@@ -152,6 +152,7 @@ class Policy(ABC):
     adapts_batch: ClassVar[bool] = False
     needs_oracle: ClassVar[bool] = False
     needs_models: ClassVar[bool] = False
+    brings_profiles: ClassVar[bool] = False
 
     @abstractmethod
     def decide(self, view: ClusterView) -> Decision:

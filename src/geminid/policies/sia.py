@@ -1,0 +1,202 @@
+"""Sia: goodput on mixed GPU types, as one integer linear program per round.
+
+Jayaram Subramanya et al., "Sia: Heterogeneity-aware, goodput-optimized ML-cluster scheduling", SOSP '23.
+
+Configurations of each GPU type are 1, 2, 4, … slots within a node, then whole nodes. Every job's goodputs are divided
+by its smallest positive one; where the configuration differs from the current one they are multiplied by the restart
+factor max(age − restarts·δ, 0)/(age + δ), or 1 for jobs younger than δ. The program picks at most one configuration
+per job within the slots of each type, minimising Σ G^p + λ·(jobs left out) for p < 0 (maximising Σ G^p + λ·(jobs
+served) for p > 0).
+
+A type that a job has not run on in several slots is predicted from one it has, by the ratio of the one-slot step times;
+jobs bring a one-slot profile of every type. A job may use at most twice the largest number of slots it has been
+measured on. Rigid jobs choose a type only. Jobs that are still restarting keep what they have.
+
+Deviations. δ is the job's own rescale cost (the published code has a second table of slightly different constants for
+it). Goodputs are not rounded to two decimals before the program is solved. Moves within one configuration are charged
+like any other change; the published simulator does not charge them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import csr_array
+
+from geminid.cluster import Cluster
+from geminid.configuration import Configuration
+from geminid.goodput.fit import ThroughputFit
+from geminid.goodput.table import GoodputTable, JobModel
+from geminid.goodput.transfer import Method, transfer
+from geminid.job import Adaptivity
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+
+Array = NDArray[np.float64]
+
+
+def configurations_of(cluster: Cluster) -> list[Configuration]:
+    """Powers of two within a node, then whole nodes, for every GPU type."""
+    result = []
+    for gpu_type, index in cluster.type_index.items():
+        sizes = cluster.node_slots[cluster.node_type == index]
+        per_node = int(sizes.max())
+        full_nodes = int((sizes == per_node).sum())
+        slots = 1
+        while slots < per_node:
+            result.append(Configuration(gpu_type=gpu_type, nodes=1, slots=slots))
+            slots *= 2
+        result += [
+            Configuration(gpu_type=gpu_type, nodes=nodes, slots=nodes * per_node) for nodes in range(1, full_nodes + 1)
+        ]
+    return result
+
+
+def restart_factor(job: JobView, now_s: float, cost_s: float) -> float:
+    """How much of a change's gain is left after what changes have cost the job so far."""
+    age = job.age_s(now_s)
+    return 1.0 if age < cost_s else max(age - job.restarts * cost_s, 0.0) / (age + cost_s)
+
+
+@dataclass(slots=True)
+class Sia(Policy):
+    """The integer program of Sia; see the module's docstring."""
+
+    name = "sia"
+    paper = "Jayaram Subramanya et al., SOSP '23"
+    objective = "power mean of goodputs relative to each job's smallest configuration, by ILP, on mixed GPU types"
+    adapts_batch = True
+    needs_models = True
+    brings_profiles = True
+
+    p: float = -0.5
+    serve: float = 1.1
+    interval_s: float | None = 60.0
+    transfer_method: Method = "scaled"
+    _table: GoodputTable | None = None
+    _completed: dict[str, tuple[JobModel, JobModel]] = field(default_factory=dict)
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Solve the program for all jobs that may change."""
+        configurations, goodput = self._goodputs(view)
+        keep: dict[str, Configuration | Allocation] = {}
+        rows = []
+        for row, job in enumerate(view.jobs):
+            if job.allocation and view.now_s < job.paused_until_s and _stands(job, view.usable_slots):
+                keep[job.id] = job.allocation
+            else:
+                rows.append(row)
+        capacity = dict.fromkeys(view.cluster.type_index, 0)
+        for node, slots in zip(view.cluster.nodes, view.usable_slots, strict=True):
+            capacity[node.gpu_type] += slots
+        for job in view.jobs:
+            if job.id in keep and job.gpu_type is not None:
+                capacity[job.gpu_type] -= job.slots
+        utility = self._utilities(view, rows, configurations, goodput)
+        chosen = choose(utility, configurations, capacity)
+        assignments = dict(keep)
+        for row, column in zip(rows, chosen, strict=True):
+            if column is not None:
+                assignments[view.jobs[row].id] = configurations[column]
+        return Decision(assignments)
+
+    def _goodputs(self, view: ClusterView) -> tuple[Sequence[Configuration], Array]:
+        """Goodput of every job on every configuration that it may use now."""
+        if self._table is None:
+            self._table = GoodputTable.empty(configurations_of(view.cluster))
+        models = {job.id: self._complete(job) for job in view.jobs}
+        self._completed = {job_id: self._completed[job_id] for job_id in models if job_id in self._completed}
+        self._table = self._table.refresh(models)
+        configurations = self._table.configurations
+        slots = np.array([c.slots for c in configurations])
+        goodput = self._table.goodput.copy()
+        for row, job in enumerate(view.jobs):
+            if job.facts.adaptivity is Adaptivity.RIGID:
+                goodput[row, slots != job.facts.requested_slots] = 0.0
+            else:
+                most = min(max(2 * job.most_slots_measured, job.facts.min_slots), job.facts.max_slots)
+                goodput[row, (slots > most) | (slots < job.facts.min_slots)] = 0.0
+        return configurations, goodput
+
+    def _complete(self, job: JobView) -> JobModel:
+        """The job's model with types it has not run on in several slots carried over from the one it knows best."""
+        model = job.model or JobModel({}, job.facts.limits)
+        known = self._completed.get(job.id)
+        if known is not None and known[0] is model:
+            return known[1]
+        fits = dict(model.fits)
+        best = max(fits.values(), key=lambda fitted: fitted.most_slots, default=None)
+        if best is not None and best.most_slots > 1:
+            for gpu_type, fitted in fits.items():
+                if fitted.most_slots <= 1:
+                    fits[gpu_type] = self._carry_over(best, fitted, job)
+        completed = JobModel(fits, model.limits, model.gradient)
+        self._completed[job.id] = (model, completed)
+        return completed
+
+    def _carry_over(self, best: ThroughputFit, one_slot: ThroughputFit, job: JobView) -> ThroughputFit:
+        initial = next(iter(job.facts.limits.values())).initial
+        return transfer(best, one_slot, typical_batch=initial, method=self.transfer_method)
+
+    def _utilities(
+        self, view: ClusterView, rows: Sequence[int], configurations: Sequence[Configuration], goodput: Array
+    ) -> Array:
+        """What choosing a configuration is worth, −inf where it is impossible; leaving a job out is worth nothing."""
+        utility = np.full((len(rows), len(configurations)), -np.inf)
+        for i, row in enumerate(rows):
+            job, values = view.jobs[row], goodput[row]
+            positive = values > 0
+            if not positive.any():
+                continue
+            relative = values[positive] / values[positive].min()
+            factor = restart_factor(job, view.now_s, job.facts.rescale_s)
+            current = np.array([_is_current(job, c) for c in configurations])[positive]
+            relative = np.maximum(np.where(current, relative, relative * factor), 1e-3)
+            gain = self.serve - relative**self.p if self.p < 0 else self.serve + relative**self.p
+            utility[i, positive] = job.facts.weight * gain
+        return utility
+
+
+def _stands(job: JobView, usable_slots: Sequence[int]) -> bool:
+    return all(usable_slots[node] >= slots for node, slots in job.allocation)
+
+
+def _is_current(job: JobView, configuration: Configuration) -> bool:
+    return (
+        job.gpu_type == configuration.gpu_type
+        and job.slots == configuration.slots
+        and len(job.allocation) == configuration.nodes
+    )
+
+
+def choose(utility: Array, configurations: Sequence[Configuration], capacity: Mapping[str, int]) -> list[int | None]:
+    """The exact optimum: at most one configuration per job, within the slots of each type, of largest utility."""
+    job, column = np.nonzero(np.isfinite(utility) & (utility > 0))
+    if not job.size:
+        return [None] * len(utility)
+    types = list(capacity)
+    slots = np.array([configurations[c].slots for c in column.tolist()], dtype=float)
+    type_row = np.array([types.index(configurations[c].gpu_type) for c in column.tolist()])
+    variables = np.arange(len(job))
+    matrix = csr_array(
+        (
+            np.concatenate([np.ones(len(job)), slots]),
+            (np.concatenate([job, len(utility) + type_row]), np.concatenate([variables, variables])),
+        ),
+        shape=(len(utility) + len(types), len(job)),
+    )
+    upper = np.concatenate([np.ones(len(utility)), [capacity[t] for t in types]])
+    result = milp(
+        -utility[job, column],
+        constraints=LinearConstraint(matrix, ub=upper),
+        integrality=np.ones(len(job), dtype=np.int64),
+        bounds=Bounds(0, 1),
+    )
+    chosen: list[int | None] = [None] * len(utility)
+    if result.x is not None:
+        for variable in np.flatnonzero(result.x > 0.5):
+            chosen[int(job[variable])] = int(column[variable])
+    return chosen
