@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
+import threading
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection, wait
 from time import perf_counter
 
 import torch
@@ -29,7 +30,7 @@ MOMENTUM = 0.9
 
 def serve(team: Team, rank: int, orders: Connection) -> None:
     """Join the team, say so (with the model's size), and carry out visits until told to stop or left alone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that gives the orders; it ends this one
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _stay_on_loopback()
     try:
@@ -44,6 +45,14 @@ def serve(team: Team, rank: int, orders: Connection) -> None:
             orders.send(_sentence(problem))
     # There is nothing to save, and unwinding a process group whose peers may be gone can hang or abort.
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    """Wait until the process that gives the orders is gone, and go too, whatever this one is waiting for."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(0)
 
 
 def _stay_on_loopback() -> None:

@@ -14,8 +14,9 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -77,6 +78,20 @@ def _work(team: Team, rank: int, orders: Connection) -> None:
     serve(team, rank, orders)
 
 
+@contextlib.contextmanager
+def _deaf_to_interrupts() -> Iterator[None]:
+    """Processes started within are born deaf to Ctrl-C.
+
+    It goes to every process of a terminal, but only the one that gives the orders should act on it.
+    """
+    resource_tracker.ensure_running()  # would let signals through again if it were started within
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class Workers:
     """Worker processes on this machine, one per slot, for as long as the ``with`` block lasts."""
 
@@ -100,7 +115,8 @@ class Workers:
                 ours, theirs = context.Pipe()
                 self._pipes.append(ours)
                 process = context.Process(target=_work, args=(team, rank, theirs), daemon=True)
-                process.start()
+                with _deaf_to_interrupts():
+                    process.start()
                 self._processes.append(process)
                 theirs.close()
             sizes = self._answers(range(self.slots), "starting", START_PATIENCE_S)
