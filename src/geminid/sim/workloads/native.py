@@ -209,10 +209,10 @@ def _in_file(file: TextFile, problem: Problem) -> Problem:
 def _read_workload(reader: Reader, default_name: str) -> Workload:
     jobs: list[TraceJob] = []
     places: dict[str, str] = {}
-    reader.items("jobs")  # says so if it is missing
-    for entry in reader.nested_list("jobs") if isinstance(reader.raw("jobs"), list) else []:
+    for index, element in enumerate(reader.items("jobs")):
         if len(reader.problems) > MAX_PROBLEMS:
             break
+        entry = Reader(element, at=f"jobs[{index}]", problems=reader.problems)
         job = entry.attempt(partial(_read_job, entry))
         if job is None:
             continue

@@ -157,7 +157,9 @@ class Table:
         self.rows: list[Row] = []
         lines = _numbered_lines(file, tabs)
         if header is None:
-            line, cells = next(lines)
+            line, cells = next(lines, (1, []))
+            if not cells:
+                raise InvalidInput([Problem(file.name, NOT_SHOWN, "is empty")])
             header = [cell.strip() for cell in cells]
             self._check_header(line, header, columns, closed)
         self._read(lines, header, columns)
