@@ -40,7 +40,9 @@ class Application:
 
     ``progress_steps`` holds, for each epoch, the progress at its end in steps at the initial batch size; training is
     over when the last is reached. ``limits`` and ``truth`` are by GPU type. ``rescale_s`` is what a cold restart costs.
-    ``speed_divisor`` calibrates goodput (Sia's simulator divides by one, others use 1).
+    ``speed_divisor`` calibrates goodput (Sia's simulator divides by one, others use 1). Where adaptive policies are to
+    leave an application alone, ``pinned_slots`` and ``pinned_batch`` say how it runs under them (Pollux runs ncf on one
+    slot with a batch of 32,768); policies that run jobs as requested take no notice.
     """
 
     name: str
@@ -50,6 +52,8 @@ class Application:
     limits: Mapping[str, BatchLimits]
     rescale_s: float
     speed_divisor: float = 1.0
+    pinned_slots: int | None = None
+    pinned_batch: int | None = None
 
     @property
     def initial_batch(self) -> int:

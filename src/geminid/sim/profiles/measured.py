@@ -1,0 +1,196 @@
+"""The truth as tables of measurements have it, replayed as Pollux's and Sia's simulators replay theirs."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from geminid.goodput.efficiency import GradientStats
+from geminid.sim.application import GradientTruth, StepTimeTruth
+
+if TYPE_CHECKING:
+    from scipy.interpolate import LinearNDInterpolator
+
+K = TypeVar("K")
+
+Placement = tuple[int, ...]
+
+#: Seconds of an accumulation step and of a synchronising step.
+Times = tuple[float, float]
+
+#: Keys with their measured times; keys may repeat.
+Rows = Iterable[tuple[K, Times]]
+
+#: The peers' simulators treat placements on more nodes than this, their most, as on this many.
+MOST_NODES = 16
+
+#: In the search for the nearest measured shape, slots count for this much more than nodes.
+SLOTS_OVER_NODES = 4.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Shape:
+    """How many nodes and slots a job has, and samples per slot: all that is known of larger placements."""
+
+    nodes: int
+    slots: int
+    per_slot_batch: int
+
+
+class MeasuredTruth(StepTimeTruth):
+    """Step times from a table of measured placements and a table of measured shapes.
+
+    - A measured placement is interpolated linearly in the per-slot batch. Placements that differ by a rotation of
+      their nodes are the same.
+    - Any other placement is interpolated linearly over a Delaunay triangulation of (nodes, slots, per-slot batch), in
+      which measured placements of the same shape count by their mean.
+    - Outside of what was measured, where the peers' simulators stop, the nearest shape is taken, by nodes and slots.
+    - A per-slot batch below those measured takes as long as the smallest; above, computing takes proportionally longer
+      and synchronising does not.
+    """
+
+    def __init__(self, placements: Rows[tuple[Placement, int]], shapes: Rows[Shape] = ()) -> None:
+        """Take times by placement and per-slot batch, and by shape; what was measured repeatedly counts by its mean."""
+        known = _averaged(((canonical(placement), batch), times) for (placement, batch), times in placements)
+        self._placements = _curves(known)
+        self._measured = _measured_shapes(known, shapes)
+        self._most_nodes = max(MOST_NODES, *(shape.nodes for shape in self._measured))
+        self._known: dict[tuple[Placement, int], Times] = {}
+
+    @property
+    def most_slots(self) -> int:
+        """The largest number of slots measured."""
+        return max(shape.slots for shape in self._measured)
+
+    def step_times(self, placement: Sequence[int], per_slot_batch: int) -> Times:
+        """Seconds of an accumulation step and of a synchronising step; the second time, from memory."""
+        key = (tuple(placement), per_slot_batch)
+        times = self._known.get(key)
+        if times is None:
+            times = self._known[key] = self._interpolate(canonical(key[0]), per_slot_batch)
+        return times
+
+    def _interpolate(self, placement: Placement, per_slot_batch: int) -> Times:
+        curve = self._placements.get(placement)
+        if curve is not None:
+            return curve.at(per_slot_batch)
+        nodes, slots = min(len(placement), self._most_nodes), sum(placement)
+        if self._triangulation is not None:
+            accumulation_s, step_s = self._triangulation([[nodes, slots, per_slot_batch]])[0].tolist()
+            if not math.isnan(step_s):
+                return accumulation_s, step_s
+        return self._nearest(nodes, slots).at(per_slot_batch)
+
+    @cached_property
+    def _triangulation(self) -> LinearNDInterpolator | None:
+        from scipy.interpolate import LinearNDInterpolator  # slow to import, and often not needed
+        from scipy.spatial import QhullError
+
+        points = np.array([(s.nodes, s.slots, s.per_slot_batch) for s in self._measured], dtype=float)
+        try:
+            return LinearNDInterpolator(points, np.array(list(self._measured.values())))
+        except (QhullError, ValueError):  # too few points, or all in one plane (a single node, say)
+            return None
+
+    @cached_property
+    def _shapes(self) -> dict[tuple[int, int], _Curve]:
+        return _curves({((s.nodes, s.slots), s.per_slot_batch): times for s, times in self._measured.items()})
+
+    def _nearest(self, nodes: int, slots: int) -> _Curve:
+        def distance(shape: tuple[int, int]) -> float:
+            return SLOTS_OVER_NODES * abs(math.log(shape[1] / slots)) + abs(math.log(shape[0] / nodes))
+
+        return self._shapes[min(self._shapes, key=distance)]
+
+
+class ValidationRuns(GradientTruth):
+    """Gradient statistics from whole training runs at several batch sizes, one row per epoch.
+
+    Between two runs g² and v are interpolated linearly in the total batch size; beyond the smallest and the largest
+    they stay what they are there, as they do after the last epoch.
+    """
+
+    def __init__(self, runs: Mapping[int, Sequence[tuple[float, float]]]) -> None:
+        """Take g² and v of each epoch, by the total batch size of the run."""
+        self._batches = sorted(runs)
+        self._runs = [runs[batch] for batch in self._batches]
+        self._last_epoch = min(len(run) for run in self._runs) - 1
+        self._known: dict[tuple[int, float], GradientStats] = {}
+
+    def at(self, epoch: int, total_batch: float) -> GradientStats:
+        """g² and v during an epoch (the first is 0); the second time, from memory."""
+        key = (epoch, total_batch)
+        stats = self._known.get(key)
+        if stats is None:
+            stats = self._known[key] = self._interpolate(min(epoch, self._last_epoch), total_batch)
+        return stats
+
+    def _interpolate(self, epoch: int, total_batch: float) -> GradientStats:
+        upper = bisect_left(self._batches, total_batch)
+        if upper == 0 or upper == len(self._batches):
+            return GradientStats(*self._runs[min(upper, len(self._batches) - 1)][epoch])
+        below, above = self._batches[upper - 1], self._batches[upper]
+        share = (total_batch - below) / (above - below)
+        (g_below, v_below), (g_above, v_above) = self._runs[upper - 1][epoch], self._runs[upper][epoch]
+        return GradientStats(g_below + share * (g_above - g_below), v_below + share * (v_above - v_below))
+
+
+def canonical(placement: Placement) -> Placement:
+    """The lexicographically smallest rotation: nodes form a ring, and where it begins makes no difference."""
+    return min(placement[i:] + placement[:i] for i in range(len(placement)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Curve:
+    """Step times over per-slot batch sizes in ascending order."""
+
+    batches: list[int]
+    times: list[Times]
+
+    def at(self, per_slot_batch: int) -> Times:
+        upper = bisect_left(self.batches, per_slot_batch)
+        if upper == len(self.batches):
+            accumulation_s, step_s = self.times[-1]
+            longer_s = accumulation_s * (per_slot_batch / self.batches[-1] - 1.0)
+            return accumulation_s + longer_s, step_s + longer_s
+        if upper == 0 or self.batches[upper] == per_slot_batch:
+            return self.times[upper]
+        below, above = self.batches[upper - 1], self.batches[upper]
+        share = (per_slot_batch - below) / (above - below)
+        (a_below, s_below), (a_above, s_above) = self.times[upper - 1], self.times[upper]
+        return a_below + share * (a_above - a_below), s_below + share * (s_above - s_below)
+
+
+def _curves(times: Mapping[tuple[K, int], Times]) -> dict[K, _Curve]:
+    rows: dict[K, list[tuple[int, Times]]] = {}
+    for (key, batch), value in times.items():
+        rows.setdefault(key, []).append((batch, value))
+    return {key: _Curve([b for b, _ in sorted(row)], [t for _, t in sorted(row)]) for key, row in rows.items()}
+
+
+def _measured_shapes(placements: Mapping[tuple[Placement, int], Times], shapes: Rows[Shape]) -> dict[Shape, Times]:
+    """Means by shape: of placements first, in order of shape, and of the larger ones as they were listed.
+
+    The order matters. Measurements lie on a grid, where several triangulations are equally good, and the one that is
+    found depends on it; in this order it is the one that the peers' simulators use.
+    """
+    of_placements = ((Shape(len(nodes), sum(nodes), batch), times) for (nodes, batch), times in placements.items())
+    return _averaged([*_averaged(sorted(of_placements)).items(), *shapes])
+
+
+def _averaged(rows: Rows[K]) -> dict[K, Times]:
+    """The mean of all times with the same key, in the order in which the keys first appear."""
+    grouped: dict[K, list[Times]] = {}
+    for key, times in rows:
+        grouped.setdefault(key, []).append(times)
+    return {key: (_mean([t[0] for t in times]), _mean([t[1] for t in times])) for key, times in grouped.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
