@@ -104,8 +104,8 @@ class JobView:
 class Oracle(Protocol):
     """What nobody can know in a live cluster; in a simulation, policies that their papers gave oracles ask it."""
 
-    def remaining_iterations(self, job_id: str) -> float:
-        """Optimiser steps to completion at the requested batch size, from the start of the current epoch."""
+    def remaining_iterations(self, job_id: str, *, after_current_epoch: bool = False) -> float:
+        """Optimiser steps to completion at the requested batch size, from the start or the end of the current epoch."""
 
     def iteration_s(self, job_id: str, placement: Sequence[int]) -> float:
         """True seconds per optimiser step at the requested batch size, for these slots per node."""
@@ -152,6 +152,7 @@ class Policy(ABC):
     adapts_batch: ClassVar[bool] = False
     needs_oracle: ClassVar[bool] = False
     needs_models: ClassVar[bool] = False
+    profiled_defaults: ClassVar[Mapping[str, Any]] = {}
     brings_profiles: ClassVar[bool] = False
 
     @abstractmethod

@@ -14,6 +14,10 @@ Variants:
   service among the jobs seen so far (its quantum is the queue's limit).
 - ``promote=k`` returns a job to the first queue, forgetting its service, when it has waited k times as long as it ran.
 
+Within a queue, Tiresias' own simulator serves running jobs before waiting ones and acts at every event
+(``running_first=true``); Pollux's evaluation goes by entry alone, in rounds of 60 s. Each is the default for its kind
+of workload: jobs of known duration, and jobs with profiles.
+
 Deviations. The default is the setting of Pollux's evaluation: two queues, 16 GPU-hours, no promotion. Tiresias' own
 code uses ``limits=3250;7200``, sums absolute instead of remaining service in the Gittins index, sorts its plain
 Gittins mode the wrong way round, and computes demotion instants of multi-slot jobs wrongly; here the intended
@@ -23,8 +27,9 @@ are placed on the emptiest nodes first, as in both evaluations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from geminid.policies.base import ClusterView, JobView
 from geminid.policies.queued import QueuedPolicy
@@ -48,6 +53,7 @@ class Tiresias(QueuedPolicy):
     name = "tiresias"
     paper = "Gu et al., NSDI '19"
     objective = "least attained service (slots × seconds) first, in discrete queues; fixed sizes"
+    profiled_defaults: ClassVar[Mapping[str, Any]] = {"interval_s": 60.0, "running_first": False}
 
     limits_gpu_s: tuple[float, ...] = (57_600.0,)
     promote: float | None = None

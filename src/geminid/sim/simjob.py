@@ -9,15 +9,19 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.cluster import Cluster
 from geminid.goodput.efficiency import GradientStats, gain
 from geminid.goodput.fit import ThroughputFit
-from geminid.goodput.profile import Observation
+from geminid.goodput.profile import Observation, Profile
 from geminid.policies.base import Allocation, JobFacts
-from geminid.sim.application import Application
+from geminid.sim.application import Application, StepTimeTruth
 from geminid.sim.tuner import Batch, Tuner, for_total, untuned
 from geminid.sim.workload import TraceJob
 
 Array = NDArray[np.float64]
+
+#: Batch sizes at which a job is measured on one slot of each type before it starts, for policies that ask for it.
+ONE_SLOT_BATCH_SIZES = 6
 
 
 @lru_cache(maxsize=65536)
@@ -171,16 +175,7 @@ class SimJob:
         stint = self.stint
         if self.application is None or stint is None or stint.batch is None:
             return None
-        truth = self.application.value.truth[stint.gpu_type]
-        accumulation_s, step_s = truth.step_times(stint.placement, stint.batch.per_slot)
-        return Observation(
-            nodes=len(stint.placement),
-            slots=sum(stint.placement),
-            busiest_node_slots=max(stint.placement),
-            per_slot_batch=stint.batch.per_slot,
-            accumulation_s=accumulation_s,
-            step_s=step_s,
-        )
+        return _observe(self.application.value.truth[stint.gpu_type], stint.placement, stint.batch.per_slot)
 
     def fixed_batch(self, gpu_type: str, slots: int) -> Batch | None:
         """The plan for the requested batch size."""
@@ -202,17 +197,29 @@ class SimJob:
             tuner = self._tuner = Tuner(fitted, limits, placement)
         return tuner.best(gradient)
 
+    def one_slot_profiles(self) -> dict[str, Profile]:
+        """What a minute of measuring on one slot of each GPU type shows, at a few batch sizes."""
+        if self.application is None:
+            return {}
+        profiles = {}
+        for gpu_type, limits in self.facts.limits.items():
+            largest = min(limits.largest_per_slot, limits.largest)
+            sizes = sorted({round(m) for m in np.geomspace(limits.smallest_per_slot, largest, ONE_SLOT_BATCH_SIZES)})
+            truth = self.application.value.truth[gpu_type]
+            profiles[gpu_type] = Profile.of(_observe(truth, (1,), size) for size in sizes)
+        return profiles
+
     # --- For oracles ---
 
-    def remaining_iterations(self) -> float:
-        """Optimiser steps at the requested batch size from the start of the current epoch to completion."""
+    def remaining_iterations(self, *, after_current_epoch: bool) -> float:
+        """Optimiser steps at the requested batch size to completion, from the start or the end of the current epoch."""
         if self.application is None:
             return self.total - self.progress
-        app, epoch = self.application.value, self.epoch()
+        app, first = self.application.value, self.epoch() + after_current_epoch
         total = self.trace.requested_batch or app.initial_batch
         squared, variance = _epoch_gradients(self.application, total)
         steps = np.diff(app.progress_steps, prepend=0.0)
-        return float(np.sum((steps / gain(squared, variance, total / app.initial_batch))[epoch:]))
+        return max(1.0, float(np.sum((steps / gain(squared, variance, total / app.initial_batch))[first:])))
 
     def iteration_s(self, placement: tuple[int, ...]) -> float:
         """True seconds per optimiser step at the requested batch size, on the first GPU type that can run it."""
@@ -220,11 +227,40 @@ class SimJob:
             return 1.0
         app = self.application.value
         gpu_type = next(iter(self.facts.limits))
-        batch = self.fixed_batch(gpu_type, sum(placement))
+        limits, slots = app.limits[gpu_type], sum(placement)
+        total = self.trace.requested_batch or limits.initial
+        batch = for_total(limits, slots, total, passes_at_least=2 if slots == 1 else 1)
         if batch is None:
             return float("inf")
         accumulation_s, step_s = app.truth[gpu_type].step_times(placement, batch.per_slot)
         return batch.accumulation * accumulation_s + step_s
+
+    def requested_duration_s(self, cluster: Cluster) -> float:
+        """Seconds the whole job takes on the slots and batch size it asks for, packed, on its fastest GPU type."""
+        if self.application is None:
+            return self.total
+        best = float("inf")
+        for gpu_type in self.facts.limits:
+            per_node = max(node.slots for node in cluster.nodes if node.gpu_type == gpu_type)
+            full, rest = divmod(self.facts.requested_slots, per_node)
+            placement = (per_node,) * full + ((rest,) if rest else ())
+            batch = self.fixed_batch(gpu_type, self.facts.requested_slots)
+            if batch is not None:
+                rates = _epoch_rates(self.application, gpu_type, placement, batch)
+                best = min(best, float(np.sum(np.diff(self._targets(), prepend=0.0) / rates)))
+        return best
+
+
+def _observe(truth: StepTimeTruth, placement: tuple[int, ...], per_slot_batch: int) -> Observation:
+    accumulation_s, step_s = truth.step_times(placement, per_slot_batch)
+    return Observation(
+        nodes=len(placement),
+        slots=sum(placement),
+        busiest_node_slots=max(placement),
+        per_slot_batch=per_slot_batch,
+        accumulation_s=accumulation_s,
+        step_s=step_s,
+    )
 
 
 def by_identity(application: Application, known: dict[int, ByIdentity]) -> ByIdentity:

@@ -196,6 +196,9 @@ class Simulator:
     def _arrive(self, job: SimJob) -> None:
         self._not_yet_arrived -= 1
         job.at_s = self.now_s
+        if self.policy.brings_profiles:
+            for gpu_type, profile in job.one_slot_profiles().items():
+                self.models.add_profile(job.facts.id, gpu_type, profile)
         self._feed(Submitted(self.now_s, job.facts))
         self._schedule_round()
 
@@ -363,11 +366,11 @@ class _SimOracle:
     simulator: Simulator
     _times: dict[tuple[str, int | None, tuple[int, ...]], float] = field(default_factory=dict)
 
-    def remaining_iterations(self, job_id: str) -> float:
-        """Steps at the requested batch size from the current epoch's start to completion."""
+    def remaining_iterations(self, job_id: str, *, after_current_epoch: bool = False) -> float:
+        """Steps at the requested batch size to completion."""
         job = self.simulator.jobs[job_id]
         job.advance(self.simulator.now_s)
-        return job.remaining_iterations()
+        return job.remaining_iterations(after_current_epoch=after_current_epoch)
 
     def iteration_s(self, job_id: str, placement: Sequence[int]) -> float:
         """True seconds per step at the requested batch size."""

@@ -64,12 +64,13 @@ def untuned(limits: BatchLimits, slots: int) -> Batch | None:
     return for_total(limits, slots, max(limits.initial, limits.smallest_per_slot * slots))
 
 
-def for_total(limits: BatchLimits, slots: int, total: int) -> Batch | None:
+def for_total(limits: BatchLimits, slots: int, total: int, passes_at_least: int = 1) -> Batch | None:
     """The plan that realises a given total batch size as closely as memory allows."""
     per_slot = math.ceil(total / slots - ROUNDING)
     steps = math.ceil(per_slot / limits.largest_per_slot - ROUNDING) - 1
     if slots == 1 and total > limits.initial:
-        steps = max(steps, 1)
+        passes_at_least = max(passes_at_least, 2)
+    steps = max(steps, passes_at_least - 1)
     batch = math.ceil(per_slot / (steps + 1) - ROUNDING)
     batch = min(batch, limits.largest // (slots * (steps + 1)))
     return Batch(batch, steps, slots * batch * (steps + 1)) if batch >= 1 else None

@@ -1,0 +1,122 @@
+"""All built-in policies, and how their options are written: ``NAME:option=value,option=value``."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from geminid.fields import NOT_SHOWN, InvalidInput, Problem, suggestion
+from geminid.policies.base import Policy
+from geminid.policies.fifo import Fifo
+from geminid.policies.las import LeastAttainedService
+from geminid.policies.optimus import Optimus
+from geminid.policies.sia import Sia
+from geminid.policies.srtf import ShortestRemainingTimeFirst
+from geminid.policies.tiresias import Tiresias
+
+BUILT_IN: Mapping[str, type[Policy]] = {
+    policy.name: policy for policy in (Fifo, ShortestRemainingTimeFirst, LeastAttainedService, Tiresias, Optimus, Sia)
+}
+
+#: Units that field names carry and users need not write.
+_UNITS = ("_gpu_s", "_s")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a policy as users set it."""
+
+    name: str
+    field: str
+    kind: Any
+    default: Any
+
+
+def options_of(policy: type[Policy]) -> list[Option]:
+    """The options of a policy: its public dataclass fields, without their units."""
+    kinds = typing.get_type_hints(policy)
+    result = []
+    fields: Mapping[str, dataclasses.Field[Any]] = getattr(policy, "__dataclass_fields__", {})
+    for field in fields.values():
+        if not field.name.startswith("_"):
+            unit = next((unit for unit in _UNITS if field.name.endswith(unit)), "")
+            default = field.default if field.default is not dataclasses.MISSING else None
+            result.append(Option(field.name.removesuffix(unit), field.name, kinds[field.name], default))
+    return result
+
+
+def make_policy(text: str, load: Callable[[str], type[Policy]] | None = None, **defaults: Any) -> Policy:
+    """Build a policy from ``NAME[:option=value,…]``, or from a user's own class through ``load``.
+
+    ``defaults`` set options that the text does not, where the policy has them (a seed, an interval). Raises
+    InvalidInput with everything that is wrong.
+    """
+    name, _, options = text.partition(":")
+    if name in BUILT_IN:
+        policy = BUILT_IN[name]
+    elif load is not None and name.endswith(".py"):
+        class_name, _, options = options.partition(":")
+        policy = load(f"{name}:{class_name}")
+    else:
+        known = ", ".join(sorted(BUILT_IN))
+        hint = suggestion(name, BUILT_IN)
+        raise InvalidInput([Problem("policy", name, f"must be one of {known}, or path/to/file.py:Class{hint}")])
+    available = {option.name: option for option in options_of(policy)}
+    values: dict[str, Any] = {}
+    problems: list[Problem] = []
+    for part in filter(None, options.split(",")):
+        key, equals, raw = part.partition("=")
+        option = available.get(key)
+        if option is None or not equals:
+            known = ", ".join(available) or "none"
+            hint = suggestion(key, available)
+            expected = f"is not an option of {policy.name}, which has: {known}{hint}"
+            problems.append(Problem(f"option {part!r}", NOT_SHOWN, expected))
+            continue
+        try:
+            values[option.field] = _parse(raw, option.kind)
+        except ValueError:
+            problems.append(Problem(f"option {key} of {policy.name}", raw, f"must be {describe(option.kind)}"))
+    if problems:
+        raise InvalidInput(problems)
+    for field, value in defaults.items():
+        if any(option.field == field for option in available.values()):
+            values.setdefault(field, value)
+    return policy(**values)
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """Read a value of an annotated type."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if type(None) in arguments and text.lower() == "none":
+            return None
+        return _parse(text, next(a for a in arguments if a is not type(None)))
+    if origin is tuple:
+        return tuple(_parse(part, arguments[0]) for part in text.split(";"))
+    if origin is typing.Literal:
+        if text not in arguments:
+            raise ValueError
+        return text
+    if kind is bool:
+        if text.lower() not in ("true", "false", "on", "off"):
+            raise ValueError
+        return text.lower() in ("true", "on")
+    return kind(text)
+
+
+def describe(kind: Any) -> str:
+    """A type in words."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        inner = describe(next(a for a in arguments if a is not type(None)))
+        return f"{inner} or none" if type(None) in arguments else inner
+    if origin is tuple:
+        return f"{describe(arguments[0])}, several separated by ';'"
+    if origin is typing.Literal:
+        return " or ".join(map(str, arguments))
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return names.get(kind, str(kind))

@@ -1,0 +1,138 @@
+"""What a simulation amounts to: the numbers that papers compare, per run and per job."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from geminid.sim.simjob import SimJob
+from geminid.sim.simulator import Result
+
+
+@dataclass(frozen=True, slots=True)
+class JobSummary:
+    """One job's life. Times are seconds since the start of the workload."""
+
+    name: str
+    application: str
+    submission_s: float
+    start_s: float | None
+    completion_s: float | None
+    jct_s: float | None
+    queued_s: float
+    paused_s: float
+    gpu_s: float
+    rescales: int
+    finish_time_ratio: float | None
+
+
+def job_summaries(result: Result) -> list[JobSummary]:
+    """Summaries of all jobs in the order of their submission."""
+    ratios = _finish_time_ratios(result)
+    return [_job_summary(job, ratio) for job, ratio in zip(result.jobs, ratios, strict=True)]
+
+
+def _job_summary(job: SimJob, ratio: float | None) -> JobSummary:
+    held = paused = gpu_s = 0.0
+    changes = 0
+    previous = None
+    for stint in job.stints:
+        end_s = stint.end_s if stint.end_s is not None else job.at_s
+        held += end_s - stint.start_s
+        paused += max(0.0, min(stint.works_from_s, end_s) - stint.start_s)
+        gpu_s += (end_s - stint.start_s) * sum(stint.placement)
+        new_slots = previous is None or previous.allocation != stint.allocation or previous.end_s != stint.start_s
+        changes += new_slots
+        previous = stint
+    submitted_s = job.facts.submitted_s
+    jct_s = None if job.completed_s is None else job.completed_s - submitted_s
+    return JobSummary(
+        name=job.facts.id,
+        application=job.trace.application or "",
+        submission_s=submitted_s,
+        start_s=job.stints[0].start_s if job.stints else None,
+        completion_s=job.completed_s,
+        jct_s=jct_s,
+        queued_s=max((jct_s or 0.0) - held, 0.0),
+        paused_s=paused,
+        gpu_s=gpu_s,
+        rescales=max(changes - 1, 0),
+        finish_time_ratio=ratio,
+    )
+
+
+def _finish_time_ratios(result: Result) -> list[float | None]:
+    """JCT over the time that a fair share of the cluster would have taken.
+
+    The fair share of a job is the slots divided by the mean number of jobs in the system during its life; with fewer
+    slots than it asked for it is taken to run proportionally longer than on what it asked for.
+    """
+    arrivals = sorted(job.facts.submitted_s for job in result.jobs)
+    ends = sorted(job.completed_s for job in result.jobs if job.completed_s is not None)
+    times = np.array(sorted({*arrivals, *ends}))
+    active = np.array([bisect_right(arrivals, t) - bisect_right(ends, t) for t in times], dtype=float)
+    area = np.concatenate([[0.0], np.cumsum(active[:-1] * np.diff(times))]) if len(times) else np.zeros(1)
+
+    def jobs_until(t: float) -> float:
+        i = int(np.searchsorted(times, t, side="right")) - 1
+        return float(area[i] + active[i] * (t - times[i]))
+
+    ratios: list[float | None] = []
+    for job in result.jobs:
+        if job.completed_s is None:
+            ratios.append(None)
+            continue
+        start_s, end_s = job.facts.submitted_s, job.completed_s
+        contenders = max((jobs_until(end_s) - jobs_until(start_s)) / max(end_s - start_s, 1e-9), 1.0)
+        share = result.cluster.total_slots / contenders
+        alone_s = job.requested_duration_s(result.cluster)
+        ratios.append((end_s - start_s) / (alone_s * max(1.0, job.facts.requested_slots / share)))
+    return ratios
+
+
+def summary(result: Result, *, timings: bool = True) -> dict[str, Any]:
+    """One run as plain data, in the form that ``geminid simulate --json`` writes."""
+    jobs = job_summaries(result)
+    jct = np.array([job.jct_s for job in jobs if job.jct_s is not None])
+    end_s = max((job.completion_s for job in jobs if job.completion_s is not None), default=0.0)
+    gpu_s = sum(job.gpu_s for job in jobs)
+    ratios = np.array([job.finish_time_ratio for job in jobs if job.finish_time_ratio is not None])
+    decisions = 1000.0 * np.array(result.decision_s or [0.0])
+    return {
+        "policy": result.policy,
+        "jobs": len(jobs),
+        "avg_jct_s": float(jct.mean()) if jct.size else None,
+        "median_jct_s": float(np.median(jct)) if jct.size else None,
+        "p99_jct_s": float(np.percentile(jct, 99)) if jct.size else None,
+        "makespan_s": end_s,
+        "gpu_hours": gpu_s / 3600.0,
+        "rescales_per_job": float(np.mean([job.rescales for job in jobs])) if jobs else None,
+        "avg_queue_s": float(np.mean([job.queued_s for job in jobs])) if jobs else None,
+        "worst_ftf": float(ratios.max()) if ratios.size else None,
+        "unfair_fraction": float((ratios > 1.0).mean()) if ratios.size else None,
+        "utilization": gpu_s / (result.cluster.total_slots * end_s) if end_s else None,
+        "decisions": len(result.decision_s),
+        "rejected_decisions": len(result.rejected),
+        "decision_ms_mean": float(decisions.mean()) if timings else None,
+        "decision_ms_p99": float(np.percentile(decisions, 99)) if timings else None,
+        "wall_s": result.wall_s if timings else None,
+        "per_job": [
+            {
+                "name": job.name,
+                "application": job.application,
+                "submission_s": job.submission_s,
+                "start_s": job.start_s,
+                "completion_s": job.completion_s,
+                "jct_s": job.jct_s,
+                "queued_s": job.queued_s,
+                "paused_s": job.paused_s,
+                "gpu_s": job.gpu_s,
+                "rescales": job.rescales,
+                "ftf": job.finish_time_ratio,
+            }
+            for job in jobs
+        ],
+    }
