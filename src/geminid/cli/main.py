@@ -11,6 +11,7 @@ from geminid import __version__
 from geminid.cli import bench
 from geminid.cli.demo import demo
 from geminid.cli.output import error_console
+from geminid.cli.simulate import policies, simulate, workloads
 from geminid.fields import InvalidInput
 
 app = typer.Typer(
@@ -40,6 +41,9 @@ def top_level(
 
 
 app.command()(demo)
+app.command()(simulate)
+app.command()(policies)
+app.command()(workloads)
 
 
 def main() -> None:

@@ -39,8 +39,8 @@ def options_of(policy: type[Policy]) -> list[Option]:
     """The options of a policy: its public dataclass fields, without their units."""
     kinds = typing.get_type_hints(policy)
     result = []
-    fields: Mapping[str, dataclasses.Field[Any]] = getattr(policy, "__dataclass_fields__", {})
-    for field in fields.values():
+    fields = dataclasses.fields(typing.cast(Any, policy)) if hasattr(policy, "__dataclass_fields__") else ()
+    for field in fields:
         if not field.name.startswith("_"):
             unit = next((unit for unit in _UNITS if field.name.endswith(unit)), "")
             default = field.default if field.default is not dataclasses.MISSING else None

@@ -93,8 +93,12 @@ def _finish_time_ratios(result: Result) -> list[float | None]:
     return ratios
 
 
-def summary(result: Result, *, timings: bool = True) -> dict[str, Any]:
-    """One run as plain data, in the form that ``geminid simulate --json`` writes."""
+def summary(result: Result, *, timings: bool = True, stints: bool = False) -> dict[str, Any]:
+    """One run as plain data, in the form that ``geminid simulate --json`` writes.
+
+    ``timings`` adds what deciding and simulating cost in real time, the only numbers that differ from run to run;
+    ``stints`` adds to every job its stretches of time with one allocation and batch size.
+    """
     jobs = job_summaries(result)
     jct = np.array([job.jct_s for job in jobs if job.jct_s is not None])
     end_s = max((job.completion_s for job in jobs if job.completion_s is not None), default=0.0)
@@ -132,7 +136,29 @@ def summary(result: Result, *, timings: bool = True) -> dict[str, Any]:
                 "gpu_s": job.gpu_s,
                 "rescales": job.rescales,
                 "ftf": job.finish_time_ratio,
+                **({"stints": _stints(sim_job)} if stints else {}),
             }
-            for job in jobs
+            for job, sim_job in zip(jobs, result.jobs, strict=True)
         ],
     }
+
+
+def _stints(job: SimJob) -> list[dict[str, Any]]:
+    """A job's stints as plain data: when, where, with which batch, and how fast compared with perfect scaling."""
+    return [
+        {
+            "start_s": stint.start_s,
+            "works_from_s": min(stint.works_from_s, end_s),
+            "end_s": end_s,
+            "gpu_type": stint.gpu_type,
+            "slots": sum(stint.placement),
+            "nodes": [node for node, _ in stint.allocation],
+            "slots_per_node": list(stint.placement),
+            "total_batch": stint.batch.total if stint.batch else None,
+            "per_slot_batch": stint.batch.per_slot if stint.batch else None,
+            "accumulation_steps": stint.batch.accumulation if stint.batch else None,
+            **job.lost_time(stint),
+        }
+        for stint in job.stints
+        if (end_s := stint.end_s if stint.end_s is not None else job.at_s) > stint.start_s
+    ]

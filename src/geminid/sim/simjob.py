@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminid.cluster import Cluster
-from geminid.goodput.efficiency import GradientStats, gain
+from geminid.goodput.efficiency import GradientStats, efficiency, gain
 from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.profile import Observation, Profile
 from geminid.policies.base import Allocation, JobFacts
@@ -60,6 +60,7 @@ class Stint:
     placement: tuple[int, ...]
     batch: Batch | None
     slowdown: float = 1.0
+    epoch: int = 0
     end_s: float | None = None
     reported: bool = False
 
@@ -139,7 +140,7 @@ class SimJob:
         """Start a stint with new slots; progress must be up to date."""
         self.finish_stint(now_s)
         placement = tuple(slots for _, slots in allocation)
-        self.stints.append(Stint(now_s, now_s + pause_s, allocation, gpu_type, placement, batch))
+        self.stints.append(Stint(now_s, now_s + pause_s, allocation, gpu_type, placement, batch, epoch=self.epoch()))
         self.version += 1
         self._tuner = None
 
@@ -149,7 +150,9 @@ class SimJob:
         assert old is not None
         old.end_s = now_s
         works_from_s = max(now_s, old.works_from_s)
-        self.stints.append(Stint(now_s, works_from_s, old.allocation, old.gpu_type, old.placement, batch, old.slowdown))
+        self.stints.append(
+            Stint(now_s, works_from_s, old.allocation, old.gpu_type, old.placement, batch, old.slowdown, self.epoch())
+        )
         self.version += 1
 
     def finish_stint(self, now_s: float) -> None:
@@ -208,6 +211,29 @@ class SimJob:
             truth = self.application.value.truth[gpu_type]
             profiles[gpu_type] = Profile.of(_observe(truth, (1,), size) for size in sizes)
         return profiles
+
+    def lost_time(self, stint: Stint) -> dict[str, float]:
+        """Where the working time of a stint went: shares that computed usefully, or were lost.
+
+        Lost to scaling is what perfect scaling of a one-slot pass would have saved; lost to statistics is what samples
+        worth as much as at the initial batch size would have; the rest computed usefully.
+        """
+        if self.application is None or stint.batch is None:
+            return {"useful_share": 1.0, "lost_to_scaling_share": 0.0, "lost_to_statistics_share": 0.0}
+        truth = self.application.value.truth[stint.gpu_type]
+        accumulation_s, step_s = truth.step_times(stint.placement, stint.batch.per_slot)
+        alone_s, _ = truth.step_times((1,), stint.batch.per_slot)
+        passes = stint.batch.accumulation + 1
+        scaling = min(1.0, passes * alone_s / (stint.batch.accumulation * accumulation_s + step_s))
+        squared, variance = _epoch_gradients(self.application, stint.batch.total)
+        epoch = min(stint.epoch, len(squared) - 1)
+        scale = stint.batch.total / self.application.value.initial_batch
+        worth = min(1.0, float(efficiency(squared[epoch], variance[epoch], scale)))
+        return {
+            "useful_share": scaling * worth,
+            "lost_to_scaling_share": 1.0 - scaling,
+            "lost_to_statistics_share": scaling * (1.0 - worth),
+        }
 
     # --- For oracles ---
 

@@ -1,0 +1,341 @@
+"""``geminid simulate``, ``policies`` and ``workloads``: for researchers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from geminid.cli.output import console, error_console, print_json, print_table
+from geminid.fields import InvalidInput, Problem
+
+if TYPE_CHECKING:
+    from geminid.cluster import Cluster
+    from geminid.sim.workload import Workload
+
+#: What a change of slots costs with live rescaling: processes stay, state comes from a peer.
+LIVE_RESCALE_S = 1.0
+
+DEFAULT_CLUSTER = "v100:8x4,a100-40gb:2x8,t4:8x4"
+
+
+def simulate(
+    workload: Annotated[
+        str,
+        typer.Option(help="A workload file, or the name of a built-in one (see `geminid workloads`)."),
+    ] = "day",
+    format: Annotated[
+        str | None,
+        typer.Option(help="native, pollux, sia, gavel, tiresias or philly; guessed from the file when left out."),
+    ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of measured applications, as Pollux and Sia lay it out; built-in ones when left out."
+        ),
+    ] = None,
+    cluster: Annotated[
+        str, typer.Option(help="A cluster file, or type:NODESxSLOTS,… as in aws:6x4,dgx-ext:2x8,rtx:3x8.")
+    ] = DEFAULT_CLUSTER,
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="One or several policies separated by commas, with options after a colon: "
+            "fifo,sia:p=-1,tiresias:limits=3250;7200. Your own: path/to/file.py:Class."
+        ),
+    ] = "fifo,srtf,tiresias,sia",
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    load: Annotated[float, typer.Option(min=0.01, help="Scales the arrivals of a built-in workload.")] = 1.0,
+    rescale: Annotated[
+        str, typer.Option(help="What a change of slots costs: cold (as profiled), live, or a number of seconds.")
+    ] = "cold",
+    model: Annotated[
+        Literal["pollux", "geminid"] | None,
+        typer.Option(help="Throughput model that schedulers fit; pollux for the peers' profiles, else geminid."),
+    ] = None,
+    interference: Annotated[
+        float, typer.Option(min=0.0, max=0.95, help="Share of speed that distributed jobs lose when they share a node.")
+    ] = 0.0,
+    oracle: Annotated[bool, typer.Option("--oracle", help="Let every policy know what only an oracle can.")] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="OUT", help="Write the results as JSON to this file.")
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="OUT.html", help="Write a self-contained page with plots and timelines.")
+    ] = None,
+    compare: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="A.json B.json", help="Compare two earlier results instead of simulating."),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Policies simulated at a time.")] = None,
+    timings: Annotated[
+        bool,
+        typer.Option(
+            help="Add real times (decision_ms, wall_s); without them equal runs give equal files, byte for byte."
+        ),
+    ] = True,
+) -> None:
+    """Run policies over a workload in virtual time, side by side."""
+    if compare is not None:
+        _compare(*compare)
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from geminid.sim.run import Experiment, simulate_all
+    from geminid.sim.simulator import Settings
+
+    chosen = _workload(workload, format, seed, load)
+    experiment = Experiment(
+        workload=chosen,
+        cluster=_cluster(cluster),
+        profiles=profiles,
+        settings=Settings(
+            rescale_s=_rescale(rescale),
+            interference=interference,
+            model=model or ("pollux" if profiles is not None else "geminid"),
+            oracle=oracle,
+        ),
+        seed=seed,
+        timings=timings,
+        stints=report is not None,
+    )
+    texts = _split_policies(policy)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=error_console, transient=True) as bars:
+        tasks = [bars.add_task(text, total=len(chosen.jobs)) for text in texts]
+        results = simulate_all(
+            texts, experiment, lambda i, done: bars.update(tasks[i], completed=done), workers or os.cpu_count() or 1
+        )
+    if json_file is not None:
+        plain = [{**r, "per_job": [_without_stints(job) for job in r["per_job"]]} for r in results]
+        json_file.write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _print_results(chosen, experiment.cluster.total_slots, results)
+    if report is not None:
+        from geminid.sim.report import write_report
+
+        write_report(report, workload=chosen, cluster=experiment.cluster, results=results)
+        console.print(f"Report: {report}")
+
+
+def _without_stints(job: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in job.items() if key != "stints"}
+
+
+def _split_policies(text: str) -> list[str]:
+    """Split at commas that separate policies; an option (name=value) belongs to the policy before it."""
+    policies: list[str] = []
+    for part in filter(None, (p.strip() for p in text.split(","))):
+        is_option = "=" in part and ":" not in part.split("=", 1)[0]
+        if is_option and policies:
+            policies[-1] += f",{part}"
+        else:
+            policies.append(part)
+    if not policies:
+        raise InvalidInput([Problem("policy", text, "must name at least one policy")])
+    return policies
+
+
+def _workload(text: str, format: str | None, seed: int, load: float) -> Workload:
+    from geminid.sim.workloads import load_workload
+    from geminid.sim.workloads.generate import BUILT_IN_WORKLOADS, built_in_workload
+
+    if text in BUILT_IN_WORKLOADS:
+        return built_in_workload(text, seed=seed, load=load)
+    path = Path(text)
+    if not path.exists():
+        known = ", ".join(BUILT_IN_WORKLOADS)
+        raise InvalidInput([Problem("workload", text, f"must be a file that exists or one of: {known}")])
+    return load_workload(path, format)
+
+
+def _cluster(text: str) -> Cluster:
+    from geminid.cluster import Cluster
+
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml", ".json"):
+        if not path.is_file():
+            raise InvalidInput([Problem("cluster", text, "must be a file that exists or like aws:6x4,rtx:3x8")])
+        content = path.read_text(encoding="utf-8")
+        return Cluster.from_json(content) if path.suffix == ".json" else Cluster.from_yaml(content)
+    return Cluster.parse(text)
+
+
+def _rescale(text: str) -> float | None:
+    if text == "cold":
+        return None
+    if text == "live":
+        return LIVE_RESCALE_S
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise InvalidInput([Problem("rescale", text, "must be cold, live, or a number of seconds")])
+    return seconds
+
+
+def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]) -> None:
+    for note in workload.notes:
+        console.print(f"[yellow]note:[/] {note}")
+    header = ["policy", "avg JCT", "median", "p99", "makespan", "queued", "rescales/job", "GPU-h", "util."]
+    header += ["worst FTF", "unfair", "ms/decision", "wall"]
+    best = min((r["avg_jct_s"] for r in results if r["avg_jct_s"] is not None), default=None)
+    rows = []
+    for r in results:
+        average = _hours(r["avg_jct_s"])
+        rows.append(
+            [
+                r["policy"],
+                f"[green]{average}[/]" if r["avg_jct_s"] == best and len(results) > 1 else average,
+                _hours(r["median_jct_s"]),
+                _hours(r["p99_jct_s"]),
+                _hours(r["makespan_s"]),
+                _hours(r["avg_queue_s"]),
+                _number(r["rescales_per_job"], 1),
+                _number(r["gpu_hours"], 0),
+                _percent(r["utilization"]),
+                _number(r["worst_ftf"], 1),
+                _percent(r["unfair_fraction"]),
+                _number(r["decision_ms_mean"], 1),
+                "–" if r["wall_s"] is None else f"{r['wall_s']:.1f} s",
+            ]
+        )
+    print_table(f"{workload.name}: {len(workload.jobs)} jobs on {slots} slots", header, rows)
+    for r in results:
+        if r["rejected_decisions"]:
+            console.print(f"[yellow]{r['policy']}: {r['rejected_decisions']} decisions were invalid and not used[/]")
+
+
+def _hours(seconds: float | None) -> str:
+    if seconds is None:
+        return "–"
+    if seconds < 600:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.2f} h"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{100 * value:.0f} %"
+
+
+_COMPARED = ("avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "gpu_hours", "rescales_per_job")
+
+
+def _compare(first: Path, second: Path) -> None:
+    """Aggregate and per-job differences between two result files."""
+    a, b = _read_results(first), _read_results(second)
+    pairs = [(x, y) for x in a for y in b if x["policy"] == y["policy"]]
+    if not pairs:
+        pairs = [(a[0], b[0])]
+    for x, y in pairs:
+        rows = []
+        for key in _COMPARED:
+            old, new = x[key], y[key]
+            change = "–" if not old or new is None else f"{100 * (new / old - 1):+.1f} %"
+            rows.append([key, _number(old, 2), _number(new, 2), change])
+        print_table(
+            f"{x['policy']} ({first.name}) → {y['policy']} ({second.name})", ["", "first", "second", "change"], rows
+        )
+        before = {job["name"]: job for job in x["per_job"]}
+        shared = [(before[job["name"]], job) for job in y["per_job"] if job["name"] in before]
+        done = [(p, q) for p, q in shared if p["jct_s"] and q["jct_s"]]
+        done.sort(key=lambda pair: pair[1]["jct_s"] - pair[0]["jct_s"])
+        shown = done[:5] + done[-5:] if len(done) > 10 else done
+        print_table(
+            f"Jobs that gained and lost most, of {len(done)} in both",
+            ["job", "first", "second", "difference", "ratio"],
+            [
+                [
+                    p["name"],
+                    _hours(p["jct_s"]),
+                    _hours(q["jct_s"]),
+                    f"{q['jct_s'] - p['jct_s']:+,.0f} s",
+                    f"{q['jct_s'] / p['jct_s']:.2f}×",
+                ]
+                for p, q in shown
+            ],
+        )
+
+
+def _read_results(path: Path) -> list[dict[str, Any]]:
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        expected = f"must be a file that can be read ({error.strerror})"
+        raise InvalidInput([Problem("compare", str(path), expected)]) from None
+    except ValueError:
+        results = None
+    if not (isinstance(results, list) and results and all(isinstance(r, dict) and "per_job" in r for r in results)):
+        raise InvalidInput([Problem("compare", str(path), "must be a file written by geminid simulate --json")])
+    return results
+
+
+def policies(
+    json_output: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
+) -> None:
+    """List the built-in policies with their papers, objectives and options."""
+    from geminid.policies.registry import BUILT_IN, describe, options_of
+
+    rows: list[dict[str, Any]] = [
+        {
+            "name": name,
+            "paper": policy.paper,
+            "objective": policy.objective,
+            "options": [{"name": o.name, "default": o.default, "kind": describe(o.kind)} for o in options_of(policy)],
+        }
+        for name, policy in sorted(BUILT_IN.items())
+    ]
+    if json_output:
+        print_json(rows)
+        return
+    print_table(
+        "Built-in policies",
+        ["policy", "paper", "objective", "options (default)"],
+        [
+            [
+                r["name"],
+                r["paper"],
+                r["objective"],
+                ", ".join(f"{o['name']}={_shown(o['default'])}" for o in r["options"]) or "–",
+            ]
+            for r in rows
+        ],
+        text_columns=4,
+    )
+    console.print("Your own: --policy path/to/file.py:Class (docs/writing-a-policy.md).")
+
+
+def _shown(value: Any) -> str:
+    return ";".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value).lower()
+
+
+def workloads(
+    json_output: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
+) -> None:
+    """List the built-in workloads and the file formats."""
+    from geminid.sim.workloads import FORMATS
+    from geminid.sim.workloads.generate import BUILT_IN_WORKLOADS
+
+    built_in: list[dict[str, Any]] = [
+        {"name": w.name, "jobs": w.jobs, "hours": w.hours, "description": w.description}
+        for w in BUILT_IN_WORKLOADS.values()
+    ]
+    if json_output:
+        print_json(built_in)
+        return
+    print_table(
+        "Built-in workloads",
+        ["workload", "description", "jobs", "hours"],
+        [[w["name"], w["description"], f"{w['jobs']:,}", f"{w['hours']:g}"] for w in built_in],
+        text_columns=2,
+    )
+    print_table(
+        "File formats", ["format", "description"], [[f.name, f.description] for f in FORMATS.values()], text_columns=2
+    )
