@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geminid.goodput.efficiency import GradientStats
 from geminid.sim.application import GradientTruth, StepTimeTruth
@@ -81,22 +82,15 @@ class MeasuredTruth(StepTimeTruth):
         if curve is not None:
             return curve.at(per_slot_batch)
         nodes, slots = min(len(placement), self._most_nodes), sum(placement)
-        if self._triangulation is not None:
-            accumulation_s, step_s = self._triangulation([[nodes, slots, per_slot_batch]])[0].tolist()
+        if self._interpolator is not None:
+            accumulation_s, step_s = self._interpolator([[nodes, slots, per_slot_batch]])[0].tolist()
             if not math.isnan(step_s):
                 return accumulation_s, step_s
         return self._nearest(nodes, slots).at(per_slot_batch)
 
     @cached_property
-    def _triangulation(self) -> LinearNDInterpolator | None:
-        from scipy.interpolate import LinearNDInterpolator  # slow to import, and often not needed
-        from scipy.spatial import QhullError
-
-        points = np.array([(s.nodes, s.slots, s.per_slot_batch) for s in self._measured], dtype=float)
-        try:
-            return LinearNDInterpolator(points, np.array(list(self._measured.values())))
-        except (QhullError, ValueError):  # too few points, or all in one plane (a single node, say)
-            return None
+    def _interpolator(self) -> LinearNDInterpolator | None:
+        return _interpolator(self._measured)
 
     @cached_property
     def _shapes(self) -> dict[tuple[int, int], _Curve]:
@@ -165,6 +159,39 @@ class _Curve:
         share = (per_slot_batch - below) / (above - below)
         (a_below, s_below), (a_above, s_above) = self.times[upper - 1], self.times[upper]
         return a_below + share * (a_above - a_below), s_below + share * (s_above - s_below)
+
+
+def _interpolator(measured: Mapping[Shape, Times]) -> LinearNDInterpolator | None:
+    """Linear interpolation over the triangulation of measured shapes.
+
+    None if there are too few, or all lie in one plane (a single node, say).
+    """
+    from scipy.interpolate import LinearNDInterpolator  # slow to import, and often not needed
+    from scipy.spatial import Delaunay, QhullError
+
+    points = np.array([(shape.nodes, shape.slots, shape.per_slot_batch) for shape in measured], dtype=float)
+    try:
+        triangulation = Delaunay(points)
+    except QhullError:
+        return None
+    # Only to save time. SciPy would find the same by thousands of tiny LAPACK calls, each of them shared among threads:
+    # seconds on a busy machine.
+    triangulation._transform = _barycentric_transforms(points[triangulation.simplices])  # type: ignore[attr-defined]
+    return LinearNDInterpolator(triangulation, np.array(list(measured.values())))
+
+
+def _barycentric_transforms(corners: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For simplices of four corners, what turns a point into barycentric coordinates, as scipy.spatial.Delaunay has it.
+
+    Each is a 3 × 3 matrix above the last corner, to be taken from the point before; NaN where the simplex is flat.
+    """
+    last = corners[:, 3:]
+    edges = corners[:, :3] - last
+    normals = np.cross(np.roll(edges, -1, axis=1), np.roll(edges, -2, axis=1))
+    volumes = np.einsum("si,si->s", edges[:, 0], normals[:, 0])
+    transforms = np.concatenate([normals / np.where(volumes == 0.0, 1.0, volumes)[:, None, None], last], axis=1)
+    transforms[volumes == 0.0] = np.nan  # exactly 0: corners are whole numbers
+    return transforms
 
 
 def _curves(times: Mapping[tuple[K, int], Times]) -> dict[K, _Curve]:
