@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy
-from geminid.policies.packing import FreeSlots
+from geminid.policies.packing import FreeSlots, usable_types
 
 
 @dataclass(slots=True)
@@ -89,7 +89,8 @@ def _packed(slots: int, per_node: int) -> Sequence[int]:
 
 
 def _place(view: ClusterView, sizes: dict[str, int]) -> dict[str, Allocation]:
-    free = FreeSlots(view.usable_slots)
+    free = FreeSlots(view)
+    jobs = {job.id: job for job in view.jobs}
     result: dict[str, Allocation] = {}
     for job in view.jobs:
         if job.allocation and sizes.get(job.id) == job.slots and free.holds(job.allocation):
@@ -97,7 +98,7 @@ def _place(view: ClusterView, sizes: dict[str, int]) -> dict[str, Allocation]:
             result[job.id] = job.allocation
     for job_id, slots in sorted(sizes.items(), key=lambda item: item[1]):
         if job_id not in result:
-            allocation = free.emptiest_first(slots)
+            allocation = free.emptiest_first(slots, usable_types(jobs[job_id], free))
             if allocation is not None:
                 result[job_id] = allocation
     return result

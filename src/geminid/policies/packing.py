@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from geminid.policies.base import Allocation
+from collections.abc import Iterable, Sequence
+
+from geminid.policies.base import Allocation, ClusterView, JobView
 
 
 class FreeSlots:
-    """Free slots per node while a policy hands them out."""
+    """Free slots per node while a policy hands them out. A job's slots are always of one GPU type."""
 
-    def __init__(self, slots_per_node: tuple[int, ...] | list[int]) -> None:
-        self.per_node = list(slots_per_node)
+    def __init__(self, view: ClusterView) -> None:
+        self.per_node = list(view.usable_slots)
+        self.nodes_of_type: dict[str, list[int]] = {}
+        for index, node in enumerate(view.cluster.nodes):
+            self.nodes_of_type.setdefault(node.gpu_type, []).append(index)
 
-    @property
-    def total(self) -> int:
-        """All free slots."""
-        return sum(self.per_node)
+    def of_type(self, gpu_type: str) -> int:
+        """Free slots of one GPU type."""
+        return sum(self.per_node[node] for node in self.nodes_of_type.get(gpu_type, ()))
 
     def holds(self, allocation: Allocation) -> bool:
         """Whether all of these slots are free."""
@@ -25,17 +29,16 @@ class FreeSlots:
         for node, slots in allocation:
             self.per_node[node] -= slots
 
-    def give_back(self, allocation: Allocation) -> None:
-        """Free these slots again."""
-        for node, slots in allocation:
-            self.per_node[node] += slots
+    def emptiest_first(self, slots: int, gpu_types: Iterable[str]) -> Allocation | None:
+        """Take ``slots`` from the nodes with the most free ones first (ties by index), None if there are not enough.
 
-    def emptiest_first(self, slots: int) -> Allocation | None:
-        """Take ``slots`` from the nodes with the most free ones first (ties by index); None if there are not enough."""
-        if slots > self.total:
+        Among several types, the one with the most free slots is taken.
+        """
+        gpu_type = max(gpu_types, key=self.of_type, default=None)
+        if gpu_type is None or self.of_type(gpu_type) < slots:
             return None
         taken: list[tuple[int, int]] = []
-        for node in sorted(range(len(self.per_node)), key=lambda n: (-self.per_node[n], n)):
+        for node in sorted(self.nodes_of_type[gpu_type], key=lambda n: (-self.per_node[n], n)):
             count = min(self.per_node[node], slots)
             if count:
                 taken.append((node, count))
@@ -45,3 +48,9 @@ class FreeSlots:
         allocation = tuple(sorted(taken))
         self.take(allocation)
         return allocation
+
+
+def usable_types(job: JobView, free: FreeSlots) -> Sequence[str]:
+    """The GPU types of the cluster that a job allows."""
+    allowed = job.facts.gpu_types
+    return [t for t in free.nodes_of_type if allowed is None or t in allowed]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
-from geminid.policies.packing import FreeSlots
+from geminid.policies.packing import FreeSlots, usable_types
 
 
 class QueuedPolicy(Policy):
@@ -33,33 +33,45 @@ class QueuedPolicy(Policy):
 
     def decide(self, view: ClusterView) -> Decision:
         """Grant slots in order, first to those that keep them, then to those that are new."""
-        free_total = sum(view.usable_slots)
-        granted: list[JobView] = []
         jobs = self.order(view)
         if not self.preempts:
             jobs = [*(job for job in jobs if job.allocation), *(job for job in jobs if not job.allocation)]
-        for job in jobs:
-            if job.facts.requested_slots <= free_total:
-                free_total -= job.facts.requested_slots
-                granted.append(job)
-            elif not self.skips:
-                break
-            if not free_total:
-                break
-        return Decision(place_requested(view, granted), wake_at_s=self.wake_at_s(view, granted))
+        granted = _grant(view, jobs, skips=self.skips)
+        return Decision(_place(view, granted), wake_at_s=self.wake_at_s(view, [job for job, _ in granted]))
 
 
-def place_requested(view: ClusterView, granted: Sequence[JobView]) -> dict[str, Allocation]:
+def _grant(view: ClusterView, jobs: Sequence[JobView], *, skips: bool) -> list[tuple[JobView, str]]:
+    """Which jobs run, and on which GPU type: the one they are on if it still has room, else the emptiest they allow."""
+    free = FreeSlots(view)
+    left = {gpu_type: free.of_type(gpu_type) for gpu_type in free.nodes_of_type}
+    granted: list[tuple[JobView, str]] = []
+    for job in jobs:
+        need = job.facts.requested_slots
+        gpu_type = job.gpu_type
+        if gpu_type is None or left[gpu_type] < need:
+            gpu_type = max(usable_types(job, free), key=lambda t: left[t], default=None)
+        if gpu_type is not None and left[gpu_type] >= need:
+            left[gpu_type] -= need
+            granted.append((job, gpu_type))
+        elif not skips:
+            break
+        if not any(left.values()):
+            break
+    return granted
+
+
+def _place(view: ClusterView, granted: Sequence[tuple[JobView, str]]) -> dict[str, Allocation]:
     """Keep running jobs where they are; place the others, in order, on the emptiest nodes first."""
-    free = FreeSlots(view.usable_slots)
+    free = FreeSlots(view)
     result: dict[str, Allocation] = {}
-    for job in granted:
-        if job.allocation and job.slots == job.facts.requested_slots and free.holds(job.allocation):
+    for job, gpu_type in granted:
+        stays = job.gpu_type == gpu_type and job.slots == job.facts.requested_slots
+        if stays and free.holds(job.allocation):
             free.take(job.allocation)
             result[job.id] = job.allocation
-    for job in granted:
+    for job, gpu_type in granted:
         if job.id not in result:
-            allocation = free.emptiest_first(job.facts.requested_slots)
+            allocation = free.emptiest_first(job.facts.requested_slots, [gpu_type])
             if allocation is not None:
                 result[job.id] = allocation
     return result

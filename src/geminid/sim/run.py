@@ -8,6 +8,7 @@ import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def simulate_all(
     for text in texts:
         policy_of(text, experiment)  # mistakes in options are told before anything runs
     if len(texts) == 1 or workers == 1:
-        return [simulate(text, experiment, lambda done, i=i: progress(i, done)) for i, text in enumerate(texts)]
+        return [simulate(text, experiment, partial(progress, i)) for i, text in enumerate(texts)]
     context = multiprocessing.get_context("spawn")
     updates = context.Queue()
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(updates,)) as pool:
