@@ -23,7 +23,7 @@ from geminid.engine.events import (
 )
 from geminid.engine.models import ModelKeeper
 from geminid.engine.plan import Plan, Rejected, make_plan
-from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy, slots_of
 
 
 class InvariantBroken(AssertionError):
@@ -163,7 +163,7 @@ class Engine:
 
     def _release(self, job_id: str) -> None:
         self._jobs[job_id] = replace(
-            self._settled(self._jobs[job_id]), allocation=(), gpu_type=None, paused_until_s=0.0
+            self._settled(self._jobs[job_id]), allocation=(), slots=0, gpu_type=None, paused_until_s=0.0
         )
 
     def _grant(self, job: JobView, allocation: Allocation) -> None:
@@ -171,6 +171,7 @@ class Engine:
         self._jobs[job.id] = replace(
             self._settled(job),
             allocation=allocation,
+            slots=slots_of(allocation),
             gpu_type=self.cluster.nodes[allocation[0][0]].gpu_type,
             started_s=self.now_s if first else job.started_s,
             restarts=job.restarts + (not first),
@@ -187,6 +188,8 @@ class Engine:
                     raise InvariantBroken(f"job {job.id} holds slots on node {node}, which is down")
             if job.allocation and not job.facts.min_slots <= job.slots <= job.facts.max_slots:
                 raise InvariantBroken(f"job {job.id} holds {job.slots} slots")
+            if job.slots != slots_of(job.allocation):
+                raise InvariantBroken(f"job {job.id} counts {job.slots} slots but holds {slots_of(job.allocation)}")
             if job.attained_service_gpu_s(self.now_s) < 0:
                 raise InvariantBroken(f"job {job.id} has negative service")
         if min(free, default=0) < 0:

@@ -57,12 +57,13 @@ class JobView:
     """One active job as a policy sees it. Quantities that grow with time are asked for at a time.
 
     ``most_slots_measured`` is the largest number of slots the job has been measured on; ``model`` what has been
-    fitted to its measurements, None before the first. ``restarts`` counts changes of the allocation after the first
-    start.
+    fitted to its measurements, None before the first. ``slots`` are those of the allocation. ``restarts`` counts
+    changes of the allocation after the first start.
     """
 
     facts: JobFacts
     allocation: Allocation = ()
+    slots: int = 0
     gpu_type: str | None = None
     started_s: float | None = None
     restarts: int = 0
@@ -77,11 +78,6 @@ class JobView:
     def id(self) -> str:
         """The job's identifier."""
         return self.facts.id
-
-    @property
-    def slots(self) -> int:
-        """Slots it holds now."""
-        return slots_of(self.allocation)
 
     def age_s(self, now_s: float) -> float:
         """Seconds since its submission."""

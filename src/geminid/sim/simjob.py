@@ -184,7 +184,7 @@ class SimJob:
         """The plan for the requested batch size."""
         assert self.application is not None
         limits = self.application.value.limits[gpu_type]
-        total = self.trace.requested_batch or limits.initial
+        total = self.facts.requested_batch or limits.initial
         return for_total(limits, slots, total)
 
     def tuned_batch(

@@ -10,7 +10,7 @@ import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
@@ -144,21 +144,27 @@ class Simulator:
                 weight=trace.weight,
                 owner=trace.owner,
             )
+        adaptivity, requested_batch = trace.adaptivity, trace.requested_batch
+        if app.pinned_batch is not None:
+            adaptivity, requested_batch = Adaptivity.FIXED_BATCH, app.pinned_batch
         limits = {t: app.limits[t] for t in self.cluster.type_index if t in app.limits}
+        if adaptivity is not Adaptivity.ADAPTIVE and requested_batch is not None:
+            limits = {t: replace(x, initial=requested_batch, largest=requested_batch) for t, x in limits.items()}
         if not limits:
             types = ", ".join(self.cluster.type_index)
             where = f"profile of {app.name}"
             raise InvalidInput([Problem(where, NOT_SHOWN, f"covers none of the cluster's GPU types ({types})")])
         most = max(limit.largest // limit.smallest_per_slot for limit in limits.values())
-        rigid = trace.adaptivity is Adaptivity.RIGID
+        most = min(most, app.pinned_slots or most)
+        rigid = adaptivity is Adaptivity.RIGID
         return JobFacts(
             id=trace.name,
             submitted_s=trace.submit_s,
             requested_slots=trace.requested_slots,
             min_slots=trace.requested_slots if rigid else 1,
             max_slots=trace.requested_slots if rigid else max(most, trace.requested_slots),
-            requested_batch=trace.requested_batch,
-            adaptivity=trace.adaptivity,
+            requested_batch=requested_batch,
+            adaptivity=adaptivity,
             gpu_types=frozenset(limits),
             limits=limits,
             rescale_s=rescale_s if rescale_s is not None else app.rescale_s,

@@ -1,0 +1,95 @@
+"""Whatever happens, in whatever order, and whatever a policy answers: the invariants hold after every event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from geminid.cluster import Cluster
+from geminid.configuration import Configuration
+from geminid.engine.commands import Rescale, Start, Stop
+from geminid.engine.engine import Engine
+from geminid.engine.events import Completed, Event, Failed, NodeDown, NodeDrained, NodeUp, Submitted, Tick
+from geminid.engine.models import ModelKeeper
+from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, Policy
+
+CLUSTER = Cluster.parse("v100:3x4,t4:2x2")
+
+
+@dataclass
+class Chaotic(Policy):
+    """Sometimes sensible, sometimes over-allocating, sometimes raising."""
+
+    name = "chaotic"
+    paper = objective = ""
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def decide(self, view: ClusterView) -> Decision:
+        if self.rng.random() < 0.05:
+            raise RuntimeError("chaos")
+        assignments: dict[str, Configuration | Allocation] = {}
+        for job in view.jobs:
+            kind = self.rng.integers(4)
+            if kind == 0:
+                assignments[job.id] = Configuration(gpu_type="v100", nodes=1, slots=int(self.rng.integers(1, 5)))
+            elif kind == 1:
+                assignments[job.id] = ((int(self.rng.integers(0, 6)), int(self.rng.integers(0, 6))),)
+            elif kind == 2 and job.allocation:
+                assignments[job.id] = job.allocation
+        return Decision(assignments)
+
+
+class AnythingHappens(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = Engine(CLUSTER, Chaotic(), ModelKeeper("pollux"))
+        self.held: dict[str, Allocation] = {}
+        self.count = 0
+
+    def feed(self, event: Event) -> None:
+        for command in self.engine.handle(event).commands:
+            match command:
+                case Start(job_id=job_id, allocation=allocation):
+                    assert job_id not in self.held
+                    self.held[job_id] = allocation
+                case Rescale(job_id=job_id, before=before, allocation=allocation):
+                    assert self.held[job_id] == before
+                    self.held[job_id] = allocation
+                case Stop(job_id=job_id, before=before):
+                    assert self.held.pop(job_id) == before
+
+    @rule(wait=st.floats(0, 100), slots=st.integers(1, 4))
+    def submit(self, wait: float, slots: int) -> None:
+        self.count += 1
+        now = self.engine.now_s + wait
+        facts = JobFacts(id=f"j{self.count}", submitted_s=now, requested_slots=slots, max_slots=4)
+        self.feed(Submitted(now, facts))
+
+    @rule(wait=st.floats(0, 100))
+    def tick(self, wait: float) -> None:
+        self.feed(Tick(self.engine.now_s + wait))
+
+    @rule(which=st.integers(0, 50), how=st.sampled_from(["completed", "failed", "failed for good"]))
+    def end(self, which: int, how: str) -> None:
+        if self.held:
+            job_id = list(self.held)[which % len(self.held)]
+            del self.held[job_id]
+            now = self.engine.now_s
+            self.feed(Completed(now, job_id) if how == "completed" else Failed(now, job_id, "x", "good" in how))
+
+    @rule(node=st.integers(0, 4), kind=st.sampled_from([NodeDown, NodeDrained, NodeUp]))
+    def change_node(self, node: int, kind: type[NodeDown] | type[NodeDrained] | type[NodeUp]) -> None:
+        self.feed(kind(self.engine.now_s, node))
+
+    @invariant()
+    def everything_is_consistent(self) -> None:
+        self.engine.check()
+        assert {j.id: j.allocation for j in self.engine.jobs.values() if j.allocation} == self.held
+
+
+AnythingHappens.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TestAnythingHappens = AnythingHappens.TestCase
