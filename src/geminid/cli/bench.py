@@ -171,3 +171,71 @@ def _percent(share: float) -> str:
 
 def _better(ours: float, theirs: float) -> str:
     return f"[green]{_percent(ours)}[/]" if ours < theirs else _percent(ours)
+
+
+@app.command()
+def simulator(seed: Seed = 0, json: Json = False) -> None:
+    """Speed of the simulator as the workload grows, beside the peers' simulators."""
+    from geminid.bench.simulator import PEERS, run
+
+    with error_console.status("simulating …") as status:
+        rows = run(seed=seed, progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        "Simulations on one core",
+        ["policy", "jobs", "slots", "simulated", "events", "decisions", "time", "µs/event", "simulated h/s", "× Sia's"],
+        [
+            [
+                row.policy,
+                f"{row.jobs:,}",
+                f"{row.slots:,}",
+                f"{row.simulated_hours:,.0f} h",
+                f"{row.events:,}",
+                f"{row.decisions:,}",
+                f"{row.seconds:.2f} s",
+                f"{row.microseconds_per_event:.0f}",
+                f"{row.simulated_hours_per_s:,.0f}",
+                f"{row.times_sia_simulator:,.0f}×",
+            ]
+            for row in rows
+        ],
+    )
+    for name, speed in PEERS.items():
+        console.print(f"Published: {name}: {speed:.2f} simulated hours per CPU-second.")
+
+
+@app.command()
+def fidelity(
+    peers: Annotated[Path, typer.Option(help="Folder that holds the peers' workloads and profiles.")] = Path(
+        "../shared/peers"
+    ),
+    policy: Annotated[str | None, typer.Option(help="Only this policy.")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Mean JCTs of the policies on their authors' own workloads, beside the published ones."""
+    from geminid.bench.fidelity import run
+
+    with error_console.status("simulating …") as status:
+        rows = run(peers, only=policy, seed=seed, progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        "Mean JCT, published and ours",
+        ["policy", "workload", "published", "ours", "difference", "allowed"],
+        [
+            [
+                row.policy,
+                row.workload,
+                f"{row.published_s:,.0f} s",
+                f"{row.ours_s:,.0f} s",
+                f"[{'green' if row.within else 'red'}]{100 * row.difference:+.1f} %[/]",
+                f"± {100 * row.tolerance:.0f} %",
+            ]
+            for row in rows
+        ],
+        text_columns=2,
+    )
