@@ -2,7 +2,7 @@
 
     python docs/figures/model.py REPORT.json
 
-REPORT.json is the output of ``geminid bench model --profiles DIR --json``. The left panel draws it; the right panel fits
+REPORT.json is the output of ``geminid bench model --profiles DIR --json``. The left panel draws it; the right one fits
 both models to step times of ResNet-50 that were measured on one NVIDIA H200 (bf16, median of 12 steps).
 """
 
@@ -29,7 +29,13 @@ PALE, STRONG, INK = "#b8c0cc", "#1f6feb", "#24292f"
 def draw_errors(axes: plt.Axes, rows: list[dict[str, object]]) -> None:
     """Mean error by what is held out, as pairs of bars."""
     rows = [row for row in rows if row["table"] == "held_out"]
-    labels = ["placements", "batch sizes", "all but 16\nconfigurations", "all but 8\nconfigurations", "larger\nplacements"]
+    labels = [
+        "placements",
+        "batch sizes",
+        "all but 16\nconfigurations",
+        "all but 8\nconfigurations",
+        "larger\nplacements",
+    ]
     at = np.arange(len(rows))[::-1]
     for shift, key, colour, name in ((0.2, "pollux_mean", PALE, "Pollux"), (-0.2, "geminid_mean", STRONG, "Geminid")):
         values = [100 * row[key] for row in rows]
@@ -68,7 +74,9 @@ def draw_plateau(axes: plt.Axes) -> None:
 def main() -> None:
     """Draw both panels beside each other."""
     rows = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    plt.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "geminid"})
+    plt.rcParams.update(
+        {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "geminid"}
+    )
     figure, (left, right) = plt.subplots(1, 2, figsize=(9.2, 3.4), width_ratios=[1.15, 1])
     draw_errors(left, rows)
     draw_plateau(right)

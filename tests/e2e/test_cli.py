@@ -66,7 +66,8 @@ def test_bench_table_reports_ratios_as_json() -> None:
     assert {row["model"] for row in rows} == {"pollux", "geminid"}
     for row in rows:
         assert (row["jobs"], row["configurations"], row["batch_sizes"]) == (30, 64, 50)
-        assert row["times_faster_than_plain_loop"] == pytest.approx(row["plain_loop_s"] / row["seconds"])
+        assert row["plain_loop_s"] > row["seconds"] > 0
+        assert row["times_faster_than_plain_loop"] > row["times_faster_than_grid_loop"] > 1
         assert row["largest_difference"] < 1e-6
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geminid.configuration import Configuration
-from geminid.goodput.batchplan import BatchLimits, best_plan, candidate_plans
+from geminid.goodput.batchplan import BatchLimits, best_plan, candidate_plans, evaluate
 from geminid.goodput.efficiency import GradientStats, efficiency, gain
 from geminid.goodput.fit import Corrections, ThroughputFit, fit_many
 from geminid.goodput.profile import Observation, Profile
@@ -64,7 +64,22 @@ def test_the_table_equals_the_scalar_definition(
             best = best_plan(fitted, gradient, limit, nodes=nodes, slots=slots)
             # The table picks the candidate in single precision; what it reports for it is exact.
             assert table.goodput[i, j] == pytest.approx(best.goodput, rel=2e-6)
-            assert (table.per_slot_batch[i, j] > 0) == (best.goodput > 0)
+            if best.goodput > 0:
+                batch, steps = int(table.per_slot_batch[i, j]), int(table.accumulation_steps[i, j])
+                assert (batch, steps) in set(candidate_plans(limit, slots))
+                plan = evaluate(
+                    fitted,
+                    gradient,
+                    limit,
+                    nodes=nodes,
+                    slots=slots,
+                    per_slot_batch=batch,
+                    accumulation_steps=steps,
+                )
+                assert plan.goodput == pytest.approx(table.goodput[i, j], rel=1e-9)
+                assert plan.efficiency <= 1.0
+            else:
+                assert table.per_slot_batch[i, j] == table.accumulation_steps[i, j] == 0
 
 
 @given(limits(), st.integers(1, 64))
@@ -72,7 +87,8 @@ def test_every_candidate_respects_every_limit(limit: BatchLimits, slots: int) ->
     for batch, steps in candidate_plans(limit, slots):
         assert steps >= 0
         assert limit.smallest_per_slot <= batch <= limit.largest_per_slot
-        assert slots * batch * (steps + 1) <= limit.largest
+        assert limit.initial <= limit.total(slots, batch, steps) <= limit.largest
+        assert slots * (batch - 1) * (steps + 1) < limit.largest
 
 
 @given(st.floats(0.0, 1e6), st.floats(0.0, 1e6), st.floats(1.0, 1e4), st.floats(1.0, 1e4))
@@ -98,10 +114,12 @@ observations = st.builds(
     Observation,
     nodes=st.integers(-1, 4),
     slots=st.integers(-1, 16),
-    per_slot_batch=st.integers(-1, 1024),
+    per_slot_batch=st.one_of(st.integers(-1, 1024), any_float, st.just(10**400), st.none()),
     accumulation_s=st.one_of(any_float, times),
     step_s=st.one_of(any_float, times),
     busiest_node_slots=st.integers(-1, 16),
+    link_slowdown=st.one_of(st.just(1.0), any_float),
+    reports=st.integers(-1, 3),
 )
 
 

@@ -168,6 +168,71 @@ def test_equal_observations_are_fitted_without_complaint(model: str) -> None:
     assert float(fitted.step_times(Shape.of(1, 1, 16)).step_s) == pytest.approx(GOOD.step_s, rel=1e-3)
 
 
+@pytest.mark.parametrize("model", list(TRUTHS))
+def test_observations_that_contradict_each_other_are_not_believed(model: str) -> None:
+    """Two, a factor of a thousand apart: nobody can say which is wrong."""
+    mad = Profile.of([observe(model, 1, 1, 16), replace(observe(model, 1, 1, 32), accumulation_s=1e3, step_s=1e3)])
+    mad = Profile.of([*mad.observations, replace(observe(model, 1, 1, 64), accumulation_s=1e-3, step_s=1e-3)])
+    good = fit(profile_of(model, *GRID), model)
+    kept = fit(mad, model, previous=good)
+    assert (kept.source, kept.parameters) == ("previous", good.parameters)
+    assert "contradict" in kept.reason
+
+
+def test_a_last_good_fit_of_another_model_or_of_nonsense_does_not_stand() -> None:
+    pollux = fit(profile_of("pollux", *GRID), "pollux")
+    assert fit(Profile(), "geminid", previous=pollux).source == "prior"
+    broken = replace(pollux, parameters=(math.nan,) * 7)
+    assert fit(Profile(), "pollux", previous=broken).source == "prior"
+
+
+# --- The loss, term by term, and what is assumed of what was not observed ---
+
+
+def written_out_loss(p: tuple[float, ...], rows: list[Observation]) -> float:
+    """Pollux's loss as its paper's code has it, for one job, in plain Python."""
+    alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = p
+    grad_errors, step_errors = [], []
+    for row in rows:
+        grad = alpha_c + beta_c * row.per_slot_batch
+        alpha, beta = (alpha_r, beta_r) if row.nodes == 1 else (alpha_n, beta_n)
+        sync = alpha + beta * max(row.slots - 2, 0) if row.slots > 1 else 1e-12
+        step = (grad**gamma + sync**gamma) ** (1 / gamma)
+        grad_errors.append((math.log(grad) - math.log(row.accumulation_s)) ** 2)
+        step_errors.append((math.log(step) - math.log(row.step_s)) ** 2)
+    n = len(rows)
+    penalty = 1e-3 * (gamma - 1) ** 2 + 1e-2 * ((beta_n / alpha_n) ** 2 + (beta_r / alpha_r) ** 2)
+    return math.sqrt(sum(grad_errors) / n) + math.sqrt(sum(step_errors) / n) + penalty
+
+
+@pytest.mark.parametrize(
+    "parameters", [POLLUX, (0.2, 0.02, 0.3, 0.3, 0.1, 0.2, 7.0), (0.05, 0.003, 1.0, 1e-4, 0.5, 1e-4, 1.0)]
+)
+def test_the_loss_is_pollux_s(parameters: tuple[float, ...]) -> None:
+    profile = profile_of("pollux", *GRID, noise=0.05)
+    expected = written_out_loss(parameters, list(profile.observations))
+    assert loss_of("pollux", parameters, profile) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "at_the_bound"),
+    [
+        ([(1, 1, 8), (1, 1, 16)], {"alpha_r", "beta_r"}),
+        ([(1, 1, 8), (1, 2, 16)], {"beta_r"}),
+        ([(1, 1, 8), (2, 2, 16)], {"alpha_r", "beta_r", "beta_n"}),
+        ([(1, 1, 8), (2, 4, 16), (2, 6, 16)], {"alpha_r", "beta_r"}),
+        ([(1, 1, 8), (1, 2, 16), (2, 2, 32)], {"beta_r", "beta_n"}),
+    ],
+)
+def test_what_was_not_observed_stays_at_its_optimistic_bound(
+    shapes: list[tuple[int, int, int]], at_the_bound: set[str]
+) -> None:
+    fitted = fit(profile_of("pollux", *shapes), "pollux")
+    names = ("alpha_r", "beta_r", "alpha_n", "beta_n")
+    assert {n for n in names if fitted[n] <= 1.2e-8} - {"alpha_n", "beta_n"} == at_the_bound - {"beta_n"}
+    assert ("beta_n" in at_the_bound) <= (fitted["beta_n"] <= 1.2e-8)
+
+
 # --- Corrections at single batch sizes ---
 
 
@@ -182,6 +247,30 @@ def test_a_slow_batch_size_is_remembered_on_placements_where_it_was_never_run() 
     fitted = fit(Profile.of(rows), "geminid")
     at = fitted.step_times(Shape.of(1, 4, [16, 24, 32])).accumulation_s
     assert at[1] > 1.1 * math.sqrt(at[0] * at[2])
+
+
+def test_neighbouring_corrections_are_averaged_not_added() -> None:
+    sizes = tuple(float(m) for m in range(96, 104))
+    corrections = Corrections(sizes, (math.log(1.3),) * len(sizes))
+    assert np.asarray(corrections.factor(np.array(sizes))) == pytest.approx([1.3] * len(sizes))
+
+
+def test_corrections_never_make_a_fit_worse_on_what_it_was_given() -> None:
+    """A jagged curve, several sizes within each other's reach."""
+    rng = np.random.default_rng(5)
+    rows = []
+    for m in (8, 16, 30, 32, 34, 60, 64, 96, 98, 100, 102, 104, 200, 400):
+        factor = math.exp(rng.normal(0.0, 0.2))
+        seen = observe("geminid", 1, 1, m)
+        rows.append(replace(seen, accumulation_s=factor * seen.accumulation_s, step_s=factor * seen.step_s))
+    fitted = fit(Profile.of(rows), "geminid")
+    smooth = replace(fitted, corrections=Corrections())
+    batch, measured = np.array([(r.per_slot_batch, r.step_s) for r in rows]).T
+    error, smooth_error = (
+        float(np.sqrt(np.mean(np.log(f.step_times(Shape.of(1, 1, batch)).step_s / measured) ** 2)))
+        for f in (fitted, smooth)
+    )
+    assert error < smooth_error
 
 
 def test_a_correction_reaches_its_neighbourhood_only() -> None:

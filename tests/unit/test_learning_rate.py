@@ -36,6 +36,8 @@ def test_at_the_initial_batch_size_no_rule_changes_anything(rule: str) -> None:
     assert factor(rule, 1.0) == pytest.approx([1.0] * 2)
 
 
-def test_before_any_measurement_adascale_stays_put() -> None:
+def test_before_any_measurement_the_noise_scale_is_taken_to_be_the_initial_batch_size() -> None:
+    """The same assumption as in the goodput: a batch eight times as large is worth 16/9 steps."""
     unknown = TrainingPoint(scale=8.0, noise=NoiseEstimate.empty(3))
-    assert RULES["adascale"](unknown).tolist() == [1.0] * 3
+    assert RULES["adascale"](unknown).tolist() == pytest.approx([16 / 9] * 3)
+    assert unknown.noise.stats().gain(8.0) == pytest.approx(16 / 9)

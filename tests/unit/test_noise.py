@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from geminid.goodput.noise import DECAY_PER_INITIAL_STEP, NoiseEstimate
+from geminid.goodput.noise import DECAY_PER_INITIAL_STEP, STALE_AFTER_INITIAL_STEPS, NoiseEstimate
 
 INITIAL_BATCH = 16
 
@@ -71,7 +71,18 @@ def test_consecutive_gradients_stand_in_for_replicas_until_there_are_some() -> N
     together = alone.observe(3.0, 2.0, micro_gradients=2, scale=1.0)
     assert not together.differenced
     assert together == NoiseEstimate.empty().observe(3.0, 2.0, micro_gradients=2, scale=1.0)
-    assert together.observe_pair(4.0, 2.0, 2.5, scale=1.0) == together
+    later = together.observe_pair(4.0, 2.0, 2.5, scale=1.0)
+    assert (later.stats(), later.differenced) == (together.stats(), False)
+
+
+def test_consecutive_gradients_take_over_again_when_micro_gradients_are_long_gone() -> None:
+    """A job that shrank to one slot must not train on with the noise of its youth."""
+    estimate = NoiseEstimate.empty().observe(3.0, 2.0, micro_gradients=2, scale=1.0)
+    for _ in range(int(STALE_AFTER_INITIAL_STEPS / 4)):
+        assert not estimate.differenced
+        estimate = estimate.observe_pair(40.0, 20.0, 25.0, scale=4.0)
+    assert estimate.differenced
+    assert estimate.squared_gradients == pytest.approx([2 * 25.0 - 30.0])
 
 
 def test_the_differenced_estimator_finds_the_noise_of_a_still_gradient() -> None:

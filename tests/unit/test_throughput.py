@@ -68,7 +68,10 @@ def test_derivatives_are_exact(model: PolluxModel | TopologyModel) -> None:
     nodes = rng.integers(1, 4, (5, 9))
     shape = Shape.of(nodes, nodes * rng.integers(1, 5, (5, 9)), rng.integers(1, 99, (5, 9)))
     factor = np.exp(rng.normal(0.0, 0.1, (5, 9)))
-    _, slopes = model.sensitivities(parameters[:, None, :], shape, factor)
+    times, slopes = model.sensitivities(parameters[:, None, :], shape, factor)
+    plain = model.step_times(parameters[:, None, :], shape, factor)
+    assert times.step_s == pytest.approx(plain.step_s)
+    assert times.accumulation_s == pytest.approx(plain.accumulation_s)
     for i, parameter in enumerate(model.parameters):
         step = 1e-6
         up, down = parameters.copy(), parameters.copy()

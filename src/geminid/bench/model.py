@@ -27,6 +27,9 @@ WORTH_EXPLAINING = 0.15
 
 REPETITIONS = 4
 
+#: With fewer rows than this there is nothing to hold out.
+FEWEST_ROWS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class ApplicationRow:
@@ -84,11 +87,15 @@ class ModelReport:
 def run(measured: Sequence[MeasuredApplication], *, seed: int = 0, progress: Callable[[str], None]) -> ModelReport:
     """Evaluate both models on every application and GPU type."""
     cells, excluded = _usable(measured)
+    if not cells:
+        return ModelReport([], [], [], excluded)
     applications: list[ApplicationRow] = []
     protocols: list[ProtocolRow] = []
     for name, splitter in _PROTOCOLS.items():
         progress(f"held out: {name}")
         splits = [list(splitter(cell.observations, np.random.default_rng(seed))) for cell in cells]
+        if not all(splits):
+            continue  # some profile is too small to be split this way
         pollux, geminid = _errors(splits, "pollux"), _errors(splits, "geminid")
         means = {model: [e.mean() for e in errors] for model, errors in (("pollux", pollux), ("geminid", geminid))}
         protocols.append(
@@ -110,15 +117,20 @@ def _usable(measured: Sequence[MeasuredApplication]) -> tuple[list[MeasuredAppli
     """Average repeats; leave out applications whose rows cannot be passes of data-parallel training."""
     cells, excluded = [], []
     for cell in measured:
-        bad = [seen.problem() for seen in cell.observations if seen.problem() is not None]
-        if bad:
+        good = [seen for seen in cell.observations if seen.problem() is None]
+        bad = len(cell.observations) - len(good)
+        shapes = {(seen.nodes, seen.slots) for seen in good}
+        if bad > len(cell.observations) / 2:
             why = (
-                f"{len(bad)} of {len(cell.observations)} rows have sync_time above step_time: a pipeline-parallel job, "
-                "whose step_time is one micro-batch and not a step"
+                f"in {bad} of {len(cell.observations)} rows the step is not longer than its synchronisation, so they "
+                "are not steps of data-parallel training"
             )
             excluded.append(Excluded(cell.application, cell.gpu_type, why))
+        elif len(shapes) < 2 or len(good) < FEWEST_ROWS:
+            why = f"{len(good)} rows of {len(shapes)} placements are too few to hold some out"
+            excluded.append(Excluded(cell.application, cell.gpu_type, why))
         else:
-            averaged = Profile.of(cell.observations).observations
+            averaged = Profile.of(good).observations
             cells.append(MeasuredApplication(cell.application, cell.gpu_type, averaged))
     return cells, excluded
 
@@ -243,6 +255,8 @@ def _transfers(cells: Sequence[MeasuredApplication]) -> list[TransferRow]:
         alone = {c.gpu_type: fit(Profile(tuple(r for r in c.observations if r.slots == 1))) for c in types}
         for source, target in permutations(types, 2):
             rows = [row for row in target.observations if row.slots > 1]
+            if not rows:
+                continue
             typical = float(np.exp(np.median(np.log([row.per_slot_batch for row in rows]))))
             one_slot = alone[target.gpu_type]
             rules["optimism: the one-slot profile alone"].append(float(error_of(one_slot, rows).mean()))

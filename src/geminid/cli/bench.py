@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows for programs instead of tables.")]
-Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 
 
 @app.command()
@@ -54,6 +54,16 @@ def model(
 
 
 def _print_model_report(report: ModelReport) -> None:
+    if report.applications or report.protocols:
+        _print_errors(report)
+    for row in report.applications:
+        if row.why:
+            console.print(f"[bold]{row.application} on {row.gpu_type}[/] is hard to predict: {row.why}.")
+    for left_out in report.excluded:
+        console.print(f"[bold]{left_out.application} on {left_out.gpu_type}[/] is left out: {left_out.why}.")
+
+
+def _print_errors(report: ModelReport) -> None:
     print_table(
         "Error of the predicted step time on placements held out from the fit",
         ["application", "GPU type", "rows", "Pollux mean", "p95", "ours mean", "p95"],
@@ -91,11 +101,6 @@ def _print_model_report(report: ModelReport) -> None:
             ["rule", "mean", "median"],
             [[row.rule, _percent(row.mean), _percent(row.median)] for row in report.transfers],
         )
-    for row in report.applications:
-        if row.why:
-            console.print(f"[bold]{row.application} on {row.gpu_type}[/] is hard to predict: {row.why}.")
-    for left_out in report.excluded:
-        console.print(f"[bold]{left_out.application} on {left_out.gpu_type}[/] is left out: {left_out.why}.")
 
 
 @app.command()

@@ -47,7 +47,7 @@ def simulate(
             "fifo,sia:p=-1,tiresias:limits=3250;7200. Your own: path/to/file.py:Class."
         ),
     ] = "fifo,srtf,tiresias,sia",
-    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     load: Annotated[float, typer.Option(min=0.01, help="Scales the arrivals of a built-in workload.")] = 1.0,
     rescale: Annotated[
         str, typer.Option(help="What a change of slots costs: cold (as profiled), live, or a number of seconds.")

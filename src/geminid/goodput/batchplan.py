@@ -1,7 +1,8 @@
 """Choose the batch plan of one job on one configuration: the definition that the table vectorises.
 
 The candidates are total batch sizes on a geometric grid. Each is divided over the slots, in as few passes as memory
-allows; the plan with the best goodput wins.
+allows; the plan with the best goodput wins. Where a total does not divide evenly, the per-slot batch is rounded up and
+some passes are a sample short: no plan exceeds M_max, and none falls below M0.
 """
 
 from __future__ import annotations
@@ -34,6 +35,19 @@ class BatchLimits:
     smallest_per_slot: int
     largest_per_slot: int
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.initial <= self.largest:
+            raise ValueError(f"initial batch {self.initial} must lie between 1 and the largest, {self.largest}")
+        if not 1 <= self.smallest_per_slot <= self.largest_per_slot:
+            raise ValueError(
+                f"smallest per-slot batch {self.smallest_per_slot} must lie between 1 and the largest, "
+                f"{self.largest_per_slot}"
+            )
+
+    def total(self, slots: int, per_slot_batch: int, accumulation_steps: int) -> int:
+        """Samples per optimiser step: what the slots take together, but never more than M_max."""
+        return min(slots * per_slot_batch * (accumulation_steps + 1), self.largest)
+
 
 @dataclass(frozen=True, slots=True)
 class TunedPlan:
@@ -63,9 +77,7 @@ def candidate_plans(limits: BatchLimits, slots: int) -> Iterator[tuple[int, int]
             accumulation = max(accumulation, 1)  # two passes, so that gradient noise can be measured
         batch = math.ceil(per_slot / (accumulation + 1) - ROUNDING)
         batch = min(max(batch, limits.smallest_per_slot), limits.largest_per_slot)
-        if slots * batch * (accumulation + 1) > limits.largest:
-            batch -= 1
-        if batch >= limits.smallest_per_slot:
+        if slots * limits.smallest_per_slot * (accumulation + 1) <= limits.largest:
             yield batch, accumulation
 
 
@@ -79,10 +91,11 @@ def evaluate(
     per_slot_batch: int,
     accumulation_steps: int,
     busiest_node_slots: int | None = None,
+    link_slowdown: float = 1.0,
 ) -> TunedPlan:
-    """Predict throughput, efficiency and goodput of one given plan."""
-    total = slots * per_slot_batch * (accumulation_steps + 1)
-    times = fitted.step_times(Shape.of(nodes, slots, per_slot_batch, busiest_node_slots))
+    """Predict throughput, efficiency and goodput of one given plan (``link_slowdown``: see ``topology.py``)."""
+    total = limits.total(slots, per_slot_batch, accumulation_steps)
+    times = fitted.step_times(Shape.of(nodes, slots, per_slot_batch, busiest_node_slots, link_slowdown))
     throughput = total / float(times.iteration_s(accumulation_steps))
     efficiency = gradient.efficiency(total / limits.initial)
     return TunedPlan(throughput * efficiency, throughput, efficiency, per_slot_batch, accumulation_steps, total)
@@ -96,6 +109,7 @@ def best_plan(
     nodes: int,
     slots: int,
     busiest_node_slots: int | None = None,
+    link_slowdown: float = 1.0,
 ) -> TunedPlan:
     """The candidate with the best predicted goodput; the smaller batch where two are equal."""
     best = IMPOSSIBLE
@@ -109,6 +123,7 @@ def best_plan(
             per_slot_batch=per_slot_batch,
             accumulation_steps=accumulation_steps,
             busiest_node_slots=busiest_node_slots,
+            link_slowdown=link_slowdown,
         )
         if plan.goodput > best.goodput:
             best = plan

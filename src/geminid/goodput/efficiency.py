@@ -50,6 +50,10 @@ class GradientStats:
     squared_gradient: float = 1.0
     variance: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.squared_gradient) and math.isfinite(self.variance)):
+            raise ValueError(f"gradient statistics must be finite, not {self.squared_gradient} and {self.variance}")
+
     @classmethod
     def clamped(cls, squared_gradient: float, variance: float) -> GradientStats:
         """Statistics from a report that is not trusted: NaN and infinities become 'unknown'."""

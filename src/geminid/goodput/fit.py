@@ -27,6 +27,9 @@ from geminid.goodput.priors import (
 from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.throughput import MODELS, Array, Shape, StepTimes, ThroughputModel
 
+#: A fit that misses its own observations by this factor (root mean square) explains nothing.
+USELESS_LOSS = float(2 * np.log(2.5))
+
 #: An observation further off than this factor is suspected of being an outlier.
 OUTLIER_FACTOR = 3.0
 
@@ -49,7 +52,8 @@ class Corrections:
 
     Kernels are tuned for some batch sizes and not for others: on several GPUs a batch of 6 takes longer than one of 8.
     No smooth formula can know that, but it does not depend on the placement, so what was measured on one is used on
-    every other. Between the measured sizes the correction falls linearly to none.
+    every other. Between the measured sizes the correction falls linearly to none; where several reach, they are
+    averaged.
     """
 
     batch_sizes: tuple[float, ...] = ()
@@ -60,10 +64,12 @@ class Corrections:
         if not self.batch_sizes:
             return 1.0
         log_batch = np.log(per_slot_batch)
-        total = np.zeros_like(log_batch)
+        total, weight = np.zeros_like(log_batch), np.zeros_like(log_batch)
         for size, log_factor in zip(self.batch_sizes, self.log_factors, strict=True):
-            total += log_factor * np.maximum(0.0, 1.0 - np.abs(log_batch - np.log(size)) / CORRECTION_REACH)
-        return np.exp(total)
+            near = np.maximum(0.0, 1.0 - np.abs(log_batch - np.log(size)) / CORRECTION_REACH)
+            total += log_factor * near
+            weight += near
+        return np.exp(total / np.maximum(weight, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +147,14 @@ def fit_many(
 def _settle(
     model: ThroughputModel, result: ThroughputFit | None, last: ThroughputFit | None, left_out: str
 ) -> ThroughputFit:
-    """The fit if there is one, else the last good one, else the prior; with the reason."""
-    if result is not None:
-        reason = "; ".join(part for part in (left_out, result.reason) if part)
-        return replace(result, reason=reason) if reason else result
+    """The fit if there is a useful one, else the last good one, else the prior; with the reason."""
     why = left_out or "nothing measured yet"
-    if last is not None and last.source != "prior":
+    if result is not None:
+        if np.isfinite(result.parameters).all() and result.loss <= USELESS_LOSS:
+            reason = "; ".join(part for part in (left_out, result.reason) if part)
+            return replace(result, reason=reason) if reason else result
+        why = f"the {result.observations} observations contradict each other"
+    if last is not None and last.source != "prior" and last.model == model.name and np.isfinite(last.parameters).all():
         return replace(last, source="previous", reason=f"{why}; the last good fit stands")
     return prior_fit(model, f"{why}; assuming perfect scaling until there is a measurement")
 
@@ -166,7 +174,7 @@ def _measured(jobs: Sequence[Sequence[Observation]]) -> Measured:
     table = np.array(
         [
             [
-                (o.nodes, o.slots, o.per_slot_batch, o.busiest_node_slots, o.accumulation_s, o.step_s)
+                (o.nodes, o.slots, o.per_slot_batch, o.busiest_node_slots, o.accumulation_s, o.step_s, o.link_slowdown)
                 for o in [*seen, *[seen[0]] * (width - len(seen))]
             ]
             for seen in jobs
@@ -174,10 +182,8 @@ def _measured(jobs: Sequence[Sequence[Observation]]) -> Measured:
         dtype=float,
     )
     weight = (np.arange(width) < np.array([len(seen) for seen in jobs])[:, None]).astype(float)
-    shape = Shape.of(table[..., 0], table[..., 1], table[..., 2], table[..., 3])
-    log_accumulation = np.log(table[..., 4])
-    log_step = np.log(np.maximum(table[..., 5], table[..., 4]))
-    return Measured(shape, log_accumulation, log_step, weight)
+    shape = Shape.of(table[..., 0], table[..., 1], table[..., 2], table[..., 3], table[..., 6])
+    return Measured(shape, np.log(table[..., 4]), np.log(table[..., 5]), weight)
 
 
 def _fit_batch(model: ThroughputModel, jobs: Sequence[Sequence[Observation]]) -> list[ThroughputFit]:
@@ -330,7 +336,7 @@ def _corrections(model: ThroughputModel, variables: Array, measured: Measured) -
         sizes, size_of, often = np.unique(batch[present], return_inverse=True, return_counts=True)
         mean = np.bincount(size_of, deviation[row, present]) / (often + CORRECTION_SHRINKAGE)
         kept = np.sort(np.argsort(-often, kind="stable")[:MAX_CORRECTIONS]) if len(sizes) > 1 else np.array([], int)
-        corrections.append(Corrections(tuple(sizes[kept].tolist()), tuple(mean[kept].tolist())))
-        mean[np.setdiff1d(np.arange(len(sizes)), kept)] = 0.0
-        log_factor[row, present] = mean[size_of]
+        found = Corrections(tuple(sizes[kept].tolist()), tuple(mean[kept].tolist()))
+        corrections.append(found)
+        log_factor[row] = np.log(found.factor(batch))
     return corrections, log_factor

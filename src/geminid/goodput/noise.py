@@ -7,7 +7,8 @@ Noise averages out in the mean and the signal does not, which separates them:
     g² = (c·total − local)/(c − 1),     v = (local − total)·S/(c − 1),     S = M/M0
 
 With one micro-gradient per step, two consecutive steps stand in for two replicas (the differenced estimator). That
-is biased, because the true gradient moves between steps, so its averages are dropped as soon as c ≥ 2.
+is biased, because the true gradient moves between steps, so its averages are dropped as soon as c ≥ 2, and taken up
+again only when the last estimate from real micro-gradients is old.
 
 Everything is kept per parameter group: learning-rate rules want it that way. Single estimates may be negative, as an
 unbiased estimate of something small must be; values are clamped only when read.
@@ -28,6 +29,9 @@ Array = NDArray[np.float64]
 #: Weight that an average keeps over a step at M0; at S times the batch size a step counts S times.
 DECAY_PER_INITIAL_STEP = 0.999
 
+#: After this many steps' worth at M0 without micro-gradients to compare, consecutive gradients have to do.
+STALE_AFTER_INITIAL_STEPS = 1000.0
+
 
 @dataclass(frozen=True, slots=True)
 class NoiseEstimate:
@@ -40,6 +44,7 @@ class NoiseEstimate:
     var_sum: tuple[float, ...]
     weight: float = 0.0
     differenced: bool = False
+    initial_steps_without_comparison: float = 0.0
 
     @classmethod
     def empty(cls, groups: int = 1) -> NoiseEstimate:
@@ -60,10 +65,13 @@ class NoiseEstimate:
     def observe_pair(self, previous: ArrayLike, current: ArrayLike, mean: ArrayLike, *, scale: float) -> NoiseEstimate:
         """Fold in two consecutive single-gradient steps: |g'|², |g|² and |(g' + g)/2|² per parameter group.
 
-        Ignored once the estimates come from real micro-gradients.
+        Ignored while there is a recent estimate from real micro-gradients.
         """
         if self.weight > 0.0 and not self.differenced:
-            return self
+            waited = self.initial_steps_without_comparison + scale
+            if not waited >= STALE_AFTER_INITIAL_STEPS:
+                return replace(self, initial_steps_without_comparison=waited) if math.isfinite(scale) else self
+            return NoiseEstimate.empty(len(self.sqr_sum)).observe_pair(previous, current, mean, scale=scale)
         local = (np.atleast_1d(np.asarray(previous, dtype=float)) + np.atleast_1d(current)) / 2.0
         return replace(self._fold(local, mean, 2, 2.0 * scale), differenced=True)
 
@@ -88,6 +96,7 @@ class NoiseEstimate:
             sqr_sum=tuple(sqr_sum.tolist()),
             var_sum=tuple(var_sum.tolist()),
             weight=keep * self.weight + (1.0 - keep),
+            initial_steps_without_comparison=0.0,
         )
 
     @property
@@ -112,7 +121,10 @@ class NoiseEstimate:
         return GradientStats.clamped(float(self.squared_gradients.sum()), float(self.variances.sum()))
 
     def group_gains(self, scale: float) -> Array:
-        """gain(S) of each parameter group: what AdaScale multiplies its learning rate by."""
+        """gain(S) of each parameter group: what AdaScale multiplies its learning rate by.
+
+        Before any measurement it is that of a noise scale equal to M0, as everywhere.
+        """
         if not self.known:
-            return np.ones(len(self.sqr_sum))
+            return gain(np.ones(len(self.sqr_sum)), np.ones(len(self.sqr_sum)), scale)
         return gain(self.squared_gradients, np.maximum(self.variances, SMALLEST_VARIANCE), scale)

@@ -9,6 +9,15 @@ from dataclasses import dataclass, field, replace
 #: Step times outside this range are broken clocks or lost units, not measurements.
 SHORTEST_CREDIBLE_S, LONGEST_CREDIBLE_S = 1e-7, 1e5
 
+#: Counts above this (nodes, slots, samples) are lost units too.
+MOST_CREDIBLE_COUNT = 10**9
+
+#: A synchronising step takes at least a pass; measured apart from each other, they may differ by this factor.
+LARGEST_CREDIBLE_OVERLAP = 3.0
+
+#: What step times depend on: nodes, slots, slots on the busiest node, per-slot batch, and the link slowdown.
+Key = tuple[int, int, int, int, float]
+
 #: Averages forget: one further report never weighs less than one in this many, so that drift shows.
 MEMORY_REPORTS = 50
 
@@ -17,8 +26,8 @@ MEMORY_REPORTS = 50
 class Observation:
     """Mean step times of one configuration and per-slot batch size on one GPU type.
 
-    ``accumulation_s`` is a forward-backward pass without synchronisation, ``step_s`` one with it. ``reports`` is how
-    many reports the means stand for.
+    ``accumulation_s`` is a forward-backward pass without synchronisation, ``step_s`` one with it. ``link_slowdown``
+    is that of the placement (``topology.py``); ``reports`` is how many reports the means stand for.
     """
 
     nodes: int
@@ -27,27 +36,34 @@ class Observation:
     accumulation_s: float
     step_s: float
     busiest_node_slots: int
+    link_slowdown: float = 1.0
     reports: int = 1
 
     @property
-    def key(self) -> tuple[int, int, int, int]:
+    def key(self) -> Key:
         """What the times depend on."""
-        return (self.nodes, self.slots, self.busiest_node_slots, self.per_slot_batch)
+        return (self.nodes, self.slots, self.busiest_node_slots, self.per_slot_batch, self.link_slowdown)
 
     def problem(self) -> str | None:
         """Why this cannot be a measurement, or None if it can."""
+        for name in ("nodes", "slots", "per_slot_batch", "busiest_node_slots", "reports"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not 1 <= value <= MOST_CREDIBLE_COUNT:
+                return f"{name} is {str(value)[:20]}"
         for name in ("accumulation_s", "step_s"):
             value = getattr(self, name)
-            if not math.isfinite(value):
+            if not isinstance(value, int | float) or not math.isfinite(value):
                 return f"{name} is {value}"
             if not SHORTEST_CREDIBLE_S <= value <= LONGEST_CREDIBLE_S:
                 return f"{name} is {value:g} s, outside {SHORTEST_CREDIBLE_S:g}…{LONGEST_CREDIBLE_S:g} s"
-        if not 1 <= self.nodes <= self.slots:
+        if self.nodes > self.slots:
             return f"{self.slots} slots cannot lie on {self.nodes} nodes"
         if not math.ceil(self.slots / self.nodes) <= self.busiest_node_slots <= self.slots - self.nodes + 1:
             return f"{self.slots} slots on {self.nodes} nodes cannot have {self.busiest_node_slots} on the busiest node"
-        if self.per_slot_batch < 1:
-            return f"per_slot_batch is {self.per_slot_batch}"
+        if self.step_s < self.accumulation_s / LARGEST_CREDIBLE_OVERLAP:
+            return f"a step of {self.step_s:g} s cannot contain a pass of {self.accumulation_s:g} s"
+        if not (math.isfinite(self.link_slowdown) and self.link_slowdown >= 1):
+            return f"link_slowdown is {self.link_slowdown}"
         return None
 
 
@@ -56,7 +72,7 @@ class Profile:
     """Everything a job has measured on one GPU type; immutable, one observation per configuration."""
 
     observations: tuple[Observation, ...] = ()
-    _index: dict[tuple[int, int, int, int], int] = field(init=False, repr=False, compare=False)
+    _index: dict[Key, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_index", {seen.key: i for i, seen in enumerate(self.observations)})
@@ -67,7 +83,7 @@ class Profile:
 
         What cannot be a measurement is kept as it is, so that a fit can say what it left out.
         """
-        merged: dict[tuple[int, int, int, int], Observation] = {}
+        merged: dict[Key, Observation] = {}
         impossible = []
         for seen in observations:
             if seen.problem() is not None:

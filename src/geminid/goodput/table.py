@@ -27,6 +27,9 @@ IntArray = NDArray[np.int64]
 #: Candidates computed at a time: large enough to amortise numpy's overhead, small enough for the cache.
 BLOCK_ELEMENTS = 1 << 16
 
+#: Where padding in lists of corrections lies on the axis of log batch sizes: out of everybody's reach.
+FAR_AWAY = -100.0
+
 
 @dataclass(frozen=True, slots=True)
 class JobModel:
@@ -57,17 +60,30 @@ class GoodputTable:
     accumulation_steps: IntArray
     models: Mapping[str, JobModel]
     recomputed: int
+    link_slowdowns: tuple[float, ...]
 
     @classmethod
-    def empty(cls, configurations: Sequence[Configuration]) -> GoodputTable:
-        """A table without jobs."""
-        nothing = np.zeros((0, len(configurations)))
-        return cls(tuple(configurations), (), nothing, nothing.astype(np.int64), nothing.astype(np.int64), {}, 0)
+    def empty(
+        cls, configurations: Sequence[Configuration], link_slowdowns: Sequence[float] | None = None
+    ) -> GoodputTable:
+        """A table without jobs.
+
+        ``link_slowdowns`` says, per configuration, how much slower than within a rack the links are that its placements
+        will cross (``topology.py``); one everywhere if left out.
+        """
+        nothing, whole = np.zeros((0, len(configurations))), np.zeros((0, len(configurations)), np.int64)
+        slowdowns = tuple(link_slowdowns) if link_slowdowns is not None else (1.0,) * len(configurations)
+        return cls(tuple(configurations), (), nothing, whole, whole, {}, 0, slowdowns)
 
     @classmethod
-    def of(cls, configurations: Sequence[Configuration], jobs: Mapping[str, JobModel]) -> GoodputTable:
+    def of(
+        cls,
+        configurations: Sequence[Configuration],
+        jobs: Mapping[str, JobModel],
+        link_slowdowns: Sequence[float] | None = None,
+    ) -> GoodputTable:
         """Compute the table of all jobs."""
-        return cls.empty(configurations).refresh(jobs)
+        return cls.empty(configurations, link_slowdowns).refresh(jobs)
 
     def refresh(self, jobs: Mapping[str, JobModel]) -> GoodputTable:
         """The table of ``jobs``, in their order; rows of jobs whose model is the same as before are carried over.
@@ -87,8 +103,10 @@ class GoodputTable:
         batch[carried] = self.per_slot_batch[source[carried]]
         steps[carried] = self.accumulation_steps[source[carried]]
         if new.size:
-            goodput[new], batch[new], steps[new] = _compute([jobs[ids[row]] for row in new], self.configurations)
-        return GoodputTable(self.configurations, ids, goodput, batch, steps, dict(jobs), len(new))
+            goodput[new], batch[new], steps[new] = _compute(
+                [jobs[ids[row]] for row in new], self.configurations, self.link_slowdowns
+            )
+        return GoodputTable(self.configurations, ids, goodput, batch, steps, dict(jobs), len(new), self.link_slowdowns)
 
     def row(self, job_id: str) -> Array:
         """Goodput of one job on every configuration."""
@@ -105,14 +123,15 @@ class _Columns:
     nodes: Array
     slots: Array
     busiest: Array
+    slowdown: Array
 
     @classmethod
-    def of(cls, configurations: Sequence[Configuration]) -> _Columns:
+    def of(cls, configurations: Sequence[Configuration], link_slowdowns: Sequence[float]) -> _Columns:
         keys = list(dict.fromkeys(model_key(c) for c in configurations))
         nodes = np.array([c.nodes for c in configurations], dtype=float)
         slots = np.array([c.slots for c in configurations], dtype=float)
         key_index = np.array([keys.index(model_key(c)) for c in configurations], dtype=np.intp)
-        return cls(keys, key_index, nodes, slots, np.ceil(slots / nodes))
+        return cls(keys, key_index, nodes, slots, np.ceil(slots / nodes), np.array(link_slowdowns, dtype=float))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +148,11 @@ class _Models:
     correction_log: Array
 
 
-def _compute(jobs: Sequence[JobModel], configurations: Sequence[Configuration]) -> tuple[Array, IntArray, IntArray]:
+def _compute(
+    jobs: Sequence[JobModel], configurations: Sequence[Configuration], link_slowdowns: Sequence[float]
+) -> tuple[Array, IntArray, IntArray]:
     """Best goodput and plan of every job and configuration."""
-    cols = _Columns.of(configurations)
+    cols = _Columns.of(configurations, link_slowdowns)
     shape = (len(jobs), len(configurations))
     goodput, batch, steps = np.zeros(shape), np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     columns_of_key = [np.flatnonzero(cols.key_index == k) for k in range(len(cols.keys))]
@@ -197,7 +218,7 @@ def _pack(jobs: Sequence[JobModel], keys: Sequence[str]) -> dict[str, _Models]:
             limits=_table((x.initial, x.largest, x.smallest_per_slot, x.largest_per_slot) for x in limit),
             squared_gradient=squared_gradient[job_row],
             variance=variance[job_row],
-            correction_log_batch=np.log(np.maximum(log_batch, 1.0)),
+            correction_log_batch=np.where(log_batch > 0, np.log(np.maximum(log_batch, 1.0)), FAR_AWAY),
             correction_log=log_factor,
         )
     return packed
@@ -223,6 +244,7 @@ class _Entries:
     nodes: Array
     slots: Array
     busiest: Array
+    slowdown: Array
 
     @classmethod
     def of(
@@ -240,7 +262,7 @@ class _Entries:
             models.correction_log_batch,
             models.correction_log,
         )
-        by_column = (cols.nodes, cols.slots, cols.busiest)
+        by_column = (cols.nodes, cols.slots, cols.busiest, cols.slowdown)
         return cls(
             models.limits[:, fit],
             *(array[..., fit].astype(precision) for array in by_fit),
@@ -250,21 +272,24 @@ class _Entries:
     def goodput(self, model: ThroughputModel, batch: Array, accumulation: Array) -> Array:
         """Throughput × efficiency of each entry (last axis) at these plans; zero where a plan breaks the limits."""
         precision = self.slots.dtype
-        initial, _, smallest_per_slot, _ = self.limits.astype(precision)
+        initial, largest, smallest_per_slot, _ = self.limits.astype(precision)
         batch, accumulation = batch.astype(precision), accumulation.astype(precision)
         factor: Array | float = 1.0
         if self.correction_log.any():
             factor = _correction_factor(batch, self.correction_log_batch, self.correction_log)
-        shape = Shape(self.nodes, self.slots, batch, self.busiest, np.ones_like(self.nodes))
+        shape = Shape(self.nodes, self.slots, batch, self.busiest, self.slowdown)
         times = model.step_times(np.moveaxis(self.parameters, 0, -1), shape, factor)
         g, v = self.squared_gradient, self.variance
-        total = batch * (accumulation + 1.0) * self.slots
+        total = (accumulation + 1.0) * self.slots
+        allowed = total * smallest_per_slot <= largest
+        total *= batch
+        np.minimum(total, largest, out=total)
         result = accumulation * times.accumulation_s
         result += times.step_s
         result *= v + total * (g / initial)
         np.divide(total, result, out=result)
         result *= v + g
-        result *= batch >= smallest_per_slot
+        result *= allowed
         return result
 
 
@@ -290,9 +315,6 @@ def _best_of_block(model: ThroughputModel, entries: _Entries) -> tuple[Array, Ar
     np.ceil(batch, out=batch)
     np.maximum(batch, smallest_per_slot, out=batch)
     np.minimum(batch, largest_per_slot, out=batch)
-    passes *= batch
-    batch -= passes > largest / slots
-    np.maximum(batch, 0.5, out=batch)  # too small to be chosen, but no zero for a logarithm to meet
     best = np.argmax(entries.goodput(model, batch, accumulation), axis=0)
     entry = np.arange(len(slots))
     return batch[best, entry], accumulation[best, entry]
@@ -302,15 +324,18 @@ _GRID = (np.arange(GRID_POINTS) / (GRID_POINTS - 1))[:, None]
 
 
 def _correction_factor(batch: Array, known_log_batch: Array, log_factor: Array) -> Array:
-    """``Corrections.factor`` for arrays: (..., B) batch sizes, (R, B) corrections."""
+    """``Corrections.factor`` for arrays: (..., B) batch sizes, (R, B) corrections (those that are padding are zero)."""
     log_batch = np.log(batch)
     log_batch *= 1.0 / CORRECTION_REACH
-    total = np.zeros_like(log_batch)
+    total, weight = np.zeros_like(log_batch), np.zeros_like(log_batch)
     for known, log_correction in zip(known_log_batch * (1.0 / CORRECTION_REACH), log_factor, strict=True):
         near = log_batch - known
         np.abs(near, out=near)
-        np.minimum(near, 1.0, out=near)
         np.subtract(1.0, near, out=near)
+        np.maximum(near, 0.0, out=near)
+        weight += near
         near *= log_correction
         total += near
+    np.maximum(weight, 1.0, out=weight)
+    total /= weight
     return np.exp(total, out=total)
