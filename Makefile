@@ -1,7 +1,8 @@
 # Two commands matter: `make demo` and `make test`. Both work from a bare clone with Python 3.11+, make and pip.
 
 PYTHON ?= python3
-# The CPU build of this release is small; set TORCH= to use a PyTorch that your platform needs instead.
+# Any PyTorch from 2.4 on will do. From some indexes this one brings gigabytes of CUDA libraries: to take a CPU build
+# instead, point pip at one (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) or name another, as in make TORCH='torch==2.9.1+cpu'.
 TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
@@ -31,7 +32,8 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
 	  { echo "Geminid needs Python 3.11 or newer; '$(PYTHON)' is not. Name one: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Making $(VENV) ..."
-	@$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+	  echo "Python's venv module is incomplete; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 
 $(VENV)/.ready: pyproject.toml | $(BIN)/python
 	@echo "Installing Geminid and $(TORCH) into $(VENV) (a minute or two, once) ..."

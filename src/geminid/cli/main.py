@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.core import TyperGroup
 
 from geminid import __version__
-from geminid.cli import bench
+from geminid.cli import bench, ends_when_interrupted
 from geminid.cli.demo import demo
 from geminid.cli.output import error_console
 from geminid.cli.simulate import policies, simulate, workloads
+from geminid.cli.validate import validate
 from geminid.fields import InvalidInput
+
+
+class Commands(TyperGroup):
+    """All commands; an interrupt is told here, before Typer sees it and ends in its own way."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        with ends_when_interrupted():
+            return super().invoke(ctx)
+
 
 app = typer.Typer(
     name="geminid",
+    cls=Commands,
     help="Schedule deep-learning training on shared clusters of mixed accelerators.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -44,10 +57,11 @@ app.command()(demo)
 app.command()(simulate)
 app.command()(policies)
 app.command()(workloads)
+app.command()(validate)
 
 
 def main() -> None:
-    """Entry point of the console script: bad input is told in one sentence per mistake, with exit code 2."""
+    """Run the command line: bad input is told in one sentence per mistake, with exit code 2."""
     try:
         app()
     except InvalidInput as error:

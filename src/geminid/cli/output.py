@@ -8,11 +8,19 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 #: Width of tables that go to a file or a pipe, where there is no screen to fit.
 FILE_WIDTH = 150
+
+#: Below this width, tables become lines.
+NARROWEST_TABLE = 60
+
+#: In a table, text is folded between words, and within a word that is longer than this.
+WIDEST_WORD = 16
 
 #: For results.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
@@ -37,11 +45,36 @@ def _finite(value: Any) -> Any:
 
 
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> None:
-    """Print a table whose first ``text_columns`` columns are text and whose others are right-aligned numbers."""
+    """Print a table whose first ``text_columns`` columns are text and whose others are right-aligned numbers.
+
+    Where it is narrow, texts are folded and headers broken between words; numbers stay whole. Where it is too
+    narrow for that, every cell gets a line of its own, with its header.
+    """
+    rows = [[*row[:text_columns], *(cell.replace(" ", "\u00a0") for cell in row[text_columns:])] for row in rows]
     table = Table(title=title, title_justify="left", title_style="bold")
     for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < text_columns else "right", min_width=6)
+        is_text = i < text_columns
+        longest = max((_longest_word(row[i]) for row in rows), default=0)
+        least = max(6, _longest_word(name), min(longest, WIDEST_WORD) if is_text else longest)
+        table.add_column(name, justify="left" if is_text else "right", min_width=least, overflow="fold")
     for row in rows:
-        table.add_row(*row[:text_columns], *(cell.replace(" ", "\u00a0") for cell in row[text_columns:]))
-    console.print(table)
-    console.print()
+        table.add_row(*row)
+    least_width = sum(column.min_width or 0 for column in table.columns) + 3 * len(header) + 1
+    if console.width < max(NARROWEST_TABLE, least_width):
+        _print_records(title, header, rows)
+    else:
+        console.print(table)
+        console.print()
+
+
+def _longest_word(cell: str) -> int:
+    """How wide a cell is at least, if it is broken at spaces only (those of numbers do not break)."""
+    return max((cell_len(word) for word in Text.from_markup(cell).plain.split(" ")), default=0)
+
+
+def _print_records(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    console.print(f"[bold]{title}[/]")
+    for row in rows:
+        for name, cell in zip(header, row, strict=True):
+            console.print(f"{name}: {cell}" if name else cell)
+        console.print()

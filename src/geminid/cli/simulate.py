@@ -85,7 +85,7 @@ def simulate(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from geminid.sim.run import Experiment, simulate_all
-    from geminid.sim.simulator import Settings
+    from geminid.sim.simulator import NoProgress, Settings
 
     chosen = _workload(workload, format, seed, load)
     experiment = Experiment(
@@ -106,9 +106,13 @@ def simulate(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=error_console, transient=True) as bars:
         tasks = [bars.add_task(text, total=len(chosen.jobs)) for text in texts]
-        results = simulate_all(
-            texts, experiment, lambda i, done: bars.update(tasks[i], completed=done), workers or os.cpu_count() or 1
-        )
+        try:
+            results = simulate_all(
+                texts, experiment, lambda i, done: bars.update(tasks[i], completed=done), workers or os.cpu_count() or 1
+            )
+        except NoProgress as error:
+            error_console.print(f"[red]error:[/] {error}", soft_wrap=True)
+            raise typer.Exit(1) from None
     if json_file is not None:
         plain = [{**r, "per_job": [_without_stints(job) for job in r["per_job"]]} for r in results]
         json_file.write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -188,7 +192,7 @@ def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]
         average = _hours(r["avg_jct_s"])
         rows.append(
             [
-                r["policy"],
+                _label(r["policy"]),
                 f"[green]{average}[/]" if r["avg_jct_s"] == best and len(results) > 1 else average,
                 _hours(r["median_jct_s"]),
                 _hours(r["p99_jct_s"]),
@@ -207,6 +211,11 @@ def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]
     for r in results:
         if r["rejected_decisions"]:
             console.print(f"[yellow]{r['policy']}: {r['rejected_decisions']} decisions were invalid and not used[/]")
+
+
+def _label(policy: str) -> str:
+    """A policy as it is shown: a user's own by its class, without the path."""
+    return policy.rpartition(".py:")[2]
 
 
 def _hours(seconds: float | None) -> str:

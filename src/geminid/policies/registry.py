@@ -13,12 +13,14 @@ from geminid.policies.base import Policy
 from geminid.policies.fifo import Fifo
 from geminid.policies.las import LeastAttainedService
 from geminid.policies.optimus import Optimus
+from geminid.policies.pollux import Pollux
 from geminid.policies.sia import Sia
 from geminid.policies.srtf import ShortestRemainingTimeFirst
 from geminid.policies.tiresias import Tiresias
 
 BUILT_IN: Mapping[str, type[Policy]] = {
-    policy.name: policy for policy in (Fifo, ShortestRemainingTimeFirst, LeastAttainedService, Tiresias, Optimus, Sia)
+    policy.name: policy
+    for policy in (Fifo, ShortestRemainingTimeFirst, LeastAttainedService, Tiresias, Optimus, Pollux, Sia)
 }
 
 #: Units that field names carry and users need not write.

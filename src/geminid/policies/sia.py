@@ -24,8 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array
+from scipy.sparse import csc_array
 
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
@@ -34,6 +33,7 @@ from geminid.goodput.table import GoodputTable, JobModel
 from geminid.goodput.transfer import Method, transfer
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+from geminid.solve.lp import minimise
 
 Array = NDArray[np.float64]
 
@@ -181,22 +181,19 @@ def choose(utility: Array, configurations: Sequence[Configuration], capacity: Ma
     slots = np.array([configurations[c].slots for c in column.tolist()], dtype=float)
     type_row = np.array([types.index(configurations[c].gpu_type) for c in column.tolist()])
     variables = np.arange(len(job))
-    matrix = csr_array(
+    matrix = csc_array(
         (
             np.concatenate([np.ones(len(job)), slots]),
             (np.concatenate([job, len(utility) + type_row]), np.concatenate([variables, variables])),
         ),
         shape=(len(utility) + len(types), len(job)),
     )
-    upper = np.concatenate([np.ones(len(utility)), [capacity[t] for t in types]])
-    result = milp(
-        -utility[job, column],
-        constraints=LinearConstraint(matrix, ub=upper),
-        integrality=np.ones(len(job), dtype=np.int64),
-        bounds=Bounds(0, 1),
+    upper = np.concatenate([np.ones(len(utility)), [float(capacity[t]) for t in types]])
+    found = minimise(
+        -utility[job, column], np.ones(len(job)), matrix, np.full(len(upper), -np.inf), upper, integer=True
     )
     chosen: list[int | None] = [None] * len(utility)
-    if result.x is not None:
-        for variable in np.flatnonzero(result.x > 0.5):
+    if found is not None:
+        for variable in np.flatnonzero(found.values > 0.5):
             chosen[int(job[variable])] = int(column[variable])
     return chosen

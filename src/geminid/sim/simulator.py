@@ -27,6 +27,9 @@ from geminid.sim.simjob import ByIdentity, SimJob, by_identity
 from geminid.sim.tuner import Batch
 from geminid.sim.workload import TraceJob, Workload
 
+#: Rounds without any progress after which a simulation gives up: the policy interrupts jobs faster than they restart.
+FRUITLESS_ROUNDS = 2000
+
 #: What happens first at one moment: work ends, nodes change, jobs arrive, and then decisions are made.
 _JOB, _NODE, _ARRIVAL, _TICK = range(4)
 
@@ -63,6 +66,10 @@ class Result:
     wall_s: float = 0.0
 
 
+class NoProgress(RuntimeError):
+    """A policy and a workload that would keep a simulation busy for ever."""
+
+
 class Simulator:
     """One run of one policy over one workload. Deterministic: the same inputs give the same result."""
 
@@ -92,7 +99,7 @@ class Simulator:
         self._running: dict[str, SimJob] = {}
         self._next_tick_s = math.inf
         self._wake_at_s = math.inf
-        self._idle_rounds = 0
+        self._fruitless_rounds = 0
         self._not_yet_arrived = 0
         self.now_s = 0.0
 
@@ -219,19 +226,25 @@ class Simulator:
         if not self.engine.jobs:
             self._next_tick_s = math.inf
             return
+        before = self._works_from_s()
         self._feed(Tick(self.now_s))
-        if self._running or self._not_yet_arrived:
-            self._idle_rounds = 0
-        else:
-            self._idle_rounds += 1
-            if self._idle_rounds > 100:
-                waiting = ", ".join(list(self.engine.jobs)[:5])
-                raise RuntimeError(f"policy {self.policy.name} never runs these jobs on an empty cluster: {waiting}")
+        self._fruitless_rounds = 0 if before < self.now_s else self._fruitless_rounds + 1
+        if self._fruitless_rounds > FRUITLESS_ROUNDS:
+            waiting = ", ".join(list(self.engine.jobs)[:5])
+            raise NoProgress(
+                f"policy {self.policy.name} made no progress in {FRUITLESS_ROUNDS} rounds of "
+                f"{self.policy.interval_s:g} s; waiting: {waiting}. Either nothing it decides can run, or it stops "
+                "jobs before their restart is over."
+            )
         if self.policy.interval_s is not None and self.engine.jobs:
             self._next_tick_s = self.now_s + self.policy.interval_s
             self._at(self._next_tick_s, _TICK, self._tick)
         else:
             self._next_tick_s = math.inf
+
+    def _works_from_s(self) -> float:
+        """Since when the first of the running jobs has been working, or will be."""
+        return min((job.stint.works_from_s for job in self._running.values() if job.stint), default=math.inf)
 
     def _feed(self, event: Event) -> None:
         """Give the engine an event and carry out what it answers."""

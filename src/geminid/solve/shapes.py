@@ -15,12 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import highspy
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
 from geminid.solve.genetic import Space
+from geminid.solve.lp import minimise
 from geminid.solve.pareto import Array
 
 #: The proof stops at this relative gap, or after so many nodes of the search tree.
@@ -112,37 +112,23 @@ def best_matrix(space: Space, costs: Costs) -> Solution | None:
     lower[:jobs][space.pinned] = 1.0
     upper[:jobs], upper[piece_row:whole_size_row] = 1.0, 1.0
     upper[capacity_row:piece_row] = space.capacity
-    found = _minimise(program, lower, upper)
+    matrix = csc_array((program.values, (program.rows, program.columns)), shape=(height, len(program.costs)))
+    found = minimise(
+        np.array(program.costs),
+        np.array(program.upper),
+        matrix,
+        lower,
+        upper,
+        integer=True,
+        gap=GAP,
+        tree_nodes=TREE_NODES,
+    )
     if found is None:
         return None
-    values, cost, bound = found
-    counts = np.rint(values).astype(np.int64)
+    counts = np.rint(found.values).astype(np.int64)
     chosen = [shape for shape, taken in zip(choices, counts, strict=False) if taken]
     idle = float(costs.idle.sum())
-    return Solution(_matrix(space, chosen, counts[len(choices) :]), idle + cost, idle + bound)
-
-
-def _minimise(program: _Program, lower: Array, upper: Array) -> tuple[Array, float, float] | None:
-    """Values of the columns, their cost and a bound on it; None if no values were found."""
-    columns, rows = len(program.costs), len(lower)
-    matrix = csc_array((program.values, (program.rows, program.columns)), shape=(rows, columns))
-    lp = highspy.HighsLp()
-    lp.num_col_, lp.num_row_ = columns, rows
-    lp.col_cost_, lp.col_lower_, lp.col_upper_ = np.array(program.costs), np.zeros(columns), np.array(program.upper)
-    lp.row_lower_, lp.row_upper_ = lower, upper
-    lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-    lp.integrality_ = [highspy.HighsVarType.kInteger] * columns
-    solver = highspy.Highs()  # type: ignore[no-untyped-call]
-    options = {"output_flag": False, "threads": 1, "mip_rel_gap": GAP, "mip_max_nodes": TREE_NODES}
-    for name, value in options.items():
-        solver.setOptionValue(name, value)
-    solver.passModel(lp)
-    solver.run()
-    info = solver.getInfo()
-    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
-        return None
-    return np.array(solver.getSolution().col_value), float(info.objective_function_value), float(info.mip_dual_bound)
+    return Solution(_matrix(space, chosen, counts[len(choices) :]), idle + found.cost, idle + found.bound)
 
 
 def _shapes(space: Space, costs: Costs) -> list[_Shape]:

@@ -1,0 +1,130 @@
+"""``geminid simulate`` and its siblings, through real processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "geminid", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
+
+
+def results(path: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+SMALL = ("simulate", "--workload", "small", "--cluster", "v100:4x4")
+FIELDS = {
+    "policy",
+    "jobs",
+    "avg_jct_s",
+    "median_jct_s",
+    "p99_jct_s",
+    "makespan_s",
+    "gpu_hours",
+    "rescales_per_job",
+    "avg_queue_s",
+    "worst_ftf",
+    "unfair_fraction",
+    "utilization",
+    "decision_ms_mean",
+    "decision_ms_p99",
+    "wall_s",
+    "per_job",
+}
+
+
+def test_results_have_the_fields_that_programs_rely_on(tmp_path: Path) -> None:
+    done = run(*SMALL, "--policy", "fifo,srtf", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "fifo" in done.stdout
+    for result in results(tmp_path / "out.json"):
+        assert set(result) >= FIELDS
+        assert result["jobs"] == 40 == len(result["per_job"])
+        for job in result["per_job"]:
+            assert job["submission_s"] <= job["start_s"] <= job["completion_s"]
+            assert job["jct_s"] == pytest.approx(job["completion_s"] - job["submission_s"])
+
+
+def test_equal_inputs_give_equal_files_byte_for_byte(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        run(*SMALL, "--policy", "tiresias,las", "--seed", "3", "--no-timings", "--json", name, cwd=tmp_path)
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+    run(*SMALL, "--policy", "tiresias,las", "--seed", "4", "--no-timings", "--json", "c.json", cwd=tmp_path)
+    assert (tmp_path / "c.json").read_bytes() != (tmp_path / "a.json").read_bytes()
+
+
+def test_two_results_are_compared_job_by_job(tmp_path: Path) -> None:
+    run(*SMALL, "--policy", "fifo", "--json", "a.json", cwd=tmp_path)
+    run(*SMALL, "--policy", "fifo", "--rescale", "600", "--json", "b.json", cwd=tmp_path)
+    compared = run("simulate", "--compare", "a.json", "b.json", cwd=tmp_path)
+    assert compared.returncode == 0, compared.stderr
+    assert "avg_jct_s" in compared.stdout
+    assert "Jobs that gained and lost most" in compared.stdout
+
+
+def test_what_a_change_costs_can_be_set(tmp_path: Path) -> None:
+    means = []
+    for cost in ("0", "120"):
+        run(*SMALL, "--policy", "las:interval=300", "--rescale", cost, "--json", "out.json", cwd=tmp_path)
+        means.append(results(tmp_path / "out.json")[0]["avg_jct_s"])
+    assert means[0] < means[1]
+
+
+def test_the_policy_of_the_guide_runs_as_the_guide_says(tmp_path: Path) -> None:
+    guide = (DOCS / "writing-a-policy.md").read_text(encoding="utf-8")
+    code = re.search(r"```python\n(.*?)```", guide, re.DOTALL)
+    commands = re.search(r"```sh\n(.*?)```", guide, re.DOTALL)
+    assert code is not None
+    assert commands is not None
+    (tmp_path / "my_policy.py").write_text(code.group(1), encoding="utf-8")
+    for line in commands.group(1).strip().splitlines():
+        done = run(*line.split()[1:], cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert "OldestFirst" in done.stdout
+        assert "invalid" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--policy", "fifi"], "error: policy is 'fifi', but must be one of"),
+        (["--policy", "tiresias:limit=4"], "error: option 'limit=4' is not an option of tiresias, which has: limits"),
+        (["--policy", "las:interval=soon"], "error: option interval of las is 'soon', but must be a number or none."),
+        (["--policy", "none.py:X"], "error: policy is 'none.py', but must be a Python file that exists."),
+        (["--cluster", "v100:0x4"], "error: "),
+        (["--workload", "nothing.csv"], "error: workload is 'nothing.csv', but must be a file that exists or one of"),
+        (["--rescale", "slow"], "error: rescale is 'slow', but must be cold, live, or a number of seconds."),
+        (["--compare", "a.json", "b.json"], "error: compare is 'a.json', but must be a file that can be read"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_exit_code_two(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = run("simulate", "--workload", "small", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_policy_that_interrupts_jobs_before_they_restart_is_told_instead_of_simulated_for_ever() -> None:
+    done = run(*SMALL, "--policy", "las:interval=60", "--rescale", "900")
+    assert done.returncode == 1
+    assert "made no progress" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_policies_and_workloads_are_listed() -> None:
+    names = {row["name"] for row in json.loads(run("policies", "--json").stdout)}
+    assert {"fifo", "srtf", "las", "tiresias", "optimus", "sia"} <= names
+    assert "NSDI" in run("policies").stdout
+    assert {row["name"] for row in json.loads(run("workloads", "--json").stdout)} >= {"small", "day"}
