@@ -11,7 +11,7 @@ const SORTS = [
 const COLOURS = [
   ["slots", "Number of slots"],
   ["type", "GPU type"],
-  ["useful", "Useful share of working time"],
+  ["useful", "Useful share of time"],
 ];
 
 const view = { sort: "submission", colour: "slots", application: -1, filter: "", order: [], rows: [0, 0], box: null };
