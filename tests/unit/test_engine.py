@@ -144,7 +144,7 @@ def test_when_a_node_dies_its_jobs_wait_and_its_slots_are_gone() -> None:
     e = engine(lambda view: Decision({j.id: ((0, 2),) for j in view.jobs if view.usable_slots[0]}))
     e.handle(job("a"))
     down = e.handle(NodeDown(5.0, 0))
-    assert down.commands == (Stop("a", ((0, 2),), "node v100-0 is down"),)
+    assert down.commands == (Stop("a", ((0, 2),), "node v100-0 is down", lost=True),)
     assert e.view().usable_slots == (0, 4, 4)
     assert e.handle(NodeUp(9.0, 0)).commands == (Start("a", ((0, 2),)),)
 
@@ -176,7 +176,7 @@ def test_reports_become_models_and_nonsense_is_left_out() -> None:
     e.handle(job("a"))
     good = Observation(nodes=1, slots=1, busiest_node_slots=1, per_slot_batch=8, accumulation_s=0.1, step_s=0.1)
     bad = Observation(nodes=1, slots=1, busiest_node_slots=1, per_slot_batch=8, accumulation_s=0.1, step_s=math.nan)
-    e.handle(Reported(1.0, "a", good, GradientStats(math.nan, 1.0)))
+    e.handle(Reported(1.0, "a", good, GradientStats.clamped(math.nan, 1.0)))
     e.handle(Reported(1.0, "a", bad))
     e.handle(Reported(1.0, "ghost", good))
     e.handle(Tick(2.0))

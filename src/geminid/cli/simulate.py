@@ -59,6 +59,9 @@ def simulate(
     interference: Annotated[
         float, typer.Option(min=0.0, max=0.95, help="Share of speed that distributed jobs lose when they share a node.")
     ] = 0.0,
+    node_mtbf: Annotated[
+        float | None, typer.Option(min=0.01, help="Mean hours between failures of a node; never when left out.")
+    ] = None,
     oracle: Annotated[bool, typer.Option("--oracle", help="Let every policy know what only an oracle can.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the results as JSON to this file.")
@@ -95,6 +98,8 @@ def simulate(
         settings=Settings(
             rescale_s=_rescale(rescale),
             interference=interference,
+            node_mtbf_s=None if node_mtbf is None else 3600.0 * node_mtbf,
+            seed=seed,
             model=model or ("pollux" if profiles is not None else "geminid"),
             oracle=oracle,
         ),

@@ -26,11 +26,15 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Take a running job's slots away; it waits in the queue, keeping its progress."""
+    """Take a running job's slots away; it waits in the queue.
+
+    It keeps its progress, unless the slots are ``lost``: then it falls back to its last checkpoint.
+    """
 
     job_id: str
     before: Allocation
     reason: str
+    lost: bool = False
 
 
 Command = Start | Rescale | Stop

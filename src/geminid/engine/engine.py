@@ -85,7 +85,8 @@ class Engine:
                 self._down.add(node)
                 for job in list(self._jobs.values()):
                     if any(n == node for n, _ in job.allocation):
-                        commands.append(Stop(job.id, job.allocation, f"node {self.cluster.nodes[node].name} is down"))
+                        reason = f"node {self.cluster.nodes[node].name} is down"
+                        commands.append(Stop(job.id, job.allocation, reason, lost=True))
                         self._release(job.id)
             case NodeDrained(node=node):
                 self._drained.add(node)

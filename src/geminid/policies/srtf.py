@@ -12,12 +12,13 @@ from geminid.policies.queued import QueuedPolicy
 class ShortestRemainingTimeFirst(QueuedPolicy):
     """Preemptive: at every event the jobs with the least time left run, as many as fit.
 
-    Knows durations (an oracle, unless users' estimates are meant); a job of unknown duration comes last.
+    Knows durations (an oracle): that of the trace, or the time a job with a profile takes on the slots it asks for.
     """
 
     name = "srtf"
     paper = "Schrage, 1968"
     objective = "least remaining time first, preempting; optimal for the mean JCT of one-slot jobs"
+    needs_oracle = True
 
     def order(self, view: ClusterView) -> Sequence[JobView]:
         """By remaining time, then by submission."""

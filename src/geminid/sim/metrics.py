@@ -120,6 +120,7 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
         "utilization": gpu_s / (result.cluster.total_slots * end_s) if end_s else None,
         "decisions": len(result.decision_s),
         "rejected_decisions": len(result.rejected),
+        "node_failures": result.failures,
         "decision_ms_mean": float(decisions.mean()) if timings else None,
         "decision_ms_p99": float(np.percentile(decisions, 99)) if timings else None,
         "wall_s": result.wall_s if timings else None,

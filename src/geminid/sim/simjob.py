@@ -61,6 +61,7 @@ class Stint:
     batch: Batch | None
     slowdown: float = 1.0
     epoch: int = 0
+    progress_before: float = 0.0
     end_s: float | None = None
     reported: bool = False
 
@@ -74,7 +75,7 @@ class SimJob:
     application: ByIdentity | None
     total: float
     progress: float = 0.0
-    checkpoint: float = 0.0
+    lost: float = 0.0
     at_s: float = 0.0
     stints: list[Stint] = field(default_factory=list)
     completed_s: float | None = None
@@ -140,7 +141,18 @@ class SimJob:
         """Start a stint with new slots; progress must be up to date."""
         self.finish_stint(now_s)
         placement = tuple(slots for _, slots in allocation)
-        self.stints.append(Stint(now_s, now_s + pause_s, allocation, gpu_type, placement, batch, epoch=self.epoch()))
+        self.stints.append(
+            Stint(
+                now_s,
+                now_s + pause_s,
+                allocation,
+                gpu_type,
+                placement,
+                batch,
+                epoch=self.epoch(),
+                progress_before=self.progress,
+            )
+        )
         self.version += 1
         self._tuner = None
 
@@ -154,6 +166,31 @@ class SimJob:
             Stint(now_s, works_from_s, old.allocation, old.gpu_type, old.placement, batch, old.slowdown, self.epoch())
         )
         self.version += 1
+
+    def crash(self, now_s: float, checkpoint_s: float) -> None:
+        """Lose the slots without warning: progress falls back to the last checkpoint, and the stint ends.
+
+        A checkpoint is made at every change of slots and every ``checkpoint_s`` of work since.
+        """
+        stint = self.stint
+        if stint is None:
+            return
+        since = next(s for s in self.stints if s.allocation == stint.allocation and s.start_s >= self._granted_s())
+        unsaved_s = max(0.0, now_s - since.works_from_s) % checkpoint_s
+        rate = float(self._rates(stint)[min(self.epoch(), len(self._rates(stint)) - 1)])
+        saved = max(since.progress_before, self.progress - rate * unsaved_s)
+        self.lost += self.progress - saved
+        self.progress = saved
+        self.finish_stint(now_s)
+
+    def _granted_s(self) -> float:
+        """When the current allocation was granted: the start of the unbroken run of stints that have it."""
+        granted_s = self.stints[-1].start_s
+        for stint in reversed(self.stints):
+            if stint.allocation != self.stints[-1].allocation:
+                break
+            granted_s = stint.start_s
+        return granted_s
 
     def finish_stint(self, now_s: float) -> None:
         """Give the slots up."""
@@ -235,6 +272,24 @@ class SimJob:
             "lost_to_statistics_share": scaling * (1.0 - worth),
         }
 
+    def oracle_profiles(self, cluster: Cluster) -> dict[str, Profile]:
+        """What a job would know that had run on every size of every GPU type."""
+        if self.application is None:
+            return {}
+        profiles = {}
+        for gpu_type, limits in self.facts.limits.items():
+            nodes = [node.slots for node in cluster.nodes if node.gpu_type == gpu_type]
+            truth = self.application.value.truth[gpu_type]
+            most = min(truth.most_slots, self.facts.max_slots, sum(nodes))
+            largest = min(limits.largest_per_slot, limits.largest)
+            sizes = sorted({round(m) for m in np.geomspace(limits.smallest_per_slot, largest, ONE_SLOT_BATCH_SIZES)})
+            profiles[gpu_type] = Profile.of(
+                _observe(truth, placement, size)
+                for placement in _placements(max(nodes), len(nodes), most)
+                for size in sizes
+            )
+        return profiles
+
     # --- For oracles ---
 
     def remaining_iterations(self, *, after_current_epoch: bool) -> float:
@@ -275,6 +330,14 @@ class SimJob:
                 rates = _epoch_rates(self.application, gpu_type, placement, batch)
                 best = min(best, float(np.sum(np.diff(self._targets(), prepend=0.0) / rates)))
         return best
+
+
+def _placements(per_node: int, nodes: int, most: int) -> list[tuple[int, ...]]:
+    """Powers of two within a node, then whole nodes, and single slots spread over nodes."""
+    result: list[tuple[int, ...]] = [(k,) for k in (1, 2, 4, 8, 16) if k < per_node and k <= most]
+    result += [(per_node,) * n for n in (1, 2, 3, 4, 8, 16) if n <= nodes and n * per_node <= most]
+    result += [(1,) * n for n in (2, 4, 8) if n <= nodes and n <= most]
+    return result
 
 
 def _observe(truth: StepTimeTruth, placement: tuple[int, ...], per_slot_batch: int) -> Observation:

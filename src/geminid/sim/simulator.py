@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
+import numpy as np
+
 from geminid.cluster import Cluster
 from geminid.engine.commands import Command, Rescale, Start, Stop
 from geminid.engine.engine import Engine, Outcome
@@ -39,15 +41,17 @@ class Settings:
     """How the simulated world behaves.
 
     ``rescale_s`` overrides what a change of slots costs each job (None: the costs that come with the profiles).
-    ``interference`` is the fraction of speed that distributed jobs lose when they share a node. ``failures`` are
-    (time, node, seconds until it is back); a job on a failed node falls back to its last checkpoint, made every
-    ``checkpoint_s``. ``oracle`` lets every policy know durations, whatever its paper says.
+    ``interference`` is the fraction of speed that distributed jobs lose when they share a node. Nodes fail at random,
+    ``node_mtbf_s`` apart on average (None: never), and are back after ``repair_s``; a job on one falls back to its
+    last checkpoint, made every ``checkpoint_s``. ``oracle`` lets every policy know what only a simulator can.
     """
 
     rescale_s: float | None = None
     interference: float = 0.0
-    failures: tuple[tuple[float, int, float], ...] = ()
+    node_mtbf_s: float | None = None
+    repair_s: float = 1800.0
     checkpoint_s: float = 600.0
+    seed: int = 0
     model: str = "geminid"
     oracle: bool = False
     debug: bool = False
@@ -62,6 +66,7 @@ class Result:
     jobs: list[SimJob]
     decision_s: list[float] = field(default_factory=list)
     rejected: list[tuple[float, str]] = field(default_factory=list)
+    failures: int = 0
     events: int = 0
     wall_s: float = 0.0
 
@@ -85,6 +90,7 @@ class Simulator:
         self.cluster = cluster
         self.policy = policy
         self.models = ModelKeeper(self.settings.model)
+        self._rng = np.random.default_rng(self.settings.seed)
         self.jobs = self._make_jobs(workload.jobs, applications)
         self.engine = Engine(
             cluster,
@@ -131,7 +137,9 @@ class Simulator:
             total = trace.duration_s if app is None else app.total_steps
             assert total is not None
             key = None if app is None else by_identity(app, known)
-            jobs[trace.name] = SimJob(trace, facts, key, total)
+            job = jobs[trace.name] = SimJob(trace, facts, key, total)
+            if app is not None and (self.settings.oracle or self.policy.needs_oracle):
+                job.facts = replace(facts, duration_s=job.requested_duration_s(self.cluster))
         if problems:
             raise InvalidInput(problems[:20])
         return jobs
@@ -186,9 +194,9 @@ class Simulator:
         started = time.perf_counter()
         for job in self.jobs.values():
             self._at(job.facts.submitted_s, _ARRIVAL, partial(self._arrive, job))
-        for at_s, node, back_s in self.settings.failures:
-            self._at(at_s, _NODE, partial(self._feed, NodeDown(at_s, node)))
-            self._at(at_s + back_s, _NODE, partial(self._feed, NodeUp(at_s + back_s, node)))
+        if self.settings.node_mtbf_s is not None:
+            for node in range(len(self.cluster.nodes)):
+                self._schedule_failure(node)
         done = 0
         while self._queue:
             self.now_s, _, _, action = heapq.heappop(self._queue)
@@ -206,10 +214,28 @@ class Simulator:
             self._not_yet_arrived += 1
         heapq.heappush(self._queue, (at_s, order, next(self._sequence), action))
 
+    def _schedule_failure(self, node: int) -> None:
+        assert self.settings.node_mtbf_s is not None
+        self._at(self.now_s + float(self._rng.exponential(self.settings.node_mtbf_s)), _NODE, partial(self._fail, node))
+
+    def _fail(self, node: int) -> None:
+        if self.engine.jobs or self._not_yet_arrived:
+            self.result.failures += 1
+            self._feed(NodeDown(self.now_s, node))
+            self._at(self.now_s + self.settings.repair_s, _NODE, partial(self._repair, node))
+
+    def _repair(self, node: int) -> None:
+        self._feed(NodeUp(self.now_s, node))
+        if self.engine.jobs or self._not_yet_arrived:
+            self._schedule_failure(node)
+
     def _arrive(self, job: SimJob) -> None:
         self._not_yet_arrived -= 1
         job.at_s = self.now_s
-        if self.policy.brings_profiles:
+        if self.settings.oracle:
+            for gpu_type, profile in job.oracle_profiles(self.cluster).items():
+                self.models.add_profile(job.facts.id, gpu_type, profile)
+        elif self.policy.brings_profiles:
             for gpu_type, profile in job.one_slot_profiles().items():
                 self.models.add_profile(job.facts.id, gpu_type, profile)
         self._feed(Submitted(self.now_s, job.facts))
@@ -288,7 +314,9 @@ class Simulator:
                 job.begin(self.now_s, job.facts.rescale_s, allocation, gpu_type, batch)
                 self._running[job.facts.id] = job
                 self._schedule(job)
-            case Stop():
+            case Stop(lost=lost):
+                if lost:
+                    job.crash(self.now_s, self.settings.checkpoint_s)
                 job.finish_stint(self.now_s)
                 self._running.pop(job.facts.id, None)
 

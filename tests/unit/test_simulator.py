@@ -1,0 +1,160 @@
+"""What the simulated world does, on jobs small enough to compute by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from geminid.cluster import Cluster
+from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.efficiency import GradientStats
+from geminid.policies.base import ClusterView, Decision, Policy
+from geminid.policies.registry import make_policy
+from geminid.sim.application import Application, GradientTruth, StepTimeTruth
+from geminid.sim.metrics import job_summaries, summary
+from geminid.sim.simulator import NoProgress, Result, Settings, Simulator
+from geminid.sim.workload import TraceJob, Workload
+from geminid.sim.workloads.generate import built_in_workload
+
+
+class Linear(StepTimeTruth):
+    """A pass takes 0.1 s + 1 ms a sample; synchronising takes 0.1 s."""
+
+    most_slots = 64
+
+    def step_times(self, placement: Sequence[int], per_slot_batch: int) -> tuple[float, float]:
+        grad = 0.1 + 0.001 * per_slot_batch
+        return grad, grad + (0.1 if sum(placement) > 1 else 0.0)
+
+
+class Calm(GradientTruth):
+    def at(self, epoch: int, total_batch: float) -> GradientStats:
+        return GradientStats(1.0, 1.0 + epoch)
+
+
+TOY = Application(
+    name="toy",
+    progress_steps=np.array([1000.0, 2000.0]),
+    gradient=Calm(),
+    truth={"v100": Linear(), "t4": Linear()},
+    limits={
+        t: BatchLimits(initial=100, largest=3200, smallest_per_slot=10, largest_per_slot=200) for t in ("v100", "t4")
+    },
+    rescale_s=30.0,
+)
+
+
+def run(
+    policy: str | Policy, jobs: Sequence[TraceJob], cluster: str = "v100:2x4", settings: Settings | None = None
+) -> Result:
+    chosen = make_policy(policy) if isinstance(policy, str) else policy
+    settings = replace(settings or Settings(model="pollux"), debug=True)
+    return Simulator(Workload("test", tuple(jobs)), {"toy": TOY}, Cluster.parse(cluster), chosen, settings).run()
+
+
+def opaque(name: str, submit_s: float, slots: int, duration_s: float) -> TraceJob:
+    return TraceJob(name=name, submit_s=submit_s, requested_slots=slots, duration_s=duration_s)
+
+
+def toy(name: str, submit_s: float = 0.0, slots: int = 1, batch: int = 100) -> TraceJob:
+    return TraceJob(name=name, submit_s=submit_s, requested_slots=slots, requested_batch=batch, application="toy")
+
+
+def jct(result: Result) -> dict[str, float]:
+    return {job.facts.id: (job.completed_s or 0.0) - job.facts.submitted_s for job in result.jobs}
+
+
+def test_fifo_waits_behind_a_job_that_does_not_fit() -> None:
+    jobs = [opaque("a", 0, 6, 100), opaque("b", 10, 8, 50), opaque("c", 20, 1, 5)]
+    assert jct(run("fifo", jobs)) == {"a": 100, "b": 140, "c": 135}
+
+
+def test_shortest_remaining_time_preempts() -> None:
+    jobs = [opaque("long", 0, 8, 100), opaque("short", 10, 8, 20)]
+    assert jct(run("srtf", jobs)) == {"long": 120, "short": 20}
+
+
+def test_a_job_alone_takes_what_its_profile_says() -> None:
+    """2,000 steps of 100 samples at 0.2 s, after a start of 30 s."""
+    assert jct(run("fifo", [toy("a")])) == {"a": pytest.approx(30 + 2000 * 0.2)}
+
+
+def test_a_larger_batch_makes_the_progress_its_gain_allows() -> None:
+    """At twice the batch on two slots: gain 4/3 in the first epoch (v = g²), 3/2 in the second (v = 2 g²)."""
+    expected = 30 + 1000 / (4 / 3) * 0.3 + 1000 / (3 / 2) * 0.3
+    assert jct(run("fifo", [toy("a", slots=2, batch=200)])) == {"a": pytest.approx(expected)}
+
+
+def test_every_change_of_slots_costs_its_pause() -> None:
+    jobs = [opaque("a", 0, 8, 100), opaque("b", 10, 8, 20)]
+    slow = run("srtf", jobs, settings=Settings(rescale_s=7.0))
+    assert jct(slow) == {"a": 7 + 100 + 7 + 20 + 7, "b": 7 + 20}
+    assert [job.rescales for job in job_summaries(slow)] == [1, 0]
+
+
+def test_time_is_accounted_for_completely() -> None:
+    result = run("sia", [toy("a"), toy("b", 30.0), toy("c", 200.0)], "v100:1x4,t4:1x2")
+    for job in job_summaries(result):
+        held = sum((s.end_s or 0) - s.start_s for s in next(j for j in result.jobs if j.facts.id == job.name).stints)
+        assert job.jct_s == pytest.approx(job.queued_s + held)
+        assert job.paused_s >= 30.0
+
+
+def test_interference_slows_distributed_jobs_that_share_a_node() -> None:
+    class Spread(Policy):
+        name = "spread"
+        paper = objective = ""
+
+        def decide(self, view: ClusterView) -> Decision:
+            return Decision({job.id: ((0, 1), (1, 1)) for job in view.jobs})
+
+    alone = jct(run(Spread(), [toy("a", slots=2)]))["a"]
+    quiet = jct(run(Spread(), [toy("a", slots=2), toy("b", slots=2)]))
+    noisy = jct(run(Spread(), [toy("a", slots=2), toy("b", slots=2)], settings=Settings(interference=0.5)))
+    assert quiet["a"] == pytest.approx(alone)
+    assert noisy["a"] - 30 == pytest.approx(2 * (alone - 30))
+
+
+def test_a_failed_node_costs_the_work_since_the_last_checkpoint() -> None:
+    jobs = [toy(f"j{i}") for i in range(8)]
+    calm, rough = run("fifo", jobs), run("fifo", jobs, settings=Settings(node_mtbf_s=600.0, repair_s=60.0, seed=1))
+    assert rough.failures > 0
+    assert all(job.completed_s is not None for job in rough.jobs)
+    assert sum(jct(rough).values()) > sum(jct(calm).values())
+    often = Settings(node_mtbf_s=600.0, repair_s=60.0, seed=1, checkpoint_s=10.0)
+    assert sum(job.lost for job in run("fifo", jobs, settings=often).jobs) < sum(job.lost for job in rough.jobs)
+
+
+def test_a_job_grows_at_most_twofold_a_round_while_it_explores() -> None:
+    result = run("sia", [toy("a")], "v100:4x4")
+    slots = [sum(stint.placement) for stint in result.jobs[0].stints]
+    assert slots[0] <= 2
+    assert max(slots) >= 4
+    assert all(after <= 2 * max(slots[:i]) for i, after in enumerate(slots) if i)
+
+
+def test_with_an_oracle_nothing_needs_exploring() -> None:
+    result = run("sia", [toy("a")], "v100:4x4", Settings(model="pollux", oracle=True))
+    assert sum(result.jobs[0].stints[0].placement) > 2
+
+
+def test_a_policy_that_never_lets_jobs_restart_is_stopped() -> None:
+    with pytest.raises(NoProgress, match="made no progress"):
+        run("las:interval=10", [toy("a", slots=8), toy("b", slots=8)], settings=Settings(rescale_s=60.0))
+
+
+@pytest.mark.parametrize("policy", ["fifo", "srtf", "las", "tiresias", "optimus", "sia", "pollux:generations=5"])
+def test_every_policy_finishes_every_job_of_a_mixed_cluster_with_valid_decisions(policy: str) -> None:
+    from geminid.sim.profiles import built_in_applications
+
+    workload = built_in_workload("small", seed=2)
+    workload = replace(workload, jobs=workload.jobs[:12])
+    cluster = Cluster.parse("v100:4x4,t4:2x4")
+    chosen = make_policy(policy)
+    result = Simulator(workload, built_in_applications(), cluster, chosen, Settings()).run()
+    assert not result.rejected
+    assert all(job.completed_s is not None for job in result.jobs)
+    assert summary(result)["utilization"] <= 1.0
