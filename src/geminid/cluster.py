@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -23,6 +24,10 @@ from geminid.documents import Document
 from geminid.fields import InvalidInput, Problem, Reader, show, suggestion
 from geminid.gputypes import CATALOGUE, GpuType, LinkClass, is_in_catalogue, named_gpu_type
 from geminid.nodes import Node, NodeGroup, check_total, expand, group_nodes
+
+# For clusters of a million nodes: mapped, these are several times faster than a generator.
+_name, _gpu_type, _slots = attrgetter("name"), attrgetter("gpu_type"), attrgetter("slots")
+_rack_and_zone = attrgetter("rack", "zone")
 
 _SHORT_GROUP = re.compile(r"([^:]*):\s*([0-9]+)\s*[xX×]\s*([0-9]+)")
 
@@ -42,19 +47,19 @@ class Cluster(Document):
         if not self.nodes:
             yield Problem("nodes", self.nodes, "must name at least one node")
         for label, named in (("gpu_types", self.gpu_types), ("nodes", self.nodes)):
-            if len({value.name for value in named}) < len(named):
+            if len(set(map(_name, named))) < len(named):
                 for name, count in Counter(value.name for value in named).items():
                     if count > 1:
                         yield Problem(label, name, f"must have a name of its own, and {count} have this one")
         known = {gpu_type.name for gpu_type in self.gpu_types}
-        for name in sorted({node.gpu_type for node in self.nodes} - known):
+        for name in sorted(set(map(_gpu_type, self.nodes)) - known):
             yield Problem("nodes.type", name, f"must be one of gpu_types{suggestion(name, known)}")
         zones: dict[str, str] = {}
-        for rack, zone in dict.fromkeys((node.rack, node.zone) for node in self.nodes):
+        for rack, zone in dict.fromkeys(map(_rack_and_zone, self.nodes)):
             if zones.setdefault(rack, zone) != zone:
                 expected = f"must be in a single zone, not in both {zones[rack]} and {zone}"
                 yield Problem("nodes.rack", rack, expected)
-        yield from check_total(len(self.nodes), sum(node.slots for node in self.nodes))
+        yield from check_total(len(self.nodes), sum(map(_slots, self.nodes)))
 
     # --- What there is ---
 
@@ -179,7 +184,7 @@ class Cluster(Document):
         """The cluster of some groups of nodes; types that are not declared come from the catalogue."""
         nodes = expand(groups)
         types = {gpu_type.name: gpu_type for gpu_type in declared}
-        for name in dict.fromkeys(node.gpu_type for node in nodes):
+        for name in dict.fromkeys(map(_gpu_type, nodes)):
             types.setdefault(name, named_gpu_type(name))
         return cls(gpu_types=tuple(types.values()), nodes=nodes)
 

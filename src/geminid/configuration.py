@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from geminid.documents import Document
 from geminid.fields import InvalidInput, Problem, Reader, check_integer, check_name, show
+from geminid.units import MAX_BATCH_SIZE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -142,8 +143,8 @@ class BatchPlan(Document):
 
     def __post_init__(self) -> None:
         problems = [
-            *check_integer("per_slot_batch_samples", self.per_slot_batch_samples, at_least=1),
-            *check_integer("accumulation_steps", self.accumulation_steps, at_least=0),
+            *check_integer("per_slot_batch_samples", self.per_slot_batch_samples, at_least=1, at_most=MAX_BATCH_SIZE),
+            *check_integer("accumulation_steps", self.accumulation_steps, at_least=0, at_most=MAX_BATCH_SIZE),
         ]
         if problems:
             raise InvalidInput(problems)

@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import Any, Final, Self
 
 from geminid.documents import Document
-from geminid.fields import InvalidInput, Problem, Reader, check_integer, check_name, suggestion
+from geminid.fields import InvalidInput, Problem, Reader, check_boolean, check_integer, check_name, suggestion
+
+_MAX_SPLIT: Final = 1_000_000  # more slots than that no cluster has
 
 _BUILT_IN: Final[dict[str, dict[str, bool]]] = {
     "dp": {},
@@ -41,12 +43,15 @@ class ExecutionPlan(Document):
     def __post_init__(self) -> None:
         problems = [
             *check_name("name", self.name),
-            *check_integer("tensor_parallel", self.tensor_parallel, at_least=1),
-            *check_integer("pipeline_stages", self.pipeline_stages, at_least=1),
+            *check_integer("tensor_parallel", self.tensor_parallel, at_least=1, at_most=_MAX_SPLIT),
+            *check_integer("pipeline_stages", self.pipeline_stages, at_least=1, at_most=_MAX_SPLIT),
+            *check_boolean("zero", self.zero),
+            *check_boolean("gradient_checkpointing", self.gradient_checkpointing),
+            *check_boolean("offload", self.offload),
         ]
-        if self.offload and not self.zero:
+        if self.offload is True and self.zero is False:
             problems.append(Problem("offload", True, "needs zero to be true as well", involves=("zero",)))
-        if self.name in _BUILT_IN and self._settings() != _BUILT_IN[self.name]:
+        if isinstance(self.name, str) and self.name in _BUILT_IN and self._settings() != _BUILT_IN[self.name]:
             expected = "is the name of a built-in plan with other settings; choose another"
             problems.append(Problem("name", self.name, expected))
         if problems:

@@ -168,6 +168,36 @@ def check_text(
     return []
 
 
+def check_boolean(field: str, value: object) -> list[Problem]:
+    """Is it true or false?"""
+    return [] if isinstance(value, bool) else [Problem(field, value, "must be true or false")]
+
+
+def check_choice(field: str, value: object, options: type[StrEnum]) -> list[Problem]:
+    """Is it a member of an enumeration (the text of one is not)?"""
+    expected = f"must be a {options.__name__}: one of {', '.join(options)}"
+    return [] if isinstance(value, options) else [Problem(field, value, expected)]
+
+
+def check_instance(field: str, value: object, kind: type) -> list[Problem]:
+    """Is it a value of a class of the domain?"""
+    return [] if isinstance(value, kind) else [Problem(field, value, f"must be of type {kind.__name__}")]
+
+
+def check_tuple(field: str, value: object, check: Callable[[str, Any], list[Problem]]) -> list[Problem]:
+    """Is it a tuple whose elements all pass a check?"""
+    if not isinstance(value, tuple):
+        return [Problem(field, value, "must be a tuple")]
+    return [bad for index, element in enumerate(value) for bad in check(f"{field}[{index}]", element)]
+
+
+def check_optional(
+    check: Callable[..., list[Problem]], field: str, value: object, *args: Any, **limits: Any
+) -> list[Problem]:
+    """Is it absent, or does it pass a check?"""
+    return [] if value is None else check(field, value, *args, **limits)
+
+
 def check_name(field: str, value: object) -> list[Problem]:
     """Is it a name: safe in file names, addresses, tables and the short forms of the command line?"""
     fits = isinstance(value, str) and _NAME.fullmatch(value)
@@ -266,9 +296,7 @@ class Reader:
     def boolean(self, field: str, default: bool | D = REQUIRED) -> bool | D:
         """True or false."""
         value: Any = self.raw(field)
-        fits = isinstance(value, bool)
-        problems = [] if fits else [Problem(self.field_name(field), value, "must be true or false")]
-        return self._take(field, value, default, False, problems)
+        return self._take(field, value, default, False, check_boolean(self.field_name(field), value))
 
     def choice(self, field: str, options: type[E], default: E | D = REQUIRED) -> E | D:
         """One of the values of an enumeration."""

@@ -14,9 +14,11 @@ from geminid.fields import (
     InvalidInput,
     Problem,
     Reader,
+    check_boolean,
     check_integer,
     check_name,
     check_number,
+    check_tuple,
 )
 from geminid.units import Bytes, BytesPerSecond, Seconds, format_bandwidth, format_duration, format_size
 
@@ -130,10 +132,11 @@ class GpuPreference(Document):
     ordered: bool = False
 
     def __post_init__(self) -> None:
-        form = "ordered" if self.ordered else "any_of"
-        problems = [bad for i, name in enumerate(self.names) for bad in check_name(f"{form}[{i}]", name)]
-        if len(set(self.names)) < len(self.names):
+        form = "ordered" if self.ordered is True else "any_of"
+        problems = check_tuple(form, self.names, check_name)
+        if not problems and len(set(self.names)) < len(self.names):
             problems.append(Problem(form, self.names, "must name each type once"))
+        problems += check_boolean("ordered", self.ordered)
         if problems:
             raise InvalidInput(problems)
 
@@ -263,6 +266,8 @@ ALIASES: Final = MappingProxyType(
     {
         "a100": "a100-40gb",
         "aws": "t4",
+        "azure": "v100",
+        "dgx": "a100-40gb",
         "dgx-ext": "a100-40gb",
         "quad": "quadro-rtx6000",
         "rtx": "rtx2080ti",

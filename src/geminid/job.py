@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final, Self
 
 from geminid.documents import Document
@@ -21,15 +22,19 @@ from geminid.fields import (
     InvalidInput,
     Problem,
     Reader,
+    check_choice,
+    check_instance,
     check_integer,
     check_name,
     check_number,
+    check_optional,
     check_text,
+    check_tuple,
     show,
 )
 from geminid.gputypes import ANY_GPU_TYPE, GpuPreference, read_preference
 from geminid.nodes import MAX_SLOTS
-from geminid.units import GpuSeconds, Seconds, format_duration
+from geminid.units import MAX_BATCH_SIZE, MAX_SAMPLES, GpuSeconds, Seconds, format_duration
 
 MAX_PRIORITY: Final = 1000
 # What Linux allows for one argument or one environment variable, less one for the final NUL.
@@ -87,7 +92,7 @@ class JobSpec(Document):
         execution_plans: The plans that a policy may choose from.
         deadline_s: When it should have finished, counted from its submission.
         budget_gpu_s: The most GPU-seconds that it may use.
-        max_retries: Failures after which it is given up.
+        max_retries: How often it is restarted after a failure; with the next failure it is given up.
         min_runtime_s: How long it runs before it may be preempted.
         checkpoint_interval_s: The longest time between two checkpoints.
     """
@@ -159,7 +164,7 @@ class JobSpec(Document):
 
     def __post_init__(self) -> None:
         problems = self._field_problems()
-        problems += self._rule_problems({problem.field for problem in problems})
+        problems += self._rule_problems({re.split(r"[.\[]", problem.field)[0] for problem in problems})
         if problems:
             raise InvalidInput(problems)
 
@@ -168,22 +173,25 @@ class JobSpec(Document):
         return [
             *check_name("name", self.name),
             *_check_command("command", self.command),
-            *_optional(check_text, "owner", self.owner, max_length=255),
+            *check_optional(check_text, "owner", self.owner, max_length=255),
             *check_name("queue", self.queue),
             *check_integer("priority", self.priority, at_least=-MAX_PRIORITY, at_most=MAX_PRIORITY),
-            *_optional(_check_directory, "working_dir", self.working_dir),
+            *check_optional(_check_directory, "working_dir", self.working_dir),
             *_check_environment("env", self.env),
             *check_integer("min_slots", self.min_slots, at_least=1, at_most=MAX_SLOTS),
-            *_optional(check_integer, "max_slots", self.max_slots, at_least=1, at_most=MAX_SLOTS),
+            *check_optional(check_integer, "max_slots", self.max_slots, at_least=1, at_most=MAX_SLOTS),
             *check_integer("slots_per_replica", self.slots_per_replica, at_least=1, at_most=MAX_SLOTS),
-            *_optional(check_integer, "initial_batch_size", self.initial_batch_size, at_least=1),
-            *_optional(check_integer, "max_batch_size", self.max_batch_size, at_least=1),
-            *check_integer("min_per_slot_batch", self.min_per_slot_batch, at_least=1),
-            *_optional(check_integer, "max_per_slot_batch", self.max_per_slot_batch, at_least=1),
-            *_optional(check_integer, "dataset_samples", self.dataset_samples, at_least=1),
-            *_optional(check_number, "epochs", self.epochs, above=0),
-            *_optional(check_number, "deadline", self.deadline_s, above=0),
-            *_optional(check_number, "gpu_time_budget", self.budget_gpu_s, above=0),
+            *check_instance("gpu_types", self.gpu_types, GpuPreference),
+            *check_optional(_check_batch, "initial_batch_size", self.initial_batch_size),
+            *check_optional(_check_batch, "max_batch_size", self.max_batch_size),
+            *_check_batch("min_per_slot_batch", self.min_per_slot_batch),
+            *check_optional(_check_batch, "max_per_slot_batch", self.max_per_slot_batch),
+            *check_optional(check_integer, "dataset_samples", self.dataset_samples, at_least=1, at_most=MAX_SAMPLES),
+            *check_optional(check_number, "epochs", self.epochs, above=0, at_most=MAX_SAMPLES),
+            *check_choice("scaling_rule", self.scaling_rule, ScalingRule),
+            *check_tuple("execution_plans", self.execution_plans, _check_plan),
+            *check_optional(check_number, "deadline", self.deadline_s, above=0),
+            *check_optional(check_number, "gpu_time_budget", self.budget_gpu_s, above=0),
             *check_integer("max_retries", self.max_retries, at_least=0),
             *check_number("min_runtime", self.min_runtime_s, at_least=0),
             *check_number("checkpoint_interval", self.checkpoint_interval_s, above=0),
@@ -204,15 +212,21 @@ class JobSpec(Document):
                 if size is not None and size % self.slots_per_replica:
                     expected = f"must be a multiple of slots_per_replica, which is {self.slots_per_replica}"
                     yield Problem(name, size, expected, involves=("slots_per_replica",))
-        limit = self.max_batch_size or self.initial_batch_size
+        work = None if faulty & {"dataset_samples", "epochs"} else self.work_samples
+        if work is not None and work > MAX_SAMPLES:
+            most = MAX_SAMPLES // (self.dataset_samples or 1)
+            expected = f"must be at most {most}: the work, epochs × dataset_samples, is limited to {MAX_SAMPLES}"
+            yield Problem("epochs", self.epochs, expected, involves=("dataset_samples",))
         involved = ("min_slots", "slots_per_replica", "max_batch_size", "initial_batch_size")
-        if limit is not None and not faulty & {"min_per_slot_batch", *involved}:
+        if not faulty & {"min_per_slot_batch", *involved}:
+            limit = self.max_batch_size or self.initial_batch_size
             replicas = self.min_slots // self.slots_per_replica
-            if self.min_per_slot_batch * replicas > limit:
+            if limit is not None and self.min_per_slot_batch * replicas > limit:
                 expected = f"must be at most {limit // max(replicas, 1)}: {replicas} such batches, as min_slots"
                 expected += f" asks for, must fit into the largest total batch, {limit}"
                 yield Problem("min_per_slot_batch", self.min_per_slot_batch, expected, involves=involved)
-        yield from self._plan_problems(faulty)
+        if "execution_plans" not in faulty:
+            yield from self._plan_problems(faulty)
 
     def _plan_problems(self, faulty: set[str]) -> Iterator[Problem]:
         """What is wrong with the execution plans."""
@@ -225,7 +239,10 @@ class JobSpec(Document):
             return
         for plan in self.execution_plans:
             if plan.slots_per_replica > (self.max_slots or MAX_SLOTS):
-                expected = f"needs {plan.slots_per_replica} slots, and max_slots is {self.max_slots}"
+                most = (
+                    f"a cluster has at most {MAX_SLOTS}" if self.max_slots is None else f"max_slots is {self.max_slots}"
+                )
+                expected = f"needs {plan.slots_per_replica} slots, and {most}"
                 yield Problem("execution_plans", plan.name, expected, involves=("max_slots",))
             if plan.slots_per_replica > 1 and self.slots_per_replica > 1:
                 expected = "splits the model, as slots_per_replica says the script does already; give one of both"
@@ -285,20 +302,22 @@ _TOGETHER: Final = (
 """Fields that mean nothing without another one."""
 
 
-def _optional(check: Callable[..., list[Problem]], name: str, value: object, **limits: Any) -> list[Problem]:
-    return [] if value is None else check(name, value, **limits)
-
-
 def _duration_or_none(duration_s: Seconds | None) -> str | None:
     return None if duration_s is None else format_duration(duration_s)
 
 
-def _check_command(name: str, command: tuple[str, ...]) -> list[Problem]:
-    if not isinstance(command, tuple) or not command or not command[0]:
+def _check_batch(name: str, size: object) -> list[Problem]:
+    return check_integer(name, size, at_least=1, at_most=MAX_BATCH_SIZE)
+
+
+def _check_plan(name: str, plan: object) -> list[Problem]:
+    return check_instance(name, plan, ExecutionPlan)
+
+
+def _check_command(name: str, command: object) -> list[Problem]:
+    if not isinstance(command, tuple) or command[:1] in ((), ("",)):
         return [Problem(name, command, "must be a list of words that begins with a program to run")]
-    limit = _MAX_ARGUMENT_LENGTH
-    words = enumerate(command)
-    return [bad for i, word in words for bad in check_text(f"{name}[{i}]", word, max_length=limit, lines=True)]
+    return check_tuple(name, command, partial(check_text, max_length=_MAX_ARGUMENT_LENGTH, lines=True))
 
 
 def _check_directory(name: str, path: str) -> list[Problem]:
@@ -308,17 +327,17 @@ def _check_directory(name: str, path: str) -> list[Problem]:
 
 
 def _check_environment(name: str, env: Any) -> list[Problem]:
-    if not isinstance(env, tuple):
+    if not (isinstance(env, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in env)):
         return [Problem(name, NOT_SHOWN, "must be a tuple of pairs")]
     problems = []
     for variable, value in env:
-        if not _ENVIRONMENT_NAME.fullmatch(variable):
+        if not (isinstance(variable, str) and _ENVIRONMENT_NAME.fullmatch(variable)):
             expected = "must be a name of letters, digits and '_' that does not start with a digit"
             problems.append(Problem(f"{name}.{show(variable)}", NOT_SHOWN, expected))
         else:
             label = f"{name}.{variable}"
             problems += check_text(label, value, max_length=_MAX_ARGUMENT_LENGTH, lines=True, secret=True)
-    if len(dict(env)) < len(env):
+    if not problems and len(dict(env)) < len(env):
         problems.append(Problem(name, NOT_SHOWN, "must name each variable once"))
     return problems
 

@@ -42,9 +42,12 @@ from geminid.fields import (
     InvalidInput,
     Problem,
     Reader,
+    check_choice,
+    check_instance,
     check_integer,
     check_name,
     check_number,
+    check_optional,
     check_text,
 )
 from geminid.job import JobSpec
@@ -199,11 +202,12 @@ class JobState(Document):
         """The job in another phase.
 
         A placement is needed to start; without a new one, a job keeps its slots for as long as it holds any.
-        While it rescales, its placement is every slot that it holds: old and new.
+        While it rescales, its placement is every slot that it holds: old and new, perhaps more than it asked
+        for. It starts and runs on as many slots as it asked for.
 
         Raises:
             IllegalTransition: the phase cannot follow the present one, time would go back, or a placement is
-                missing or not wanted.
+                missing, not wanted, too small or too large.
         """
         if to not in TRANSITIONS[self.phase]:
             allowed = ", ".join(sorted(TRANSITIONS[self.phase])) or "nothing"
@@ -214,8 +218,10 @@ class JobState(Document):
             raise IllegalTransition(f"Job {self.job_id} cannot start without a placement.")
         if placement is not None and not to.holds_slots:
             raise IllegalTransition(f"Job {self.job_id} cannot hold slots when it is {to}.")
-        charged = self.advance(at_s=at_s, batch_plan=batch_plan)
         held = (placement or self.placement) if to.holds_slots else None
+        if held is not None and to in (JobPhase.STARTING, JobPhase.RUNNING):
+            self._check_size(held.num_slots)
+        charged = self.advance(at_s=at_s, batch_plan=batch_plan)
         starts = to is JobPhase.STARTING and self.first_started_at_s is None
         return replace(
             charged,
@@ -244,6 +250,14 @@ class JobState(Document):
         after = self.move(to, at_s=at_s, reason=reason)
         return replace(after, failures=failures, progress_samples=self.durable_samples)
 
+    def _check_size(self, slots: int) -> None:
+        """Refuse a number of slots that the job did not ask for."""
+        least, most = self.spec.min_slots, self.spec.max_slots
+        if slots < least:
+            raise IllegalTransition(f"Job {self.job_id} needs at least {least} slots and cannot run on {slots}.")
+        if most is not None and slots > most:
+            raise IllegalTransition(f"Job {self.job_id} may have at most {most} slots and cannot run on {slots}.")
+
     # --- What follows from the state ---
 
     @property
@@ -270,44 +284,58 @@ class JobState(Document):
     # --- What must hold ---
 
     def __post_init__(self) -> None:
-        problems = self._field_problems() or list(self._rule_problems())
+        problems = self._field_problems()
+        problems += self._rule_problems({problem.field for problem in problems})
         if problems:
             raise InvalidInput(problems)
 
     def _field_problems(self) -> list[Problem]:
-        optional_times = {"first_started_at_s": self.first_started_at_s, "finished_at_s": self.finished_at_s}
-        given_times = [(name, time) for name, time in optional_times.items() if time is not None]
+        """What is wrong with each field by itself."""
         return [
             *check_name("job_id", self.job_id),
+            *check_instance("spec", self.spec, JobSpec),
+            *check_choice("phase", self.phase, JobPhase),
             *check_number("submitted_at_s", self.submitted_at_s),
             *check_number("updated_at_s", self.updated_at_s),
             *check_number("phase_since_s", self.phase_since_s),
-            *[bad for name, time in given_times for bad in check_number(name, time)],
+            *check_optional(check_number, "first_started_at_s", self.first_started_at_s),
+            *check_optional(check_number, "finished_at_s", self.finished_at_s),
+            *check_optional(check_instance, "placement", self.placement, Placement),
+            *check_optional(check_instance, "batch_plan", self.batch_plan, BatchPlan),
             *check_number("progress_samples", self.progress_samples, at_least=0),
             *check_number("durable_samples", self.durable_samples, at_least=0),
             *check_number("attained_service_gpu_s", self.attained_service_gpu_s, at_least=0),
             *check_integer("rescales", self.rescales, at_least=0),
             *check_integer("failures", self.failures, at_least=0),
-            *check_integer("max_slots_used", self.max_slots_used, at_least=self.num_slots),
+            *check_integer("max_slots_used", self.max_slots_used, at_least=0),
             *check_text("reason", self.reason),
         ]
 
-    def _rule_problems(self) -> Iterator[Problem]:
-        """What is wrong with fields taken together, where each is right by itself."""
-        started = self.phase_since_s if self.first_started_at_s is None else self.first_started_at_s
-        finished = self.updated_at_s if self.finished_at_s is None else self.finished_at_s
-        if not self.submitted_at_s <= started <= self.phase_since_s <= finished <= self.updated_at_s:
-            expected = "must be the latest time, after submission, first start, phase and end in this order"
-            yield Problem("updated_at_s", self.updated_at_s, expected)
-        if self.durable_samples > self.progress_samples:
+    def _rule_problems(self, faulty: set[str]) -> Iterator[Problem]:
+        """What is wrong with fields taken together, leaving out those that are faulty by themselves."""
+        if not faulty & {"updated_at_s", *_EARLIER_TIMES}:
+            started = self.phase_since_s if self.first_started_at_s is None else self.first_started_at_s
+            finished = self.updated_at_s if self.finished_at_s is None else self.finished_at_s
+            if not self.submitted_at_s <= started <= self.phase_since_s <= finished <= self.updated_at_s:
+                expected = "must be the latest time, after submission, first start, phase and end in this order"
+                yield Problem("updated_at_s", self.updated_at_s, expected, involves=_EARLIER_TIMES)
+        if not faulty & {"durable_samples", "progress_samples"} and self.durable_samples > self.progress_samples:
             expected = f"must be at most progress_samples, which is {self.progress_samples}"
-            yield Problem("durable_samples", self.durable_samples, expected)
+            yield Problem("durable_samples", self.durable_samples, expected, involves=("progress_samples",))
+        if not faulty & {"max_slots_used", "placement"} and self.max_slots_used < self.num_slots:
+            expected = f"must be at least the number of slots that it holds, which is {self.num_slots}"
+            yield Problem("max_slots_used", self.max_slots_used, expected, involves=("placement",))
+        if "phase" not in faulty:
+            yield from self._phase_problems(faulty)
+
+    def _phase_problems(self, faulty: set[str]) -> Iterator[Problem]:
+        """What is there and should not be in this phase, or is not there and should be."""
         wrong = {
             "placement": self.phase.holds_slots != (self.placement is not None),
             "finished_at_s": self.phase.is_terminal != (self.finished_at_s is not None),
             "first_started_at_s": self.phase.holds_slots and self.first_started_at_s is None,
         }
-        for name in (name for name, is_wrong in wrong.items() if is_wrong):
+        for name in (name for name, is_wrong in wrong.items() if is_wrong and name not in faulty):
             verb = "must not be given" if getattr(self, name) is not None else "must be given"
             yield Problem("phase", self.phase.value, f"then {name} {verb}", involves=(name,))
 
@@ -340,6 +368,9 @@ class JobState(Document):
             "reason": self.reason,
         }
         return {name: value for name, value in plain.items() if value is not None}
+
+
+_EARLIER_TIMES: Final = ("submitted_at_s", "phase_since_s", "first_started_at_s", "finished_at_s")
 
 
 def _read_fields(reader: Reader) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Any, Final, Self
 
 from geminid.documents import Document
@@ -85,7 +85,8 @@ class NodeGroup(Document):
             expected = "stands for one node and goes with neither count, prefix nor first"
             yield Problem("name", self.name, expected, involves=("count", "prefix", "first"))
         numbered = {"prefix": self.prefix, "rack": self.rack if self.nodes_per_rack else None}
-        if self.name is None and self.prefix is None:
+        names_racks = bool(self.nodes_per_rack) and self.rack is None
+        if self.prefix is None and (self.name is None or names_racks):
             numbered["type"] = self.gpu_type
         for label, text in numbered.items():
             if isinstance(text, str) and len(text) > _MAX_PREFIX_LENGTH:
@@ -147,13 +148,17 @@ def _expand_group(group: NodeGroup, next_node: Counter[str], next_rack: Counter[
     if group.nodes_per_rack:
         count = -(-group.count // group.nodes_per_rack)
         racks = _numbered(group.rack or f"{prefix}-rack", count, next_rack)
-        rack_of = [rack for rack in racks for _ in range(group.nodes_per_rack)]
+        rack_of = [racks[i // group.nodes_per_rack] for i in range(group.count)]
     else:
         rack_of = [group.rack or DEFAULT_RACK] * group.count
-    return [
-        Node(name=name, gpu_type=group.gpu_type, slots=group.slots, rack=rack, zone=group.zone)
-        for name, rack in zip(names, rack_of, strict=False)
-    ]
+    # A group has checked all that its nodes are made of. Not to check each node again, and to fill one field
+    # after the other, makes a large cluster several times cheaper to build.
+    nodes = list(map(object.__new__, repeat(Node, group.count)))
+    of_all: dict[str, Iterable[object]] = {"name": names, "rack": rack_of}
+    of_all |= {"gpu_type": repeat(group.gpu_type), "slots": repeat(group.slots), "zone": repeat(group.zone)}
+    for field, values in of_all.items():
+        deque(map(vars(Node)[field].__set__, nodes, values), maxlen=0)
+    return nodes
 
 
 def _numbered(prefix: str, count: int, next_number: Counter[str], first: int | None = None) -> list[str]:

@@ -21,6 +21,11 @@ Slots: TypeAlias = int
 Bytes: TypeAlias = int
 BytesPerSecond: TypeAlias = float
 
+MAX_SAMPLES: Final = 2**53
+"""The most samples that a job can have to process: up to here, a float still counts every single one."""
+MAX_BATCH_SIZE: Final = 10**12
+"""The largest batch, in samples: far beyond any use, and safe to multiply with any number of slots."""
+
 A_DURATION: Final = "a duration such as 90, 90s, 2h30m or 1d, not negative"
 A_SIZE: Final = "a size in bytes such as 123, 16GiB or 40GB, not negative"
 A_BANDWIDTH: Final = "a bandwidth in bytes per second such as 300GB/s or 12.5GB/s, above zero"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -21,6 +22,7 @@ from geminid.job import JobSpec, ScalingRule
 from geminid.jobstate import TRANSITIONS, IllegalTransition, JobPhase, JobState
 from geminid.nodes import Node
 from geminid.units import (
+    MAX_SAMPLES,
     format_bandwidth,
     format_duration,
     format_size,
@@ -78,7 +80,7 @@ variable_names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,20}", fullmatch=True)
 def specs(draw: st.DrawFn) -> JobSpec:
     min_slots = draw(st.integers(1, 8))
     batch = draw(st.none() | st.integers(64, 10_000))
-    has_work = draw(st.booleans())
+    samples = draw(st.none() | st.integers(1, 10**12))
     chosen = draw(st.lists(plans, min_size=1, max_size=3, unique_by=lambda plan: plan.name))
     return JobSpec(
         name=draw(names),
@@ -103,8 +105,8 @@ def specs(draw: st.DrawFn) -> JobSpec:
         max_batch_size=None if batch is None else draw(st.none() | st.integers(batch, 100_000)),
         min_per_slot_batch=draw(st.integers(1, 8)),
         max_per_slot_batch=draw(st.none() | st.integers(8, 10_000)),
-        dataset_samples=draw(st.integers(1, 10**12)) if has_work else None,
-        epochs=draw(amounts) if has_work else None,
+        dataset_samples=samples,
+        epochs=None if samples is None else draw(st.floats(1e-6, MAX_SAMPLES // samples)),
         scaling_rule=draw(st.sampled_from(ScalingRule)),
         execution_plans=tuple(plan for plan in chosen if plan.slots_per_replica <= min_slots)
         or (BUILT_IN_PLANS["dp"],),
@@ -247,6 +249,12 @@ def test_a_good_job_with_some_hostile_fields_is_read_or_refused(spec: JobSpec, c
         assert JobSpec.from_json(value.to_json()) == value
 
 
+@given(st.dictionaries(st.sampled_from([field.name for field in dataclasses.fields(JobSpec)]), hostile))
+def test_a_job_made_of_hostile_values_is_refused_as_invalid_input(changes: dict[str, Any]) -> None:
+    error = refusal(lambda fields: JobSpec(**fields), {"name": "j", "command": ("x",), **changes})
+    assert error is None or error.problems
+
+
 @given(st.text() | hostile.map(repr))
 def test_hostile_text_is_read_or_refused_as_invalid_input(text: str) -> None:
     for read in (
@@ -269,13 +277,16 @@ class JobLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        spec = JobSpec(name="j", command=("x",), max_retries=2)
+        spec = JobSpec(name="j", command=("x",), min_slots=2, max_slots=16, max_retries=2)
         self.state = JobState.submitted(job_id="j", spec=spec, at_s=0.0)
         self.previous = self.state
         self.crashed = False
 
     def _become(self, state: JobState, *, crashed: bool = False) -> None:
         self.previous, self.state, self.crashed = self.state, state, crashed
+
+    def _slots_with(self, placement: Placement | None) -> int:
+        return placement.num_slots if placement else self.state.num_slots
 
     @rule(to=st.sampled_from(JobPhase), dt=st.floats(-1, 100), placement=st.none() | placements)
     def move(self, to: JobPhase, dt: float, placement: Placement | None) -> None:
@@ -285,6 +296,7 @@ class JobLife(RuleBasedStateMachine):
             and at_s >= self.state.updated_at_s
             and not (to is JobPhase.STARTING and placement is None)
             and not (placement is not None and not to.holds_slots)
+            and (to not in (JobPhase.STARTING, JobPhase.RUNNING) or 2 <= self._slots_with(placement) <= 16)
         )
         if legal:
             self._become(self.state.move(to, at_s=at_s, placement=placement, reason="test"))

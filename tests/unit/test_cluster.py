@@ -1,11 +1,13 @@
 """Clusters: both ways to write them, what can be looked up, and what is refused."""
 
 import re
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from geminid import nodes
 from geminid.cluster import Cluster
 from geminid.documents import load_yaml
 from geminid.fields import InvalidInput
@@ -96,6 +98,32 @@ def test_a_cluster_too_large_to_handle_is_refused_before_it_is_built() -> None:
     assert problems("h100:1000000x1024") == ["slots in all is 1024000000, but must be a whole number, at most 1000000."]
 
 
+def test_nodes_of_groups_are_like_nodes_made_by_hand() -> None:
+    for node in Cluster.from_yaml(TOPOLOGY).nodes:
+        assert node == Node(name=node.name, gpu_type=node.gpu_type, slots=node.slots, rack=node.rack, zone=node.zone)
+        assert hash(node) == hash(replace(node))
+        with pytest.raises(FrozenInstanceError):
+            node.slots = 3  # type: ignore[misc]
+
+
+def test_what_a_group_has_checked_is_not_checked_again_for_each_of_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[str] = []
+    monkeypatch.setattr(nodes, "check_name", lambda field, value: checks.append(field) or [])
+    assert Cluster.parse("h100:1000x1").total_slots == 1000
+    assert len(checks) < 10
+
+
+def test_racks_may_be_larger_than_groups() -> None:
+    cluster = Cluster.from_dict({"nodes": [{"type": "t4", "count": 2, "slots": 1, "nodes_per_rack": 10**15}]})
+    assert cluster.racks == ("t4-rack-0",)
+
+
+def test_names_of_racks_never_get_too_long() -> None:
+    group = {"type": "t" * 60, "slots": 1, "name": "n", "nodes_per_rack": 1}
+    with pytest.raises(InvalidInput, match=r"type is .* must have at most 40 characters, as names of nodes or racks"):
+        Cluster.from_dict({"gpu_types": {"t" * 60: {}}, "nodes": [group]})
+
+
 @pytest.mark.parametrize("text", ["h100:12500x8", "h100:100000x1"])
 def test_a_hundred_thousand_slots_are_a_normal_cluster(text: str) -> None:
     assert Cluster.parse(text).total_slots == 100_000
@@ -122,6 +150,22 @@ def test_names_are_found_in_any_case_and_by_alias_and_keep_their_spelling() -> N
     assert named_gpu_type("aws").memory_bytes == CATALOGUE["t4"].memory_bytes
     assert (named_gpu_type("H100").name, named_gpu_type("aws").name) == ("H100", "aws")
     assert set(ALIASES.values()) <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("aws", "t4"),
+        ("azure", "v100"),
+        ("dgx", "a100-40gb"),
+        ("dgx-ext", "a100-40gb"),
+        ("quad", "quadro-rtx6000"),
+        ("rtx", "rtx2080ti"),
+    ],
+)
+def test_the_types_of_published_workloads_are_in_the_catalogue(name: str, meant: str) -> None:
+    assert replace(named_gpu_type(name), name=meant) == CATALOGUE[meant]
+    assert Cluster.from_dict({"nodes": [{"type": name, "slots": 8}]}).total_slots == 8
 
 
 def test_an_unknown_type_in_the_short_form_is_a_plain_card() -> None:

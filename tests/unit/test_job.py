@@ -10,6 +10,7 @@ from geminid.executionplan import BUILT_IN_PLANS, ExecutionPlan
 from geminid.fields import InvalidInput
 from geminid.gputypes import GpuPreference
 from geminid.job import Adaptivity, JobSpec, ScalingRule
+from geminid.units import MAX_BATCH_SIZE, MAX_SAMPLES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -243,6 +244,87 @@ def test_an_invalid_job_cannot_be_constructed() -> None:
         JobSpec(name="", command=(), min_slots=8, max_slots=4, deadline_s=-1.0)
     fields = [problem.field for problem in error.value.problems]
     assert fields == ["name", "command", "deadline", "max_slots"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "sentence"),
+    [
+        ("scaling_rule", "foo", "scaling_rule is 'foo', but must be a ScalingRule: one of auto, adascale, "),
+        ("scaling_rule", None, "scaling_rule is null, but must be a ScalingRule: one of auto, adascale, "),
+        ("gpu_types", ["v100"], "gpu_types is a list, but must be of type GpuPreference."),
+        ("execution_plans", ["dp"], "execution_plans is a list, but must be a tuple."),
+        ("execution_plans", ("dp",), "execution_plans[0] is 'dp', but must be of type ExecutionPlan."),
+        ("execution_plans", None, "execution_plans is null, but must be a tuple."),
+        ("command", ("", "x"), "command is a list, but must be a list of words that begins with a program to run."),
+        ("command", (None,), "command[0] is null, but must be text."),
+        ("env", {"A": "secret"}, "env must be a tuple of pairs."),
+        ("env", ("A=secret",), "env must be a tuple of pairs."),
+        ("env", (("A", "secret", "secret"),), "env must be a tuple of pairs."),
+        ("env", ((["secret"], "secret"),), "env.a list must be a name of letters, digits and '_' that "),
+        ("env", (("A", "secret"), ("A", "secret")), "env must name each variable once."),
+        ("max_batch_size", [], "max_batch_size is an empty list, but must be a whole number, "),
+    ],
+)
+def test_the_constructor_checks_the_type_of_every_field(field: str, value: object, sentence: str) -> None:
+    fields: dict[str, Any] = {"name": "j", "command": ("x",), "initial_batch_size": 1, field: value}
+    with pytest.raises(InvalidInput) as error:
+        JobSpec(**fields)
+    assert str(error.value).startswith(sentence)
+    assert len(error.value.problems) == 1
+    assert "secret" not in str(error.value)
+
+
+def test_the_constructor_reports_wrong_types_all_at_once_with_broken_rules() -> None:
+    wrong: dict[str, Any] = {"gpu_types": ["v100"], "scaling_rule": "foo", "execution_plans": ["dp"], "env": [1]}
+    with pytest.raises(InvalidInput) as error:
+        JobSpec(name="j", command=("x",), min_slots=8, max_slots=4, **wrong)
+    fields = [problem.field for problem in error.value.problems]
+    assert fields == ["env", "gpu_types", "scaling_rule", "execution_plans", "max_slots"]
+
+
+def test_preferences_and_plans_check_the_types_of_their_fields() -> None:
+    wrong: Any = ["v100", {}]
+    with pytest.raises(InvalidInput, match="any_of is a list, but must be a tuple"):
+        GpuPreference(names=wrong)
+    with pytest.raises(InvalidInput, match=r"any_of\[1\] is a mapping"):
+        GpuPreference(names=tuple(wrong))
+    with pytest.raises(InvalidInput) as error:
+        ExecutionPlan(name=wrong, zero=wrong, offload=wrong, tensor_parallel=10**5000)
+    assert [problem.field for problem in error.value.problems] == ["name", "tensor_parallel", "zero", "offload"]
+
+
+# --- Limits ---
+
+
+BATCH_SIZES = ["initial_batch_size", "max_batch_size", "min_per_slot_batch", "max_per_slot_batch"]
+
+
+@pytest.mark.parametrize("field", BATCH_SIZES)
+def test_batch_sizes_have_a_limit(field: str) -> None:
+    sizes = {"initial_batch_size": 10**12, "max_batch_size": 10**12, "max_per_slot_batch": 10**12}
+    assert job(**sizes, min_per_slot_batch=10**12).max_batch_size == 10**12
+    for size in (10**12 + 1, 10**400):
+        found = problems(**{**sizes, field: size})
+        assert len(found) == 1
+        assert found[0].startswith(f"{field} is ")
+        assert found[0].endswith("but must be a whole number, at least 1 and at most 1000000000000.")
+
+
+def test_the_work_has_a_limit_and_is_always_a_finite_number() -> None:
+    assert job(dataset_samples=2**53, epochs=1).work_samples == 2**53
+    assert job(dataset_samples=1, epochs=2**53).work_samples == 2**53
+    limit = "and at most 9007199254740992."
+    assert problems(dataset_samples=10**400, epochs=1.5)[0].endswith(limit)
+    assert problems(dataset_samples=1, epochs=1e300)[0].endswith(limit)
+    assert problems(dataset_samples=10**10, epochs=1e10) == [
+        "epochs is 10000000000.0, but must be at most 900719: the work, epochs × dataset_samples, is limited to "
+        "9007199254740992."
+    ]
+
+
+def test_the_documentation_tells_the_limits() -> None:
+    text = (DOCS / "job-file.md").read_text()
+    assert all(f"({limit})" in text for limit in (MAX_BATCH_SIZE, MAX_SAMPLES))
 
 
 # --- Execution plans ---

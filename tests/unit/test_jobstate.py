@@ -1,5 +1,8 @@
 """The life of a job: which phase may follow which, and what is counted on the way."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from geminid.configuration import BatchPlan, Placement
@@ -79,6 +82,39 @@ def test_a_placement_comes_with_the_start_and_only_with_slots() -> None:
         pending().move(JobPhase.PAUSED, at_s=101.0, placement=TWO)
 
 
+@pytest.mark.parametrize(
+    ("limits", "sentence"),
+    [
+        ({"max_slots": 1}, "Job j-1 may have at most 1 slots and cannot run on 2."),
+        ({"min_slots": 3}, "Job j-1 needs at least 3 slots and cannot run on 2."),
+    ],
+)
+def test_a_job_starts_on_as_many_slots_as_it_asked_for(limits: dict[str, int], sentence: str) -> None:
+    state = JobState.submitted(job_id="j-1", spec=replace(SPEC, **limits), at_s=0.0)
+    with pytest.raises(IllegalTransition) as error:
+        state.move(JobPhase.STARTING, at_s=1.0, placement=TWO)
+    assert str(error.value) == sentence
+
+
+def test_a_job_may_hold_more_than_it_asked_for_only_while_it_rescales() -> None:
+    state = JobState.submitted(job_id="j-1", spec=replace(SPEC, max_slots=2), at_s=0.0)
+    state = state.move(JobPhase.STARTING, at_s=1.0, placement=TWO).move(JobPhase.RUNNING, at_s=2.0)
+    rescaling = state.move(JobPhase.RESCALING, at_s=3.0, placement=FOUR)
+    with pytest.raises(IllegalTransition, match="at most 2 slots and cannot run on 4"):
+        rescaling.move(JobPhase.RUNNING, at_s=4.0)
+    assert rescaling.move(JobPhase.RUNNING, at_s=4.0, placement=Placement.of({"n-1": [0, 1]})).num_slots == 2
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+def test_a_job_is_restarted_as_often_as_its_retries_say(retries: int) -> None:
+    state = JobState.submitted(job_id="j-1", spec=replace(SPEC, max_retries=retries), at_s=0.0)
+    starts = 0
+    while state.phase is JobPhase.PENDING:
+        state = state.move(JobPhase.STARTING, at_s=0.0, placement=TWO).crash(at_s=0.0, reason="")
+        starts += 1
+    assert (state.phase, starts - 1) == (JobPhase.FAILED, retries)
+
+
 @pytest.mark.parametrize("at_s", [114.9, float("nan"), float("inf")])
 def test_time_never_goes_back(at_s: float) -> None:
     with pytest.raises(IllegalTransition, match="time never goes back"):
@@ -149,6 +185,33 @@ def test_a_state_that_contradicts_itself_cannot_be_constructed() -> None:
         with pytest.raises(InvalidInput) as error:
             JobState.from_dict({**base, **change})
         assert str(error.value).startswith(sentence)
+
+
+def test_a_bad_field_does_not_hide_broken_rules() -> None:
+    with pytest.raises(InvalidInput) as error:
+        replace(running(), rescales=-1, durable_samples=5.0, finished_at_s=115.0, max_slots_used=1)
+    fields = [(problem.field, problem.involves) for problem in error.value.problems]
+    assert fields == [
+        ("rescales", ()),
+        ("durable_samples", ("progress_samples",)),
+        ("max_slots_used", ("placement",)),
+        ("phase", ("finished_at_s",)),
+    ]
+
+
+def test_the_constructor_checks_the_types_of_all_fields() -> None:
+    wrong: dict[str, Any] = {"spec": "j", "phase": "running", "placement": {"n-0": [0]}, "batch_plan": 3}
+    with pytest.raises(InvalidInput) as error:
+        JobState(job_id="j", submitted_at_s=0, updated_at_s=0, phase_since_s=0, finished_at_s=-1, **wrong)
+    fields = [problem.field for problem in error.value.problems]
+    assert fields == ["spec", "phase", "placement", "batch_plan", "updated_at_s"]
+
+
+def test_a_time_that_cannot_be_read_is_the_only_time_that_is_blamed() -> None:
+    data = {**running().to_dict(), "submitted_at_s": "yesterday", "updated_at_s": -5, "phase_since_s": -5}
+    with pytest.raises(InvalidInput) as error:
+        JobState.from_dict(data)
+    assert [problem.field for problem in error.value.problems] == ["submitted_at_s"]
 
 
 def test_the_reasons_of_states_do_not_leak_secrets() -> None:
