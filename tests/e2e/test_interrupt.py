@@ -1,0 +1,69 @@
+"""Ctrl-C, as a terminal sends it: one line, exit code 130, and nothing left running."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+GEMINID = [sys.executable, "-m", "geminid"]
+
+
+def descendants_of_session(session: int) -> list[int]:
+    """Live processes of the session that a process began."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("after_s", [1.5, 6.0])
+def test_an_interrupted_demo_ends_at_once_with_one_line(after_s: float) -> None:
+    pytest.importorskip("torch")
+    with subprocess.Popen(
+        [*GEMINID, "demo", "--slots", "2", "--seconds", "30"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        time.sleep(after_s)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to every process
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
+    patience = time.monotonic() + 30
+    while (left := descendants_of_session(process.pid)) and time.monotonic() < patience:
+        time.sleep(0.1)
+    assert left == []
+
+
+@pytest.mark.parametrize("module", ["typer", "geminid.cluster"], ids=["before the command", "within the command"])
+def test_an_interrupt_during_imports_is_one_line_as_well(module: str, tmp_path: Path) -> None:
+    code = f"""
+import builtins, os, signal, sys
+real = builtins.__import__
+def importing(name, *rest, **more):
+    if name == {module!r}:
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest, **more)
+builtins.__import__ = importing
+from geminid.__main__ import main
+main()
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code, "validate", str(tmp_path / "none.yaml")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")

@@ -1,0 +1,50 @@
+"""Tables: whatever the width, numbers and headers stay whole and no text is lost."""
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from geminid.cli import output
+
+HEADER = ["policy", "objective", "avg JCT", "GPU hours", "rescales/job", "makespan"]
+ROWS = [
+    ["max_min_fairness", "the smallest share of effective throughput", "[green]1.25 h[/]", "12,345,678", "0.5", "20 h"],
+    ["fifo", "first come, first served", "11.75 h", "9,876", "–", "1,234.5 h"],
+]
+
+
+def printed(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    monkeypatch.setattr(output, "console", Console(highlight=False, width=width))
+    output.print_table("Policies and what they are for", HEADER, ROWS, text_columns=2)
+    return capsys.readouterr().out.replace("\u00a0", " ").splitlines()
+
+
+@pytest.mark.parametrize("width", [20, 40, 59, 60, 70, 80, 100, 150])
+def test_nothing_is_cropped_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(width, monkeypatch, capsys)
+    text = "\n".join(lines)
+    assert all(cell_len(line) <= width for line in lines)
+    assert "…" not in text
+    for number in ("1.25 h", "12,345,678", "0.5", "20 h", "11.75 h", "9,876", "1,234.5 h"):
+        assert number in text
+    words = [*" ".join(HEADER).split(), *ROWS[0][1].split(), *ROWS[1][1].split(), "max_min_fairness", "fifo"]
+    assert [word for word in words if word not in text] == []
+
+
+def test_narrow_terminals_get_a_line_for_every_cell(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = printed(40, monkeypatch, capsys)
+    assert lines[0] == "Policies and what they are for"
+    assert {"policy: fifo", "avg JCT: 11.75 h", "GPU hours: 12,345,678"} <= set(lines)
+
+
+def test_wide_terminals_get_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert any(line.count("│") == len(HEADER) + 1 for line in printed(100, monkeypatch, capsys))
+
+
+def test_a_table_without_rows_or_with_an_empty_header_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    output.print_table("Nothing", ["", "number"], [])
+    assert "number" in capsys.readouterr().out
