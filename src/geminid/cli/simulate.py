@@ -46,7 +46,7 @@ def simulate(
             help="One or several policies separated by commas, with options after a colon: "
             "fifo,sia:p=-1,tiresias:limits=3250;7200. Your own: path/to/file.py:Class."
         ),
-    ] = "fifo,srtf,tiresias,sia",
+    ] = "fifo,tiresias,pollux,sia",
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     load: Annotated[float, typer.Option(min=0.01, help="Scales the arrivals of a built-in workload.")] = 1.0,
     rescale: Annotated[
@@ -125,8 +125,8 @@ def simulate(
     if report is not None:
         from geminid.sim.report import write_report
 
-        write_report(report, workload=chosen, cluster=experiment.cluster, results=results)
-        console.print(f"Report: {report}")
+        write_report(report, workload=chosen, cluster=experiment.cluster, results=results, seed=seed)
+        console.print(f"Report: {report.resolve().as_uri()} (open it in a browser)")
 
 
 def _without_stints(job: dict[str, Any]) -> dict[str, Any]:

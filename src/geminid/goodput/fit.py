@@ -135,8 +135,12 @@ def fit_many(
         bad = [problem for problem in problems if problem is not None]
         rejected.append(f"{len(bad)} of {len(problems)} observations left out ({bad[0]})" if bad else "")
     results: list[ThroughputFit | None] = [None] * len(profiles)
-    for rows in _similar_sizes(usable):
-        for row, result in zip(rows, _fit_batch(chosen, [usable[row] for row in rows]), strict=True):
+    warm = [_may_start_from(last, chosen, seen) for last, seen in zip(previous, usable, strict=True)]
+    for rows in _similar(usable, warm):
+        start = None
+        if warm[rows[0]]:
+            start = to_variables(chosen, np.array([last.parameters for row in rows if (last := previous[row])]))
+        for row, result in zip(rows, _fit_batch(chosen, [usable[row] for row in rows], start), strict=True):
             results[row] = result
     return [
         _settle(chosen, result, last, left_out)
@@ -159,12 +163,23 @@ def _settle(
     return prior_fit(model, f"{why}; assuming perfect scaling until there is a measurement")
 
 
-def _similar_sizes(usable: Sequence[Sequence[Observation]]) -> list[list[int]]:
-    """Group jobs by the number of observations (to a power of two), so that padding stays small."""
-    groups: dict[int, list[int]] = {}
+def _may_start_from(last: ThroughputFit | None, model: ThroughputModel, seen: Sequence[Observation]) -> bool:
+    """Whether an earlier fit saw most of these observations: then it is a better start than any guess."""
+    return (
+        last is not None
+        and last.source == "fitted"
+        and last.model == model.name
+        and last.most_slots == max((o.slots for o in seen), default=0)
+        and last.observations >= 0.75 * len(seen)
+    )
+
+
+def _similar(usable: Sequence[Sequence[Observation]], warm: Sequence[bool]) -> list[list[int]]:
+    """Group jobs by the number of observations (to a power of two), so that padding stays small, and by their start."""
+    groups: dict[tuple[int, bool], list[int]] = {}
     for row, seen in enumerate(usable):
         if seen:
-            groups.setdefault((len(seen) - 1).bit_length(), []).append(row)
+            groups.setdefault(((len(seen) - 1).bit_length(), warm[row]), []).append(row)
     return list(groups.values())
 
 
@@ -186,11 +201,13 @@ def _measured(jobs: Sequence[Sequence[Observation]]) -> Measured:
     return Measured(shape, np.log(table[..., 4]), np.log(table[..., 5]), weight)
 
 
-def _fit_batch(model: ThroughputModel, jobs: Sequence[Sequence[Observation]]) -> list[ThroughputFit]:
+def _fit_batch(
+    model: ThroughputModel, jobs: Sequence[Sequence[Observation]], start: Array | None
+) -> list[ThroughputFit]:
     measured = _measured(jobs)
     count = len(jobs)
     no_correction = np.zeros_like(measured.weight)
-    variables, loss = _solve(model, measured, no_correction)
+    variables, loss = _solve(model, measured, no_correction, start)
 
     # Outliers: where a fit misses an observation badly, fit by absolute error (which a few outliers cannot bend),
     # set aside what that fit misses, and fit the rest again.
@@ -209,7 +226,7 @@ def _fit_batch(model: ThroughputModel, jobs: Sequence[Sequence[Observation]]) ->
     corrections = [Corrections()] * count
     if model.name == "geminid":
         corrections, log_factor = _corrections(model, variables, measured)
-        variables, loss = _solve(model, measured, log_factor, warm=variables)
+        variables, loss = _solve(model, measured, log_factor, start=variables)
     parameters = raise_unseen_links(model, to_parameters(model, variables), measured)
     results = []
     for row, seen in enumerate(jobs):
@@ -234,11 +251,11 @@ def _fit_batch(model: ThroughputModel, jobs: Sequence[Sequence[Observation]]) ->
 
 
 def _solve(
-    model: ThroughputModel, measured: Measured, log_factor: Array, warm: Array | None = None
+    model: ThroughputModel, measured: Measured, log_factor: Array, start: Array | None = None
 ) -> tuple[Array, Array]:
-    """Best variables and loss of every job, over all starting points."""
+    """Best variables and loss of every job, from ``start`` or over all of the search's own starting points."""
     search = search_for(model, measured)
-    starts = (*search.starts, warm) if warm is not None else search.starts
+    starts = search.starts if start is None else (np.where(search.free, start, search.starts[0]),)
     count, size = search.centre.shape
     lower, upper = bounds(model)
     copies = len(starts)
@@ -319,7 +336,7 @@ def _without_outliers(model: ThroughputModel, measured: Measured, variables: Arr
     no_correction = np.zeros_like(measured.weight)
     for _ in range(5):
         robust = measured.with_weight(measured.weight / np.maximum(_errors(model, variables, measured), 0.05))
-        variables, _ = _solve(model, robust, no_correction, warm=variables)
+        variables, _ = _solve(model, robust, no_correction, start=variables)
     outlier = _errors(model, variables, measured) > np.log(OUTLIER_FACTOR)
     few = outlier.sum(axis=1) * 3 <= measured.present.sum(axis=1)
     return measured.with_weight(np.where(outlier & few[:, None], 0.0, measured.weight))
