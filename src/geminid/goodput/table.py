@@ -204,12 +204,15 @@ def _pack(jobs: Sequence[JobModel], keys: Sequence[str]) -> dict[str, _Models]:
     for name, (rows, key_indices, fits, limit) in found.items():
         if not rows:
             continue
-        corrected = [(i, fit.corrections) for i, fit in enumerate(fits) if fit.corrections.batch_sizes]
-        most = max((len(corrections.batch_sizes) for _, corrections in corrected), default=0)
-        log_batch, log_factor = np.zeros((most, len(fits))), np.zeros((most, len(fits)))
-        for i, corrections in corrected:
-            log_batch[: len(corrections.batch_sizes), i] = corrections.batch_sizes
-            log_factor[: len(corrections.batch_sizes), i] = corrections.log_factors
+        counts = np.array([len(fit.corrections.batch_sizes) for fit in fits])
+        most, total = int(counts.max()), int(counts.sum())
+        log_batch, log_factor = np.full((most, len(fits)), FAR_AWAY), np.zeros((most, len(fits)))
+        of_fit = np.repeat(np.arange(len(fits)), counts)
+        nth = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
+        sizes = chain.from_iterable(fit.corrections.batch_sizes for fit in fits)
+        factors = chain.from_iterable(fit.corrections.log_factors for fit in fits)
+        log_batch[nth, of_fit] = np.log(np.fromiter(sizes, dtype=float, count=total))
+        log_factor[nth, of_fit] = np.fromiter(factors, dtype=float, count=total)
         job_row = np.array(rows, dtype=np.intp)
         packed[name] = _Models(
             job=job_row,
@@ -218,7 +221,7 @@ def _pack(jobs: Sequence[JobModel], keys: Sequence[str]) -> dict[str, _Models]:
             limits=_table((x.initial, x.largest, x.smallest_per_slot, x.largest_per_slot) for x in limit),
             squared_gradient=squared_gradient[job_row],
             variance=variance[job_row],
-            correction_log_batch=np.where(log_batch > 0, np.log(np.maximum(log_batch, 1.0)), FAR_AWAY),
+            correction_log_batch=log_batch,
             correction_log=log_factor,
         )
     return packed

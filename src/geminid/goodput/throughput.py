@@ -111,7 +111,9 @@ def p_norm(a: Array, b: Array, exponent: Array) -> Array:
     most of the time of a goodput table is spent here.
     """
     larger = np.maximum(a, b)
-    power = np.asarray(np.log(np.minimum(a, b) / larger) * exponent)
+    ratio = np.asarray(np.minimum(a, b))
+    ratio /= larger
+    power = np.asarray(np.log(ratio, out=ratio) * exponent)
     np.maximum(power, NEGLIGIBLE_LOG, out=power)
     np.exp(power, out=power)
     np.log1p(power, out=power)
@@ -258,10 +260,13 @@ class TopologyModel(ThroughputModel):
     def step_times(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> StepTimes:
         """Compute, overlapped with synchronisation, plus waiting for the shared host."""
         p = np.moveaxis(parameters, -1, 0)
-        compute_s = p_norm(p[0], p[1] * shape.per_slot_batch, p[2]) * compute_factor
+        compute_s = p_norm(p[0], p[1] * shape.per_slot_batch, p[2])
+        if not (isinstance(compute_factor, float) and compute_factor == 1.0):
+            compute_s = compute_s * compute_factor
         sync_s = np.where(shape.slots == 1, TINY_S, self._sync_s(p, shape))
         others = shape.busiest_node_slots - 1.0
-        host_s = (p[8] + p[9] * shape.per_slot_batch) * others / (1.0 + p[10] * others)
+        shared = others / (1.0 + p[10] * others)
+        host_s = shape.per_slot_batch * (p[9] * shared) + p[8] * shared
         step_s = p_norm(compute_s, sync_s, p[12]) + host_s
         return StepTimes(np.broadcast_to(compute_s + p[11] * host_s, step_s.shape), step_s)
 

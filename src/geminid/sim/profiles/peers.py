@@ -210,13 +210,12 @@ def _application(folder: Path, settings: Settings) -> Application:
         truth[gpu_type] = MeasuredTruth(placements, _shapes(folder / path.name.replace("placements", "scalability", 1)))
         batches = [batch for (_, batch), _ in placements]
         most = settings.max_per_slot_batch
-        limits[gpu_type] = BatchLimits(
-            initial=initial,
-            largest=settings.max_batch_size or max(runs),
-            smallest_per_slot=settings.min_per_slot_batch or min(batches),
-            largest_per_slot=most.get(gpu_type) or most.get("") or max(batches),
+        limits[gpu_type] = _limits(
+            initial,
+            settings.max_batch_size or max(runs),
+            settings.min_per_slot_batch or min(batches),
+            most.get(gpu_type) or most.get("") or max(batches),
         )
-        _check_limits(limits[gpu_type])
     truth_of_any, limits_of_any = truth.pop("", None), limits.pop("", None)
     epochs = settings.epochs or min(len(rows) for rows in runs.values())
     progress = [[row["progress"] for row in rows[:epochs]] for rows in runs.values()]
@@ -233,11 +232,11 @@ def _application(folder: Path, settings: Settings) -> Application:
     )
 
 
-def _check_limits(limits: BatchLimits) -> None:
+def _limits(initial: int, largest: int, smallest_per_slot: int, largest_per_slot: int) -> BatchLimits:
     pairs = (
-        ("max_batch_size", limits.largest, "initial_batch_size", limits.initial),
-        ("max_per_slot_batch", limits.largest_per_slot, "min_per_slot_batch", limits.smallest_per_slot),
-        ("max_batch_size", limits.largest, "min_per_slot_batch", limits.smallest_per_slot),
+        ("max_batch_size", largest, "initial_batch_size", initial),
+        ("max_per_slot_batch", largest_per_slot, "min_per_slot_batch", smallest_per_slot),
+        ("max_batch_size", largest, "min_per_slot_batch", smallest_per_slot),
     )
     problems = [
         Problem(f"{SETTINGS_FILE}, {name}", value, f"must be at least {other}, which is {bound}")
@@ -246,6 +245,12 @@ def _check_limits(limits: BatchLimits) -> None:
     ]
     if problems:
         raise InvalidInput(problems)
+    return BatchLimits(
+        initial=initial,
+        largest=largest,
+        smallest_per_slot=smallest_per_slot,
+        largest_per_slot=largest_per_slot,
+    )
 
 
 def _validation_runs(folder: Path, epochs: int | None) -> dict[int, list[Row]]:
