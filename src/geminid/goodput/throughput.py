@@ -150,6 +150,10 @@ class ThroughputModel(ABC):
         ``compute_factor`` scales the computing part: what has been measured at single batch sizes beyond the formula.
         """
 
+    def step_s(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> Array:
+        """Seconds of a synchronising step alone, for plans without accumulation."""
+        return self.step_times(parameters, shape, compute_factor).step_s
+
     @abstractmethod
     def sensitivities(
         self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0
@@ -259,7 +263,16 @@ class TopologyModel(ThroughputModel):
 
     def step_times(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> StepTimes:
         """Compute, overlapped with synchronisation, plus waiting for the shared host."""
-        p = np.moveaxis(parameters, -1, 0)
+        compute_s, host_s, step_s = self._parts(np.moveaxis(parameters, -1, 0), shape, compute_factor)
+        unsynced = parameters[..., self.index("host_unsynced")]
+        return StepTimes(np.broadcast_to(compute_s + unsynced * host_s, step_s.shape), step_s)
+
+    def step_s(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> Array:
+        """Seconds of a synchronising step alone."""
+        return self._parts(np.moveaxis(parameters, -1, 0), shape, compute_factor)[2]
+
+    def _parts(self, p: Array, shape: Shape, compute_factor: Array | float) -> tuple[Array, Array, Array]:
+        """Computing, waiting for the host, and the whole synchronising step."""
         compute_s = p_norm(p[0], p[1] * shape.per_slot_batch, p[2])
         if not (isinstance(compute_factor, float) and compute_factor == 1.0):
             compute_s = compute_s * compute_factor
@@ -267,8 +280,7 @@ class TopologyModel(ThroughputModel):
         others = shape.busiest_node_slots - 1.0
         shared = others / (1.0 + p[10] * others)
         host_s = shape.per_slot_batch * (p[9] * shared) + p[8] * shared
-        step_s = p_norm(compute_s, sync_s, p[12]) + host_s
-        return StepTimes(np.broadcast_to(compute_s + p[11] * host_s, step_s.shape), step_s)
+        return compute_s, host_s, p_norm(compute_s, sync_s, p[12]) + host_s
 
     @staticmethod
     def _sync_s(p: Array, shape: Shape) -> Array:
