@@ -40,7 +40,7 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
             else:
                 wanted[job_id] = assignment
         elif assignment:
-            allocations[job_id] = tuple(sorted(assignment))
+            allocations[job_id] = assignment if len(assignment) == 1 else tuple(sorted(assignment))
             for node, slots in assignment:
                 if not 0 <= node < len(free) or slots < 1:
                     problems.append(f"job {job_id} was given {slots} slots on node {node}")
@@ -56,7 +56,8 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
     placed = place(view.cluster, free, wanted, current)
     allocations |= placed.allocations
     for job_id, allocation in allocations.items():
-        problems += _out_of_bounds(jobs[job_id], allocation, view)
+        if allocation != jobs[job_id].allocation:  # what a job has was checked when it got it
+            problems += _out_of_bounds(jobs[job_id], allocation, view)
     if problems:
         return Rejected(tuple(problems))
     return Plan(allocations, placed.unplaced)
