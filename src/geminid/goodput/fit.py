@@ -31,10 +31,13 @@ from geminid.goodput.throughput import MODELS, Array, Shape, StepTimes, Throughp
 USELESS_LOSS = float(2 * np.log(2.5))
 
 #: An observation further off than this factor is suspected of being an outlier.
-OUTLIER_FACTOR = 3.0
+OUTLIER_FACTOR = 5.0
 
 #: Smallest root-mean-square error that the loss distinguishes from a perfect fit.
 PERFECT = 1e-6
+
+#: With fewer observations than this nobody can say which of them is the outlier.
+FEWEST_FOR_OUTLIERS = 4
 
 #: How far, in log batch size, a measured deviation from the smooth curve reaches to either side.
 CORRECTION_REACH = float(np.log(1.12))
@@ -332,13 +335,17 @@ def _worst_error(model: ThroughputModel, variables: Array, measured: Measured) -
 
 
 def _without_outliers(model: ThroughputModel, measured: Measured, variables: Array) -> Measured:
-    """Weights with outliers at zero: what a fit by absolute error misses by OUTLIER_FACTOR, at most a third."""
+    """Weights with outliers at zero: what a fit by absolute error misses by OUTLIER_FACTOR, if they are few.
+
+    Many of them are no outliers but something that the model cannot express, and it must not look away from that.
+    """
     no_correction = np.zeros_like(measured.weight)
     for _ in range(5):
         robust = measured.with_weight(measured.weight / np.maximum(_errors(model, variables, measured), 0.05))
         variables, _ = _solve(model, robust, no_correction, start=variables)
     outlier = _errors(model, variables, measured) > np.log(OUTLIER_FACTOR)
-    few = outlier.sum(axis=1) * 3 <= measured.present.sum(axis=1)
+    count = measured.present.sum(axis=1)
+    few = outlier.sum(axis=1) <= np.where(count >= FEWEST_FOR_OUTLIERS, np.maximum(count // 8, 1), 0)
     return measured.with_weight(np.where(outlier & few[:, None], 0.0, measured.weight))
 
 
