@@ -101,6 +101,8 @@ def test_a_policy_with_rounds_is_asked_at_their_end_only() -> None:
         (((0, 5),), "node v100-0 was given out 1 slots more than it has usable"),
         (((7, 1),), "job a was given 1 slots on node 7"),
         (((0, 0),), "job a was given 0 slots on node 0"),
+        (((0, 1.5),), "job a was given 1.5 slots on node 0"),
+        (((0, 1), (0, 1)), "job a was given slots of one node twice"),
         (((0, 2), (2, 2)), "job a was given slots of several GPU types: t4, v100"),
         (((0, 4), (1, 4)), "job a was given 8 slots, outside 1 to 4"),
         (Configuration(gpu_type="h100", nodes=1, slots=1), "job a was given GPU type h100, which the cluster lacks"),

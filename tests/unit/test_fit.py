@@ -79,6 +79,7 @@ def test_a_job_seen_on_one_slot_only_is_expected_to_scale(model: str) -> None:
 @pytest.mark.parametrize("model", list(TRUTHS))
 def test_half_of_the_time_is_constant_when_one_batch_size_was_seen(model: str) -> None:
     fitted = fit(profile_of(model, (1, 1, 16)), model)
+    assert "a single observation" in fitted.reason
     pass_s = fitted.step_times(Shape.of(1, 1, [16, 32])).accumulation_s
     assert pass_s[1] / pass_s[0] == pytest.approx(1.5, rel=0.01)
 

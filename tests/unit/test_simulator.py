@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from geminid.cluster import Cluster
+from geminid.fields import InvalidInput
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
+from geminid.job import Adaptivity
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.sim.application import Application, GradientTruth, StepTimeTruth
@@ -126,6 +128,73 @@ def test_a_failed_node_costs_the_work_since_the_last_checkpoint() -> None:
     assert sum(jct(rough).values()) > sum(jct(calm).values())
     often = Settings(node_mtbf_s=600.0, repair_s=60.0, seed=1, checkpoint_s=10.0)
     assert sum(job.lost for job in run("fifo", jobs, settings=often).jobs) < sum(job.lost for job in rough.jobs)
+
+
+def test_a_crash_after_a_restart_on_the_same_slots_loses_only_what_was_not_saved() -> None:
+    """Stopped and resumed on the very same node: what was done before the stop is safe."""
+
+    class Interrupting(Policy):
+        name = "interrupting"
+        paper = objective = ""
+        interval_s = 100.0
+
+        def decide(self, view: ClusterView) -> Decision:
+            pause = 500.0 <= view.now_s < 900.0
+            return Decision({job.id: ((0, 1),) for job in view.jobs if view.usable_slots[0] and not pause})
+
+    settings = Settings(rescale_s=10.0, node_mtbf_s=700.0, repair_s=60.0, checkpoint_s=1e6, seed=5)
+    result = run(Interrupting(), [opaque("a", 0, 1, 2000)], "v100:1x4", settings)
+    (job,) = result.jobs
+    assert result.failures > 0
+    worked = sum(
+        (stint.end_s or 0.0) - stint.works_from_s for stint in job.stints if (stint.end_s or 0) > stint.works_from_s
+    )
+    assert worked == pytest.approx(job.total + job.lost)
+
+
+@pytest.mark.parametrize("submit_s", [0.0, 1e5, 1e7, 1e9])
+@pytest.mark.parametrize("policy", ["sia", "fifo"])
+def test_late_in_a_long_trace_the_clock_is_coarse_but_time_goes_on(policy: str, submit_s: float) -> None:
+    early = jct(run(policy, [toy("a")], "v100:1x4"))["a"]
+    late = run(policy, [toy("a", submit_s), toy("b", submit_s + 1000)], "v100:1x4")
+    assert jct(late)["a"] == pytest.approx(early, rel=0.3)
+    assert late.events < 10_000
+
+
+def test_interference_ends_when_the_other_job_does() -> None:
+    class Spread(Policy):
+        name = "spread"
+        paper = objective = ""
+
+        def decide(self, view: ClusterView) -> Decision:
+            return Decision({job.id: ((0, 1), (1, 1)) for job in view.jobs})
+
+    jobs = [opaque("short", 0, 2, 100), opaque("long", 0, 2, 1000)]
+    assert jct(run(Spread(), jobs, settings=Settings(interference=0.5))) == {"short": 200, "long": 1100}
+
+
+@pytest.mark.parametrize("slots", [3, 6])
+def test_sia_runs_rigid_jobs_of_any_size_and_opaque_ones(slots: int) -> None:
+    rigid = replace(toy("a", slots=slots), adaptivity=Adaptivity.RIGID)
+    result = run("sia", [rigid, opaque("b", 0, slots, 500)], "v100:2x4")
+    assert all(job.completed_s is not None for job in result.jobs)
+    assert {sum(stint.placement) for job in result.jobs for stint in job.stints} == {slots}
+
+
+@pytest.mark.parametrize("job", [opaque("a", 0, 8, 10), toy("a", slots=8)])
+def test_a_job_that_fits_no_gpu_type_is_refused_before_anything_runs(job: TraceJob) -> None:
+    with pytest.raises(InvalidInput, match="must be at most 4, the most that one GPU type"):
+        run("fifo", [job], "v100:1x4,t4:1x4")
+
+
+def test_queue_policies_take_the_better_gpu_type_first() -> None:
+    result = run("fifo", [opaque("a", 0, 4, 10), opaque("b", 0, 4, 10)], "t4:4x4,v100:1x4")
+    assert [job.stints[0].gpu_type for job in result.jobs] == ["v100", "t4"]
+
+
+def test_optimus_leaves_nobody_waiting_beside_idle_slots_of_another_type() -> None:
+    result = run("optimus", [toy("a", batch=1600), toy("b", batch=1600)], "v100:1x8,t4:1x4")
+    assert all(job.stints[0].start_s <= 60.0 for job in result.jobs)
 
 
 def test_a_job_grows_at_most_twofold_a_round_while_it_explores() -> None:

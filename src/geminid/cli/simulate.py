@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from geminid.cli.output import console, error_console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
@@ -90,6 +91,9 @@ def simulate(
     from geminid.sim.run import Experiment, simulate_all
     from geminid.sim.simulator import NoProgress, Settings
 
+    for option, path in (("json", json_file), ("report", report)):
+        if path is not None and not path.resolve().parent.is_dir():
+            raise InvalidInput([Problem(option, str(path), "must be in a folder that exists")])
     chosen = _workload(workload, format, seed, load)
     experiment = Experiment(
         workload=chosen,
@@ -167,7 +171,10 @@ def _cluster(text: str) -> Cluster:
     if path.suffix in (".yaml", ".yml", ".json"):
         if not path.is_file():
             raise InvalidInput([Problem("cluster", text, "must be a file that exists or like aws:6x4,rtx:3x8")])
-        content = path.read_text(encoding="utf-8")
+        try:
+            content = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            raise InvalidInput([Problem("cluster", text, "must be a text file in UTF-8 that can be read")]) from None
         return Cluster.from_json(content) if path.suffix == ".json" else Cluster.from_yaml(content)
     return Cluster.parse(text)
 
@@ -215,7 +222,10 @@ def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]
     print_table(f"{workload.name}: {len(workload.jobs)} jobs on {slots} slots", header, rows)
     for r in results:
         if r["rejected_decisions"]:
-            console.print(f"[yellow]{r['policy']}: {r['rejected_decisions']} decisions were invalid and not used[/]")
+            text = f"{r['policy']}: {r['rejected_decisions']} decisions were invalid and not used"
+            console.print(f"[yellow]{escape(text)} ({escape(r['rejected_because'])})[/]")
+        if r["unfinished_jobs"]:
+            console.print(f"[red]{escape(r['policy'])}: {r['unfinished_jobs']} jobs never finished[/]")
 
 
 def _label(policy: str) -> str:
@@ -286,7 +296,11 @@ def _read_results(path: Path) -> list[dict[str, Any]]:
         raise InvalidInput([Problem("compare", str(path), expected)]) from None
     except ValueError:
         results = None
-    if not (isinstance(results, list) and results and all(isinstance(r, dict) and "per_job" in r for r in results)):
+    if not (
+        isinstance(results, list)
+        and results
+        and all(isinstance(r, dict) and {*_COMPARED, "policy", "per_job"} <= set(r) for r in results)
+    ):
         raise InvalidInput([Problem("compare", str(path), "must be a file written by geminid simulate --json")])
     return results
 

@@ -30,6 +30,10 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
     """Place the configurations of a decision around its explicit allocations, and check the whole."""
     jobs = {job.id: job for job in view.jobs}
     problems = [f"job {job_id} is not active" for job_id in decision.assignments if job_id not in jobs]
+    if decision.wake_at_s is not None and not (
+        isinstance(decision.wake_at_s, int | float) and decision.wake_at_s == decision.wake_at_s
+    ):
+        problems.append(f"wake_at_s is {decision.wake_at_s!r}, not a time")
     free = list(view.usable_slots)
     allocations: dict[str, Allocation] = {}
     wanted: dict[str, Configuration] = {}
@@ -41,8 +45,11 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
                 wanted[job_id] = assignment
         elif assignment:
             allocations[job_id] = assignment if len(assignment) == 1 else tuple(sorted(assignment))
+            if len({node for node, _ in assignment}) < len(assignment):
+                problems.append(f"job {job_id} was given slots of one node twice")
             for node, slots in assignment:
-                if not 0 <= node < len(free) or slots < 1:
+                whole = isinstance(node, int) and isinstance(slots, int)
+                if not whole or not 0 <= node < len(free) or slots < 1:
                     problems.append(f"job {job_id} was given {slots} slots on node {node}")
                 else:
                     free[node] -= slots

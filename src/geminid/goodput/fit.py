@@ -236,6 +236,8 @@ def _fit_batch(
         reason = ""
         if set_aside[row]:
             reason = f"{set_aside[row]} of {len(seen)} observations set aside as outliers"
+        elif len(seen) == 1:
+            reason = "a single observation: what it does not show is assumed to cost nothing"
         used = len(seen) - int(set_aside[row])
         found = tuple(float(x) for x in parameters[row])
         results.append(

@@ -48,7 +48,7 @@ class Observation:
         """Why this cannot be a measurement, or None if it can."""
         for name in ("nodes", "slots", "per_slot_batch", "busiest_node_slots", "reports"):
             value = getattr(self, name)
-            if not isinstance(value, int) or not 1 <= value <= MOST_CREDIBLE_COUNT:
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MOST_CREDIBLE_COUNT:
                 return f"{name} is {str(value)[:20]}"
         for name in ("accumulation_s", "step_s"):
             value = getattr(self, name)
@@ -62,7 +62,8 @@ class Observation:
             return f"{self.slots} slots on {self.nodes} nodes cannot have {self.busiest_node_slots} on the busiest node"
         if self.step_s < self.accumulation_s / LARGEST_CREDIBLE_OVERLAP:
             return f"a step of {self.step_s:g} s cannot contain a pass of {self.accumulation_s:g} s"
-        if not (math.isfinite(self.link_slowdown) and self.link_slowdown >= 1):
+        slowdown = self.link_slowdown
+        if not isinstance(slowdown, int | float) or not (math.isfinite(slowdown) and slowdown >= 1):
             return f"link_slowdown is {self.link_slowdown}"
         return None
 

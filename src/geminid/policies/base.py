@@ -91,17 +91,15 @@ class JobView:
         """Slots × seconds that it has had."""
         return self.service_before_gpu_s + self.slots * (now_s - self.since_s)
 
-    def remaining_s(self, now_s: float) -> float | None:
-        """Seconds left on the requested slots, where the duration is known."""
-        duration = self.facts.duration_s
-        return None if duration is None else max(duration - self.executed_s(now_s), 0.0)
-
 
 class Oracle(Protocol):
     """What nobody can know in a live cluster; in a simulation, policies that their papers gave oracles ask it."""
 
     def remaining_iterations(self, job_id: str, *, after_current_epoch: bool = False) -> float:
         """Optimiser steps to completion at the requested batch size, from the start or the end of the current epoch."""
+
+    def remaining_s(self, job_id: str) -> float:
+        """Seconds of work left on the requested slots and batch size, pauses aside."""
 
     def iteration_s(self, job_id: str, placement: Sequence[int]) -> float:
         """True seconds per optimiser step at the requested batch size, for these slots per node."""

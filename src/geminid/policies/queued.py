@@ -41,7 +41,10 @@ class QueuedPolicy(Policy):
 
 
 def _grant(view: ClusterView, jobs: Sequence[JobView], *, skips: bool) -> list[tuple[JobView, str]]:
-    """Which jobs run, and on which GPU type: the one they are on if it still has room, else the emptiest they allow."""
+    """Which jobs run, and on which GPU type: the one they are on if it still has room, else the best that has.
+
+    These policies know nothing of speeds; like users, they take the dearest type that has room for the better one.
+    """
     free = FreeSlots(view)
     left = {gpu_type: free.of_type(gpu_type) for gpu_type in free.nodes_of_type}
     granted: list[tuple[JobView, str]] = []
@@ -49,8 +52,9 @@ def _grant(view: ClusterView, jobs: Sequence[JobView], *, skips: bool) -> list[t
         need = job.facts.requested_slots
         gpu_type = job.gpu_type
         if gpu_type is None or left[gpu_type] < need:
-            gpu_type = max(usable_types(job, free), key=lambda t: left[t], default=None)
-        if gpu_type is not None and left[gpu_type] >= need:
+            with_room = [t for t in usable_types(job, free) if left[t] >= need]
+            gpu_type = max(with_room, key=lambda t: (view.cluster.gpu_type(t).relative_cost, left[t]), default=None)
+        if gpu_type is not None:
             left[gpu_type] -= need
             granted.append((job, gpu_type))
         elif not skips:

@@ -87,7 +87,11 @@ def make_policy(text: str, load: Callable[[str], type[Policy]] | None = None, **
     for field, value in defaults.items():
         if any(option.field == field for option in available.values()):
             values.setdefault(field, value)
-    return policy(**values)
+    built = policy(**values)
+    if built.interval_s is not None and not 0 < built.interval_s < float("inf"):
+        where = f"option interval of {policy.name}"
+        raise InvalidInput([Problem(where, built.interval_s, "must be a positive number or none")])
+    return built
 
 
 def _parse(text: str, kind: Any) -> Any:

@@ -19,7 +19,7 @@ like any other change; the published simulator does not charge them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -38,8 +38,8 @@ from geminid.solve.lp import minimise
 Array = NDArray[np.float64]
 
 
-def configurations_of(cluster: Cluster) -> list[Configuration]:
-    """Powers of two within a node, then whole nodes, for every GPU type."""
+def configurations_of(cluster: Cluster, rigid_sizes: Iterable[int] = ()) -> list[Configuration]:
+    """Powers of two within a node, then whole nodes, and what rigid jobs ask for, for every GPU type."""
     result = []
     for gpu_type, index in cluster.type_index.items():
         sizes = cluster.node_slots[cluster.node_type == index]
@@ -51,6 +51,12 @@ def configurations_of(cluster: Cluster) -> list[Configuration]:
             slots *= 2
         result += [
             Configuration(gpu_type=gpu_type, nodes=nodes, slots=nodes * per_node) for nodes in range(1, full_nodes + 1)
+        ]
+        have = {c.slots for c in result if c.gpu_type == gpu_type}
+        result += [
+            Configuration(gpu_type=gpu_type, nodes=-(-slots // per_node), slots=slots)
+            for slots in sorted(set(rigid_sizes) - have)
+            if slots <= per_node * full_nodes
         ]
     return result
 
@@ -77,6 +83,7 @@ class Sia(Policy):
     interval_s: float | None = 60.0
     transfer_method: Method = "scaled"
     _table: GoodputTable | None = None
+    _rigid_sizes: set[int] = field(default_factory=set)
     _completed: dict[str, tuple[JobModel, JobModel]] = field(default_factory=dict)
 
     def decide(self, view: ClusterView) -> Decision:
@@ -105,8 +112,10 @@ class Sia(Policy):
 
     def _goodputs(self, view: ClusterView) -> tuple[Sequence[Configuration], Array]:
         """Goodput of every job on every configuration that it may use now."""
-        if self._table is None:
-            self._table = GoodputTable.empty(configurations_of(view.cluster))
+        rigid = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
+        if self._table is None or not rigid <= self._rigid_sizes:
+            self._rigid_sizes |= rigid
+            self._table = GoodputTable.empty(configurations_of(view.cluster, self._rigid_sizes))
         models = {job.id: self._complete(job) for job in view.jobs}
         self._completed = {job_id: self._completed[job_id] for job_id in models if job_id in self._completed}
         self._table = self._table.refresh(models)
@@ -114,6 +123,8 @@ class Sia(Policy):
         slots = np.array([c.slots for c in configurations])
         goodput = self._table.goodput.copy()
         for row, job in enumerate(view.jobs):
+            if not job.facts.limits:
+                goodput[row] = 1.0  # an opaque job: every type is as good
             if job.facts.adaptivity is Adaptivity.RIGID:
                 goodput[row, slots != job.facts.requested_slots] = 0.0
             else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from geminid.policies.base import ClusterView, JobView
@@ -22,9 +21,6 @@ class ShortestRemainingTimeFirst(QueuedPolicy):
 
     def order(self, view: ClusterView) -> Sequence[JobView]:
         """By remaining time, then by submission."""
-
-        def remaining(job: JobView) -> float:
-            left = job.remaining_s(view.now_s)
-            return math.inf if left is None else left
-
-        return sorted(view.jobs, key=remaining)
+        assert view.oracle is not None
+        remaining_s = {job.id: view.oracle.remaining_s(job.id) for job in view.jobs}
+        return sorted(view.jobs, key=lambda job: remaining_s[job.id])

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from geminid.policies.base import ClusterView, JobView
 from geminid.policies.queued import QueuedPolicy
@@ -57,7 +57,7 @@ class Tiresias(QueuedPolicy):
 
     limits_gpu_s: tuple[float, ...] = (57_600.0,)
     promote: float | None = None
-    index: str = "las"
+    index: Literal["las", "gittins"] = "las"
     running_first: bool = True
     interval_s: float | None = None
     _places: dict[str, _Place] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +120,11 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
         "unfair_fraction": float((ratios > 1.0).mean()) if ratios.size else None,
         "utilization": gpu_s / (result.cluster.total_slots * end_s) if end_s else None,
         "decisions": len(result.decision_s),
+        "unfinished_jobs": sum(job.completion_s is None for job in jobs),
         "rejected_decisions": len(result.rejected),
+        "rejected_because": Counter(reason for _, reason in result.rejected).most_common(1)[0][0]
+        if result.rejected
+        else None,
         "node_failures": result.failures,
         "decision_ms_mean": float(decisions.mean()) if timings else None,
         "decision_ms_p99": float(np.percentile(decisions, 99)) if timings else None,

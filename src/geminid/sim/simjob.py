@@ -80,6 +80,9 @@ class SimJob:
     stints: list[Stint] = field(default_factory=list)
     completed_s: float | None = None
     version: int = 0
+    checkpoint_s: float = float("inf")
+    _saved: float = 0.0
+    _next_checkpoint_s: float = float("inf")
     _tuner: Tuner | None = None
 
     @property
@@ -90,8 +93,9 @@ class SimJob:
     # --- Progress ---
 
     def _rates(self, stint: Stint) -> Array:
-        if self.application is None or stint.batch is None:
-            return np.ones(1)
+        if self.application is None:
+            return np.ones(1) / stint.slowdown
+        assert stint.batch is not None
         return _epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch) / stint.slowdown
 
     def _targets(self) -> Array:
@@ -100,10 +104,21 @@ class SimJob:
     def epoch(self) -> int:
         """The epoch that the current progress lies in."""
         targets = self._targets()
-        return min(bisect_right(targets, self.progress * (1.0 + 1e-12)), len(targets) - 1)
+        return min(bisect_right(targets, self.progress * (1.0 + 1e-9)), len(targets) - 1)
 
     def advance(self, now_s: float) -> None:
-        """Bring the progress up to ``now_s``."""
+        """Bring the progress up to ``now_s``, saving it at every checkpoint on the way."""
+        while self._next_checkpoint_s < now_s and self.stint is not None:
+            self._advance(self._next_checkpoint_s)
+            self._saved = self.progress
+            self._next_checkpoint_s += self.checkpoint_s
+        self._advance(now_s)
+
+    def finish_epoch(self, epoch: int) -> None:
+        """The end of an epoch was scheduled for now: rounding of the clock must not leave it unfinished."""
+        self.progress = max(self.progress, float(self._targets()[epoch]))
+
+    def _advance(self, now_s: float) -> None:
         stint = self.stint
         if stint is not None and now_s > stint.works_from_s:
             seconds = now_s - max(self.at_s, stint.works_from_s)
@@ -153,6 +168,7 @@ class SimJob:
                 progress_before=self.progress,
             )
         )
+        self._next_checkpoint_s = now_s + pause_s + self.checkpoint_s
         self.version += 1
         self._tuner = None
 
@@ -167,37 +183,22 @@ class SimJob:
         )
         self.version += 1
 
-    def crash(self, now_s: float, checkpoint_s: float) -> None:
-        """Lose the slots without warning: progress falls back to the last checkpoint, and the stint ends.
+    def crash(self, now_s: float) -> None:
+        """Lose the slots without warning: the stint ends, and progress falls back to the last checkpoint.
 
         A checkpoint is made at every change of slots and every ``checkpoint_s`` of work since.
         """
-        stint = self.stint
-        if stint is None:
-            return
-        since = next(s for s in self.stints if s.allocation == stint.allocation and s.start_s >= self._granted_s())
-        unsaved_s = max(0.0, now_s - since.works_from_s) % checkpoint_s
-        rate = float(self._rates(stint)[min(self.epoch(), len(self._rates(stint)) - 1)])
-        saved = max(since.progress_before, self.progress - rate * unsaved_s)
-        self.lost += self.progress - saved
-        self.progress = saved
+        self.lost += self.progress - self._saved
+        self.progress = self._saved
         self.finish_stint(now_s)
 
-    def _granted_s(self) -> float:
-        """When the current allocation was granted: the start of the unbroken run of stints that have it."""
-        granted_s = self.stints[-1].start_s
-        for stint in reversed(self.stints):
-            if stint.allocation != self.stints[-1].allocation:
-                break
-            granted_s = stint.start_s
-        return granted_s
-
     def finish_stint(self, now_s: float) -> None:
-        """Give the slots up."""
+        """Give the slots up, with everything saved."""
         stint = self.stint
         if stint is not None:
             stint.end_s = now_s
             self.version += 1
+        self._saved = self.progress
 
     # --- What it measures, and how it tunes itself ---
 
@@ -301,6 +302,11 @@ class SimJob:
         squared, variance = _epoch_gradients(self.application, total)
         steps = np.diff(app.progress_steps, prepend=0.0)
         return max(1.0, float(np.sum((steps / gain(squared, variance, total / app.initial_batch))[first:])))
+
+    def remaining_s(self, cluster: Cluster) -> float:
+        """Seconds of work left on the requested slots and batch size, on the fastest GPU type."""
+        share = 1.0 - self.progress / self.total
+        return self.total - self.progress if self.application is None else share * self.requested_duration_s(cluster)
 
     def iteration_s(self, placement: tuple[int, ...]) -> float:
         """True seconds per optimiser step at the requested batch size, on the first GPU type that can run it."""

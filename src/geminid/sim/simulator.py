@@ -126,18 +126,20 @@ class Simulator:
                     )
                     continue
             facts = self._facts(trace, app)
-            if facts.requested_slots > self.cluster.total_slots:
-                problems.append(
-                    Problem(
-                        f"requested slots of job {trace.name}",
-                        facts.requested_slots,
-                        f"must be at most the cluster's {self.cluster.total_slots}",
-                    )
-                )
+            per_type = self.cluster.slots_per_type
+            most = max((n for t, n in per_type.items() if facts.gpu_types is None or t in facts.gpu_types), default=0)
+            if app is not None:
+                most = min(most, max(x.largest // x.smallest_per_slot for x in facts.limits.values()))
+            if facts.requested_slots > most:
+                where = f"requested slots of job {trace.name}"
+                expected = f"must be at most {most}, the most that one GPU type of the cluster and its batch size allow"
+                problems.append(Problem(where, facts.requested_slots, expected))
+                continue
             total = trace.duration_s if app is None else app.total_steps
             assert total is not None
             key = None if app is None else by_identity(app, known)
-            job = jobs[trace.name] = SimJob(trace, facts, key, total)
+            checkpoint_s = self.settings.checkpoint_s if self.settings.node_mtbf_s is not None else math.inf
+            job = jobs[trace.name] = SimJob(trace, facts, key, total, checkpoint_s=checkpoint_s)
             if app is not None and (self.settings.oracle or self.policy.needs_oracle):
                 job.facts = replace(facts, duration_s=job.requested_duration_s(self.cluster))
         if problems:
@@ -155,7 +157,7 @@ class Simulator:
                 max_slots=trace.requested_slots,
                 adaptivity=Adaptivity.RIGID,
                 rescale_s=rescale_s if rescale_s is not None else 0.0,
-                duration_s=trace.duration_s,
+                duration_s=trace.duration_s if self.policy.needs_oracle or self.settings.oracle else None,
                 weight=trace.weight,
                 owner=trace.owner,
             )
@@ -290,9 +292,9 @@ class Simulator:
             self.result.rejected.append((self.now_s, reason))
         for command in outcome.commands:
             self._execute(command)
-        if outcome.commands and self.settings.interference:
+        if self.settings.interference:
             self._spread_interference()
-        if outcome.decided:
+        if outcome.decided and not outcome.rejected and self.policy.interval_s is None:
             self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else math.inf
             if self.now_s < self._wake_at_s < math.inf:
                 self._at(self._wake_at_s, _TICK, self._wake)
@@ -316,8 +318,9 @@ class Simulator:
                 self._schedule(job)
             case Stop(lost=lost):
                 if lost:
-                    job.crash(self.now_s, self.settings.checkpoint_s)
-                job.finish_stint(self.now_s)
+                    job.crash(self.now_s)
+                else:
+                    job.finish_stint(self.now_s)
                 self._running.pop(job.facts.id, None)
 
     def _batch(self, job: SimJob, gpu_type: str, allocation: Allocation) -> Batch | None:
@@ -335,15 +338,17 @@ class Simulator:
 
     def _schedule(self, job: SimJob) -> None:
         """Schedule the next moment at which something changes for a running job by itself."""
-        version = job.version
-        tunes = self.policy.adapts_batch and job.application is not None
-        at_s = job.end_of_epoch_s() if tunes else job.completion_s()
-        self._at(at_s, _JOB, lambda: self._job_event(job, version))
+        if self.policy.adapts_batch and job.application is not None:
+            at_s, epoch = job.end_of_epoch_s(), job.epoch()
+        else:
+            at_s, epoch = job.completion_s(), -1
+        self._at(at_s, _JOB, partial(self._job_event, job, job.version, epoch))
 
-    def _job_event(self, job: SimJob, version: int) -> None:
+    def _job_event(self, job: SimJob, version: int, epoch: int) -> None:
         if job.version != version:
             return
         job.advance(self.now_s)
+        job.finish_epoch(epoch)
         if job.progress >= job.total * (1.0 - 1e-9):
             job.progress = job.total
             job.completed_s = self.now_s
@@ -418,6 +423,12 @@ class _SimOracle:
         job = self.simulator.jobs[job_id]
         job.advance(self.simulator.now_s)
         return job.remaining_iterations(after_current_epoch=after_current_epoch)
+
+    def remaining_s(self, job_id: str) -> float:
+        """Seconds of work left on the requested slots."""
+        job = self.simulator.jobs[job_id]
+        job.advance(self.simulator.now_s)
+        return job.remaining_s(self.simulator.cluster)
 
     def iteration_s(self, job_id: str, placement: Sequence[int]) -> float:
         """True seconds per step at the requested batch size."""
