@@ -32,7 +32,7 @@ def _candidates(limits: BatchLimits, slots: int) -> tuple[Array, Array, Array] |
     if not plans:
         return None
     batch, steps = np.array(plans, dtype=float).T
-    return batch, steps, slots * batch * (steps + 1.0)
+    return batch, steps, np.minimum(slots * batch * (steps + 1.0), limits.largest)
 
 
 @dataclass(slots=True)
@@ -65,7 +65,11 @@ def untuned(limits: BatchLimits, slots: int) -> Batch | None:
 
 
 def for_total(limits: BatchLimits, slots: int, total: int, passes_at_least: int = 1) -> Batch | None:
-    """The plan that realises a given total batch size as closely as memory allows."""
+    """The plan that realises a given total batch size: rounded up, or down where that would exceed M_max.
+
+    That is what the published simulators do, and their figures depend on it; the goodput model lets some passes be a
+    sample short instead.
+    """
     per_slot = math.ceil(total / slots - ROUNDING)
     steps = math.ceil(per_slot / limits.largest_per_slot - ROUNDING) - 1
     if slots == 1 and total > limits.initial:
