@@ -84,7 +84,7 @@ def simulate(
 ) -> None:
     """Run policies over a workload in virtual time, side by side."""
     if compare is not None:
-        _compare(*compare)
+        _compare(*compare, json_file)
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -252,12 +252,13 @@ def _percent(value: float | None) -> str:
 _COMPARED = ("avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "gpu_hours", "rescales_per_job")
 
 
-def _compare(first: Path, second: Path) -> None:
-    """Aggregate and per-job differences between two result files."""
+def _compare(first: Path, second: Path, json_file: Path | None) -> None:
+    """Aggregate and per-job differences between two result files; all jobs go to ``json_file``, if there is one."""
     a, b = _read_results(first), _read_results(second)
-    pairs = [(x, y) for x in a for y in b if x["policy"] == y["policy"]]
-    if not pairs:
-        pairs = [(a[0], b[0])]
+    pairs = [(x, y) for x in a for y in b if x["policy"] == y["policy"]] or [(a[0], b[0])]
+    if json_file is not None:
+        differences = [_differences(x, y) for x, y in pairs]
+        json_file.write_text(json.dumps(differences, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     for x, y in pairs:
         rows = []
         for key in _COMPARED:
@@ -267,10 +268,12 @@ def _compare(first: Path, second: Path) -> None:
         print_table(
             f"{x['policy']} ({first.name}) → {y['policy']} ({second.name})", ["", "first", "second", "change"], rows
         )
-        before = {job["name"]: job for job in x["per_job"]}
-        shared = [(before[job["name"]], job) for job in y["per_job"] if job["name"] in before]
-        done = [(p, q) for p, q in shared if p["jct_s"] and q["jct_s"]]
-        done.sort(key=lambda pair: pair[1]["jct_s"] - pair[0]["jct_s"])
+        done = sorted(_in_both(x, y), key=lambda pair: pair[1]["jct_s"] - pair[0]["jct_s"])
+        if not done:
+            console.print(
+                "[yellow]The two files have no job in common: the figures above are of different workloads.[/]"
+            )
+            continue
         shown = done[:5] + done[-5:] if len(done) > 10 else done
         print_table(
             f"Jobs that gained and lost most, of {len(done)} in both",
@@ -286,6 +289,23 @@ def _compare(first: Path, second: Path) -> None:
                 for p, q in shown
             ],
         )
+
+
+def _in_both(x: dict[str, Any], y: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Jobs that are in both results and finished in both."""
+    before = {job["name"]: job for job in x["per_job"]}
+    pairs = [(before[job["name"]], job) for job in y["per_job"] if job["name"] in before]
+    return [(p, q) for p, q in pairs if p["jct_s"] and q["jct_s"]]
+
+
+def _differences(x: dict[str, Any], y: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "policies": [x["policy"], y["policy"]],
+        **{key: {"first": x[key], "second": y[key]} for key in _COMPARED},
+        "per_job": [
+            {"name": p["name"], "first_jct_s": p["jct_s"], "second_jct_s": q["jct_s"]} for p, q in _in_both(x, y)
+        ],
+    }
 
 
 def _read_results(path: Path) -> list[dict[str, Any]]:
