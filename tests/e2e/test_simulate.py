@@ -66,13 +66,15 @@ def test_equal_inputs_give_equal_files_byte_for_byte(tmp_path: Path) -> None:
 
 
 def test_two_results_are_compared_job_by_job(tmp_path: Path) -> None:
-    run(*SMALL, "--policy", "fifo", "--json", "a.json", cwd=tmp_path)
-    run(*SMALL, "--policy", "fifo", "--rescale", "600", "--json", "b.json", cwd=tmp_path)
+    roomy = ("simulate", "--workload", "small", "--cluster", "v100:60x8", "--policy", "fifo")
+    run(*roomy, "--rescale", "0", "--json", "a.json", cwd=tmp_path)
+    run(*roomy, "--rescale", "600", "--json", "b.json", cwd=tmp_path)
     compared = run("simulate", "--compare", "a.json", "b.json", "--json", "difference.json", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     (difference,) = json.loads((tmp_path / "difference.json").read_text(encoding="utf-8"))
     assert len(difference["per_job"]) == 40
-    assert sum(job["second_jct_s"] - job["first_jct_s"] for job in difference["per_job"]) > 0
+    gained = [job["second_jct_s"] - job["first_jct_s"] for job in difference["per_job"]]
+    assert gained == pytest.approx([600.0] * 40)
     assert "avg_jct_s" in compared.stdout
     assert "Jobs that gained and lost most" in compared.stdout
 
