@@ -134,7 +134,7 @@ def table(
             for row in rows
         ],
     )
-    console.print("Best of three. The loops are timed on a sample of the same jobs in this run and extrapolated.")
+    console.print("Medians of five. The loops are timed on a sample of the same jobs in this run and extrapolated.")
 
 
 @app.command()
