@@ -8,21 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
+from sessions import processes_of_session
 
 GEMINID = [sys.executable, "-m", "geminid"]
-
-
-def descendants_of_session(session: int) -> list[int]:
-    """Live processes of the session that a process began."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(stat.parent.name))
-    return found
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
@@ -41,7 +29,7 @@ def test_an_interrupted_demo_ends_at_once_with_one_line(after_s: float) -> None:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
     patience = time.monotonic() + 30
-    while (left := descendants_of_session(process.pid)) and time.monotonic() < patience:
+    while (left := processes_of_session(process.pid)) and time.monotonic() < patience:
         time.sleep(0.1)
     assert left == []
 

@@ -33,8 +33,7 @@ class JobFacts:
 
     ``requested_slots`` and ``requested_batch`` are what its user asked for; policies that do not adapt jobs give
     exactly that. ``limits`` (batch sizes by GPU type) are empty for opaque jobs, whose inside is not known: they run
-    for
-    ``duration_s`` on their requested slots, where that is known at all.
+    on exactly their requested slots.
     """
 
     id: str
@@ -47,7 +46,6 @@ class JobFacts:
     gpu_types: frozenset[str] | None = None
     limits: Mapping[str, BatchLimits] = field(default_factory=dict)
     rescale_s: float = 0.0
-    duration_s: float | None = None
     weight: float = 1.0
     owner: str = ""
 
@@ -152,12 +150,3 @@ class Policy(ABC):
     @abstractmethod
     def decide(self, view: ClusterView) -> Decision:
         """Answer what should run now."""
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option of a policy as users set it: ``NAME:key=value``."""
-
-    name: str
-    default: Any
-    meaning: str

@@ -84,6 +84,7 @@ class SimJob:
     _saved: float = 0.0
     _next_checkpoint_s: float = float("inf")
     _tuner: Tuner | None = None
+    _requested_duration_s: float | None = None
 
     @property
     def stint(self) -> Stint | None:
@@ -323,7 +324,15 @@ class SimJob:
         return batch.accumulation * accumulation_s + step_s
 
     def requested_duration_s(self, cluster: Cluster) -> float:
-        """Seconds the whole job takes on the slots and batch size it asks for, packed, on its fastest GPU type."""
+        """Seconds the whole job takes on the slots and batch size it asks for, packed, on its fastest GPU type.
+
+        Worked out once: oracles ask at every decision.
+        """
+        if self._requested_duration_s is None:
+            self._requested_duration_s = self._compute_requested_duration_s(cluster)
+        return self._requested_duration_s
+
+    def _compute_requested_duration_s(self, cluster: Cluster) -> float:
         if self.application is None:
             return self.total
         best = float("inf")

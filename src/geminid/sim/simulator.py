@@ -139,9 +139,7 @@ class Simulator:
             assert total is not None
             key = None if app is None else by_identity(app, known)
             checkpoint_s = self.settings.checkpoint_s if self.settings.node_mtbf_s is not None else math.inf
-            job = jobs[trace.name] = SimJob(trace, facts, key, total, checkpoint_s=checkpoint_s)
-            if app is not None and (self.settings.oracle or self.policy.needs_oracle):
-                job.facts = replace(facts, duration_s=job.requested_duration_s(self.cluster))
+            jobs[trace.name] = SimJob(trace, facts, key, total, checkpoint_s=checkpoint_s)
         if problems:
             raise InvalidInput(problems[:20])
         return jobs
@@ -157,7 +155,6 @@ class Simulator:
                 max_slots=trace.requested_slots,
                 adaptivity=Adaptivity.RIGID,
                 rescale_s=rescale_s if rescale_s is not None else 0.0,
-                duration_s=trace.duration_s if self.policy.needs_oracle or self.settings.oracle else None,
                 weight=trace.weight,
                 owner=trace.owner,
             )
