@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csc_array
+from scipy.sparse import csc_array, csr_array
 
 Array = NDArray[np.float64]
 
@@ -62,3 +62,67 @@ def minimise(
     value = float(info.objective_function_value)
     bound = float(info.mip_dual_bound) if integer else value
     return Solved(np.array(solver.getSolution().col_value), value, bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """An optimal solution of a linear program, with what one more unit of each row's right-hand side is worth."""
+
+    values: Array
+    objective: float
+    row_duals: Array
+
+
+class LinearProgram:
+    """A linear program that grows: maximise gain·x subject to rows, and solve again from where it stood.
+
+    Columns have lower bounds of 0 unless given. Rows, bounds and gains can be changed between solves; HiGHS starts
+    from the last basis.
+    """
+
+    def __init__(
+        self, gain: Array, matrix: csc_array, row_lower: Array, row_upper: Array, *, lower: Array | None = None
+    ) -> None:
+        rows, columns = matrix.shape
+        lp = highspy.HighsLp()
+        lp.num_col_, lp.num_row_ = columns, rows
+        lp.sense_ = highspy.ObjSense.kMaximize
+        lp.col_cost_ = gain
+        lp.col_lower_ = np.zeros(columns) if lower is None else lower
+        lp.col_upper_ = np.full(columns, np.inf)
+        lp.row_lower_, lp.row_upper_ = row_lower, row_upper
+        lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
+        self._columns = np.arange(columns, dtype=np.int32)
+        self._solver = highspy.Highs()  # type: ignore[no-untyped-call,unused-ignore]
+        self._solver.setOptionValue("output_flag", False)
+        self._solver.setOptionValue("threads", 1)
+        self._solver.passModel(lp)
+
+    def add_rows(self, matrix: csr_array, lower: Array, upper: Array) -> None:
+        """Add constraints lower ≤ matrix·x ≤ upper."""
+        starts, indices = matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32)
+        self._solver.addRows(matrix.shape[0], lower, upper, matrix.nnz, starts, indices, matrix.data)
+
+    def set_gain(self, gain: Array) -> None:
+        """Maximise something else."""
+        self._solver.changeColsCost(len(gain), self._columns, gain)
+
+    def set_bounds(self, column: int, lower: float, upper: float) -> None:
+        """Keep one column within other bounds."""
+        self._solver.changeColBounds(column, lower, upper)
+
+    def solve(self, *, centre: bool = False) -> Optimum | None:
+        """The optimum, or None where there is none (infeasible, unbounded, or the solver gave up).
+
+        Where several solutions are optimal a vertex is returned, or, with ``centre``, a point well inside the set of
+        optimal solutions, as an interior-point method without crossover leaves it.
+        """
+        self._solver.setOptionValue("solver", "ipm" if centre else "choose")
+        self._solver.setOptionValue("run_crossover", "off" if centre else "on")
+        self._solver.run()
+        if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
+            return None
+        solution = self._solver.getSolution()
+        objective = float(self._solver.getInfo().objective_function_value)
+        return Optimum(np.array(solution.col_value), objective, np.array(solution.row_dual))

@@ -1,0 +1,1 @@
+"""Policies as optimisation problems over time fractions (Gavel): the problems, their solvers, and the rounds."""

@@ -1,0 +1,75 @@
+"""From a requirement on every job to the time fractions that raise it furthest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from geminid.policies.gavel.groups import SelfPairTooLarge, hand_out, merge
+from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions, single_fractions
+from geminid.policies.gavel.program import Choice, Requirement, TimeProgram
+
+
+def solve_level(
+    problem: AllocationProblem,
+    requirement: Callable[[Mask], Requirement],
+    objective: Callable[[TimeFractions], float],
+    *,
+    choice: Choice = "vertex",
+    merged: bool = True,
+) -> TimeFractions:
+    """Raise a requirement as far as it goes and hand the result out to the jobs.
+
+    ``requirement`` is given which jobs can run at all (the others must need nothing). With ``merged`` off every job is
+    its own group, which is slower and comes to the same.
+    """
+    notes = unrunnable(problem)
+    runs = problem.runs
+    labels: list[int] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
+    needs = requirement(runs)
+    while runs.any():
+        groups = merge(problem, apart=labels)
+        raised = TimeProgram(groups).raise_level(needs, choice)
+        if raised is None:
+            return fallback(problem, objective, [*notes, Note("solver_failed", "no optimum was found")])
+        try:
+            combinations, fractions = hand_out(problem, groups, raised.values, raised.need)
+        except SelfPairTooLarge as found:
+            labels[found.job] = max(labels) + 1
+            continue
+        return finish(problem, combinations, fractions, objective, notes)
+    return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
+
+
+def unrunnable(problem: AllocationProblem) -> list[Note]:
+    """A note on the jobs that no GPU type can run."""
+    stuck = tuple(problem.jobs[i].id for i in np.flatnonzero(~problem.runs).tolist())
+    return [Note("no_type_runs", "no GPU type has the slots and the memory for the job", stuck)] if stuck else []
+
+
+def fallback(
+    problem: AllocationProblem, objective: Callable[[TimeFractions], float], notes: Sequence[Note]
+) -> TimeFractions:
+    """Every job its static equal share of the types it can run on: always feasible."""
+    fractions = np.where(problem.usable > 0, problem.isolated_fractions, 0.0)
+    answer = single_fractions(problem, fractions, 0.0, notes)
+    return finish(problem, answer.combinations, fractions, objective, notes)
+
+
+def finish(
+    problem: AllocationProblem,
+    combinations: tuple[tuple[str, ...], ...],
+    fractions: Array,
+    objective: Callable[[TimeFractions], float],
+    notes: Sequence[Note],
+) -> TimeFractions:
+    """Remove what rounding has put beyond a limit, and put the value of the objective in."""
+    answer = TimeFractions(problem.gpu_types, combinations, np.clip(fractions, 0.0, 1.0))
+    busy = answer.by_job(problem).sum(axis=1)
+    used = answer.slots_used(problem)
+    full = np.divide(used, problem.slots, out=np.zeros(len(used)), where=problem.slots > 0)
+    over = max(float(busy.max(initial=0.0)), float(full.max(initial=0.0)))
+    if over > 1.0:
+        answer = TimeFractions(problem.gpu_types, combinations, answer.fractions / over)
+    return TimeFractions(problem.gpu_types, combinations, answer.fractions, objective(answer), tuple(notes))

@@ -1,0 +1,214 @@
+"""The question that every policy over time fractions answers, and its answer.
+
+An :class:`AllocationProblem` says how fast each job trains on each GPU type, alone and beside others; a solver answers
+with :class:`TimeFractions`: which fraction of the time each job, or pair of jobs, should hold each type. A solver is a
+callable from the one to the other. It never raises on a well-formed problem: what it could not honour is in the notes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+#: One or two jobs that hold the same slots.
+Combination = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GangJob:
+    """A job that runs on exactly ``gang`` slots of one GPU type at a time, all or none.
+
+    ``kind`` names what trains, such as a model with its batch size and gang: pair throughputs are looked up by it.
+    ``elapsed_s`` counts from the submission, ``isolated_s`` is how long the work done so far would have taken on an
+    equal static share. ``deadline_s`` is counted from now. ``entity`` is the path in a hierarchy, the outermost first.
+    Jobs are served in the order of ``arrived_s`` where an order matters.
+    """
+
+    id: str
+    gang: int = 1
+    kind: Hashable = None
+    weight: float = 1.0
+    arrived_s: float = 0.0
+    steps_left: float = 1.0
+    elapsed_s: float = 0.0
+    isolated_s: float = 0.0
+    deadline_s: float | None = None
+    entity: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PairThroughputs:
+    """Steps per second of a job of one kind while it shares its slots with a job of another.
+
+    ``rates[a, b, j]`` belongs to kind a beside kind b on GPU type j; 0 on either side means that they cannot share it.
+    Only jobs of equal gang are paired.
+    """
+
+    kinds: tuple[Hashable, ...]
+    rates: Array
+
+    @property
+    def index(self) -> Mapping[Hashable, int]:
+        """Where each kind stands."""
+        return {kind: i for i, kind in enumerate(self.kinds)}
+
+
+@dataclass(frozen=True)
+class AllocationProblem:
+    """Jobs, slots per GPU type, and steps per second of every whole gang on every type (0: cannot run there).
+
+    ``pairs`` allows space sharing. ``costs`` are prices per slot and hour, by type. ``reference`` replaces the
+    throughput that a job's own is measured against (see ``reference_throughput``).
+    """
+
+    gpu_types: tuple[str, ...]
+    slots: Array
+    jobs: tuple[GangJob, ...]
+    throughputs: Array
+    pairs: PairThroughputs | None = None
+    costs: Array | None = None
+    reference: Array | None = None
+
+    @cached_property
+    def gangs(self) -> Array:
+        """Slots of each job."""
+        return np.array([job.gang for job in self.jobs], dtype=float)
+
+    @cached_property
+    def weights(self) -> Array:
+        """Weight of each job."""
+        return np.array([job.weight for job in self.jobs], dtype=float)
+
+    @cached_property
+    def steps_left(self) -> Array:
+        """Steps that each job still has to make."""
+        return np.array([job.steps_left for job in self.jobs], dtype=float)
+
+    @cached_property
+    def usable(self) -> Array:
+        """Throughputs with 0 also where a type has fewer slots than the job's gang."""
+        return np.where(self.gangs[:, None] <= self.slots, np.maximum(self.throughputs, 0.0), 0.0)
+
+    @cached_property
+    def runs(self) -> Mask:
+        """Which jobs some GPU type can run."""
+        return np.asarray((self.usable > 0).any(axis=1))
+
+    @cached_property
+    def reference_throughput(self) -> Array:
+        """P_i, what the job would reach if it spent on each type the time that the type has of all slots."""
+        if self.reference is not None:
+            return self.reference
+        total = self.slots.sum()
+        return self.usable @ self.slots / total if total > 0 else np.zeros(len(self.jobs))
+
+    @cached_property
+    def isolated_fractions(self) -> Array:
+        """A static equal share of every type: N_j/(m·s_i), rows cut down to one where they sum to more."""
+        shares = self.slots / (max(len(self.jobs), 1) * self.gangs[:, None])
+        return np.asarray(shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True)))
+
+    @cached_property
+    def isolated_throughput(self) -> Array:
+        """What each job reaches on its static equal share."""
+        return np.asarray((self.usable * self.isolated_fractions).sum(axis=1))
+
+
+def agnostic(problem: AllocationProblem) -> AllocationProblem:
+    """The same problem as seen by who cannot tell GPU types apart: every type as fast as the job's fastest.
+
+    Types that cannot run a job at all are still avoided, and nothing is known of pairs.
+    """
+    fastest = problem.usable.max(axis=1, initial=0.0)
+    throughputs = np.where(problem.usable > 0, fastest[:, None], 0.0)
+    return replace(problem, throughputs=throughputs, pairs=None, reference=fastest)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a solver could not honour, and what it did instead.
+
+    ``reason`` is a fixed word for programs: ``no_type_runs`` (no GPU type can run the job), ``infeasible_slo``,
+    ``solver_failed``, ….
+    """
+
+    reason: str
+    text: str
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TimeFractions:
+    """The fraction of time that each combination of jobs should hold each GPU type.
+
+    A row of ``fractions`` belongs to a combination, a column to a GPU type. ``objective`` is the policy's own, computed
+    from these fractions.
+    """
+
+    gpu_types: tuple[str, ...]
+    combinations: tuple[Combination, ...]
+    fractions: Array
+    objective: float = float("nan")
+    notes: tuple[Note, ...] = field(default=())
+
+    def by_job(self, problem: AllocationProblem) -> Array:
+        """Time of each job on each type, alone or shared (jobs × types)."""
+        rows = {job.id: i for i, job in enumerate(problem.jobs)}
+        result = np.zeros((len(rows), len(self.gpu_types)))
+        for member in (0, 1):
+            chosen, index = _members(self.combinations, member, rows)
+            np.add.at(result, index, self.fractions[chosen])
+        return result
+
+    def effective_throughput(self, problem: AllocationProblem) -> Array:
+        """Steps per second of each job, averaged over time."""
+        rows = {job.id: i for i, job in enumerate(problem.jobs)}
+        result = np.zeros(len(rows))
+        alone = np.array([len(c) == 1 for c in self.combinations], dtype=bool)
+        if alone.any():
+            index = np.array([rows[c[0]] for c in self.combinations if len(c) == 1])
+            np.add.at(result, index, (problem.usable[index] * self.fractions[alone]).sum(axis=1))
+        if problem.pairs is not None and not alone.all():
+            kinds = problem.pairs.index
+            kind_of = [kinds.get(job.kind, -1) for job in problem.jobs]
+            first = np.array([rows[c[0]] for c in self.combinations if len(c) == 2])
+            second = np.array([rows[c[1]] for c in self.combinations if len(c) == 2])
+            kind = np.array(kind_of)
+            time = self.fractions[~alone]
+            np.add.at(result, first, (problem.pairs.rates[kind[first], kind[second]] * time).sum(axis=1))
+            np.add.at(result, second, (problem.pairs.rates[kind[second], kind[first]] * time).sum(axis=1))
+        return result
+
+    def slots_used(self, problem: AllocationProblem) -> Array:
+        """Slots of each type in use, averaged over time."""
+        gang = {job.id: job.gang for job in problem.jobs}
+        sizes = np.array([gang[c[0]] for c in self.combinations], dtype=float)
+        return np.asarray(sizes @ self.fractions) if len(sizes) else np.zeros(len(self.gpu_types))
+
+
+#: What each policy brings: a callable from the problem to the time fractions.
+Solver = Callable[[AllocationProblem], TimeFractions]
+
+
+def single_fractions(
+    problem: AllocationProblem, fractions: Array, objective: float, notes: Iterable[Note] = ()
+) -> TimeFractions:
+    """An answer in which every job runs alone, from a row per job."""
+    return TimeFractions(
+        problem.gpu_types, tuple((job.id,) for job in problem.jobs), fractions, objective, tuple(notes)
+    )
+
+
+def _members(
+    combinations: tuple[Combination, ...], member: int, rows: Mapping[str, int]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which combinations have such a member, and the row of the job that it is."""
+    chosen = np.array([i for i, c in enumerate(combinations) if len(c) > member], dtype=np.int64)
+    return chosen, np.array([rows[combinations[i][member]] for i in chosen.tolist()], dtype=np.int64)
