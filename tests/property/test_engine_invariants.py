@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from hypothesis import settings
@@ -11,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
-from geminid.engine.commands import Rescale, Start, Stop
+from geminid.engine.commands import Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine
 from geminid.engine.events import Completed, Event, Failed, NodeDown, NodeDrained, NodeUp, Submitted, Tick
 from geminid.engine.models import ModelKeeper
@@ -40,7 +41,22 @@ class Chaotic(Policy):
                 assignments[job.id] = ((int(self.rng.integers(0, 6)), int(self.rng.integers(0, 6))),)
             elif kind == 2 and job.allocation:
                 assignments[job.id] = job.allocation
-        return Decision(assignments)
+        pairs: list[tuple[str, str]] = []
+        for first, second in pairwise(view.jobs):
+            if self.rng.random() < 0.3:
+                pairs.append((first.id, second.id))
+                if first.id in assignments and self.rng.random() < 0.9:
+                    assignments[second.id] = assignments[first.id]
+        if self.rng.random() < 0.7:  # else some may be in two pairs, or share nothing
+            taken: set[str] = set()
+            valid = []
+            for pair in pairs:
+                if pair[0] in assignments and not taken & set(pair):
+                    assignments[pair[1]] = assignments[pair[0]]
+                    taken |= set(pair)
+                    valid.append(pair)
+            pairs = valid
+        return Decision(assignments, pairs=pairs)
 
 
 class AnythingHappens(RuleBasedStateMachine):
@@ -48,6 +64,7 @@ class AnythingHappens(RuleBasedStateMachine):
         super().__init__()
         self.engine = Engine(CLUSTER, Chaotic(), ModelKeeper("pollux"))
         self.held: dict[str, Allocation] = {}
+        self.partners: dict[str, str] = {}
         self.count = 0
 
     def feed(self, event: Event) -> None:
@@ -59,8 +76,14 @@ class AnythingHappens(RuleBasedStateMachine):
                 case Rescale(job_id=job_id, before=before, allocation=allocation):
                     assert self.held[job_id] == before
                     self.held[job_id] = allocation
+                    self.partners.pop(job_id, None)
                 case Stop(job_id=job_id, before=before):
                     assert self.held.pop(job_id) == before
+                    self.partners.pop(job_id, None)
+                case Share(job_id=job_id, partner=None):
+                    del self.partners[job_id]
+                case Share(job_id=job_id, partner=str(partner)):
+                    self.partners[job_id] = partner
 
     @rule(wait=st.floats(0, 100), slots=st.integers(1, 4))
     def submit(self, wait: float, slots: int) -> None:
@@ -78,6 +101,7 @@ class AnythingHappens(RuleBasedStateMachine):
         if self.held:
             job_id = list(self.held)[which % len(self.held)]
             del self.held[job_id]
+            self.partners.pop(job_id, None)
             now = self.engine.now_s
             self.feed(Completed(now, job_id) if how == "completed" else Failed(now, job_id, "x", "good" in how))
 
@@ -89,6 +113,7 @@ class AnythingHappens(RuleBasedStateMachine):
     def everything_is_consistent(self) -> None:
         self.engine.check()
         assert {j.id: j.allocation for j in self.engine.jobs.values() if j.allocation} == self.held
+        assert {j.id: j.partner for j in self.engine.jobs.values() if j.partner} == self.partners
 
 
 AnythingHappens.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

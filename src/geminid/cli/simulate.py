@@ -35,7 +35,8 @@ def simulate(
     profiles: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of measured applications, as Pollux and Sia lay it out; built-in ones when left out."
+            help="Folder of measured applications, as Pollux and Sia lay it out, or Gavel's file of throughputs; "
+            "built-in ones when left out."
         ),
     ] = None,
     cluster: Annotated[
@@ -88,13 +89,13 @@ def simulate(
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from geminid.sim.run import Experiment, simulate_all
+    from geminid.sim.run import Experiment, simulate_all, without_unknown
     from geminid.sim.simulator import NoProgress, Settings
 
     for option, path in (("json", json_file), ("report", report)):
         if path is not None and not path.resolve().parent.is_dir():
             raise InvalidInput([Problem(option, str(path), "must be in a folder that exists")])
-    chosen = _workload(workload, format, seed, load)
+    chosen = without_unknown(_workload(workload, format, seed, load), profiles)
     experiment = Experiment(
         workload=chosen,
         cluster=_cluster(cluster),

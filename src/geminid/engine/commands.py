@@ -37,4 +37,12 @@ class Stop:
     lost: bool = False
 
 
-Command = Start | Rescale | Stop
+@dataclass(frozen=True, slots=True)
+class Share:
+    """From now on a running job shares its slots with ``partner``, or has them to itself again (None)."""
+
+    job_id: str
+    partner: str | None
+
+
+Command = Start | Rescale | Stop | Share

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from geminid.cluster import Cluster
-from geminid.engine.commands import Command, Rescale, Start, Stop
+from geminid.engine.commands import Command, Rescale, Share, Start, Stop
 from geminid.engine.events import (
     Completed,
     Event,
@@ -23,7 +23,7 @@ from geminid.engine.events import (
 )
 from geminid.engine.models import ModelKeeper
 from geminid.engine.plan import Plan, Rejected, make_plan
-from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy, slots_of
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy, SharingModel, slots_of
 
 
 class InvariantBroken(AssertionError):
@@ -52,6 +52,7 @@ class Engine:
     policy: Policy
     models: ModelKeeper
     oracle: Oracle | None = None
+    sharing: SharingModel | None = None
     debug: bool = False
     now_s: float = 0.0
     _jobs: dict[str, JobView] = field(default_factory=dict)
@@ -69,9 +70,11 @@ class Engine:
             case Submitted(job=facts):
                 self._jobs[facts.id] = JobView(facts=facts, since_s=event.at_s)
             case Completed(job_id=job_id):
+                commands += self._part(job_id)
                 self._jobs.pop(job_id, None)
                 self.models.forget(job_id)
             case Failed(job_id=job_id, final=final):
+                commands += self._part(job_id)
                 if final:
                     self._jobs.pop(job_id, None)
                     self.models.forget(job_id)
@@ -116,7 +119,7 @@ class Engine:
             0 if node in self._down or node in self._drained else int(slots)
             for node, slots in enumerate(self.cluster.node_slots)
         )
-        return ClusterView(self.now_s, self.cluster, tuple(jobs), usable, self.oracle)
+        return ClusterView(self.now_s, self.cluster, tuple(jobs), usable, self.oracle, self.sharing)
 
     def _decide(self) -> Outcome:
         if not self._jobs:
@@ -134,12 +137,21 @@ class Engine:
         return Outcome(tuple(self._carry_out(plan, decision)), decision.wake_at_s, decided=True)
 
     def _carry_out(self, plan: Plan, decision: Decision) -> list[Command]:
-        """Commands that lead from the current allocations to the plan: first those that free slots."""
+        """Commands that lead from the current allocations to the plan: first those that free slots, then grants."""
         stops: list[Command] = []
         grants: list[Command] = []
-        for job in list(self._jobs.values()):
-            wanted = plan.allocations.get(job.id, ())
-            if wanted == job.allocation:
+        shares: list[Command] = []
+        jobs = dict(self._jobs)
+        for job in jobs.values():
+            wanted, partner = plan.allocations.get(job.id, ()), plan.partners.get(job.id)
+            if wanted == job.allocation and partner == job.partner:
+                continue
+            if partner is not None:
+                shares.append(Share(job.id, partner))
+            if wanted and wanted == job.allocation and _stays(job, plan, jobs):
+                if partner is None:
+                    shares.append(Share(job.id, None))
+                self._share(job.id, partner)
                 continue
             if not wanted:
                 reason = decision.reasons.get(job.id) or plan.unplaced.get(job.id) or "others go first"
@@ -147,11 +159,22 @@ class Engine:
                 self._release(job.id)
             elif job.allocation:
                 grants.append(Rescale(job.id, job.allocation, wanted))
-                self._grant(job, wanted)
+                self._grant(job, wanted, partner)
             else:
                 grants.append(Start(job.id, wanted))
-                self._grant(job, wanted)
-        return stops + grants
+                self._grant(job, wanted, partner)
+        return stops + grants + shares
+
+    def _share(self, job_id: str, partner: str | None) -> None:
+        self._jobs[job_id] = replace(self._settled(self._jobs[job_id]), partner=partner)
+
+    def _part(self, job_id: str) -> list[Command]:
+        """A job is about to go: whoever shares its slots has them alone from now on."""
+        job = self._jobs.get(job_id)
+        if job is None or job.partner is None:
+            return []
+        self._share(job.partner, None)
+        return [Share(job.partner, None)]
 
     def _settled(self, job: JobView) -> JobView:
         """The job with its service and run time up to now added in."""
@@ -164,16 +187,17 @@ class Engine:
 
     def _release(self, job_id: str) -> None:
         self._jobs[job_id] = replace(
-            self._settled(self._jobs[job_id]), allocation=(), slots=0, gpu_type=None, paused_until_s=0.0
+            self._settled(self._jobs[job_id]), allocation=(), slots=0, gpu_type=None, partner=None, paused_until_s=0.0
         )
 
-    def _grant(self, job: JobView, allocation: Allocation) -> None:
+    def _grant(self, job: JobView, allocation: Allocation, partner: str | None) -> None:
         first = job.started_s is None
         self._jobs[job.id] = replace(
             self._settled(job),
             allocation=allocation,
             slots=slots_of(allocation),
             gpu_type=self.cluster.nodes[allocation[0][0]].gpu_type,
+            partner=partner,
             started_s=self.now_s if first else job.started_s,
             restarts=job.restarts + (not first),
             paused_until_s=self.now_s + job.facts.rescale_s,
@@ -183,8 +207,14 @@ class Engine:
         """Raise if any invariant is broken: slots granted twice, jobs out of bounds, slots on nodes that are gone."""
         free = [int(slots) for slots in self.cluster.node_slots]
         for job in self._jobs.values():
+            partner = self._jobs.get(job.partner) if job.partner is not None else None
+            if job.partner is not None:
+                same = partner is not None and partner.partner == job.id and partner.allocation == job.allocation
+                if not job.allocation or not same:
+                    raise InvariantBroken(f"job {job.id} shares no slots with {job.partner}, its partner")
+            counted = partner is not None and partner.id < job.id
             for node, slots in job.allocation:
-                free[node] -= slots
+                free[node] -= 0 if counted else slots
                 if node in self._down:
                     raise InvariantBroken(f"job {job.id} holds slots on node {node}, which is down")
             if job.allocation and not job.facts.min_slots <= job.slots <= job.facts.max_slots:
@@ -195,3 +225,22 @@ class Engine:
                 raise InvariantBroken(f"job {job.id} has negative service")
         if min(free, default=0) < 0:
             raise InvariantBroken("a slot is granted twice")
+
+
+def _keeps(job: JobView, plan: Plan, jobs: Mapping[str, JobView]) -> bool:
+    """Whether the slots that a job has stay its own: of two jobs that part, the first by name keeps them."""
+    wanted = plan.allocations.get(job.id, ())
+    if not wanted or wanted != job.allocation:
+        return False
+    if job.partner is None or plan.partners.get(job.id) == job.partner or job.partner > job.id:
+        return True
+    other = jobs[job.partner]
+    return plan.allocations.get(other.id, ()) != other.allocation
+
+
+def _stays(job: JobView, plan: Plan, jobs: Mapping[str, JobView]) -> bool:
+    """Whether a job need not move: slots of a node are only counted, but two that share must be on the same ones."""
+    partner = plan.partners.get(job.id)
+    if not _keeps(job, plan, jobs):
+        return False
+    return partner is None or partner > job.id or partner == job.partner or not _keeps(jobs[partner], plan, jobs)

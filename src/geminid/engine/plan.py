@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from geminid.configuration import Configuration
 from geminid.job import Adaptivity
@@ -13,10 +13,14 @@ from geminid.solve.placement import place
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which job has which slots: no slot twice, every job within its bounds."""
+    """Which job has which slots, every job within its bounds. No slot twice, but for declared pairs.
+
+    ``partners`` has both jobs of every pair, each with the other one.
+    """
 
     allocations: Mapping[str, Allocation]
     unplaced: Mapping[str, str]
+    partners: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,13 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
         isinstance(decision.wake_at_s, int | float) and decision.wake_at_s == decision.wake_at_s
     ):
         problems.append(f"wake_at_s is {decision.wake_at_s!r}, not a time")
+    partners, guests = _partners(decision, problems)
     free = list(view.usable_slots)
     allocations: dict[str, Allocation] = {}
     wanted: dict[str, Configuration] = {}
     for job_id, assignment in decision.assignments.items():
+        if job_id in guests:
+            continue
         if isinstance(assignment, Configuration):
             if assignment.gpu_type not in view.cluster.type_index:
                 problems.append(f"job {job_id} was given GPU type {assignment.gpu_type}, which the cluster lacks")
@@ -62,12 +69,42 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
     current = {job.id: job.allocation for job in view.jobs if job.allocation}
     placed = place(view.cluster, free, wanted, current)
     allocations |= placed.allocations
+    unplaced = dict(placed.unplaced)
+    for guest, host in guests.items():
+        if host in allocations:
+            allocations[guest] = allocations[host]
+        elif host in unplaced:
+            unplaced[guest] = unplaced[host]
+        if host in allocations and view.sharing is not None:
+            gpu_type = view.cluster.nodes[allocations[host][0][0]].gpu_type
+            if not min(view.sharing.relative_speeds(jobs[host].facts, jobs[guest].facts, gpu_type)) > 0:
+                problems.append(f"jobs {host} and {guest} cannot share slots of type {gpu_type}")
     for job_id, allocation in allocations.items():
         if allocation != jobs[job_id].allocation:  # what a job has was checked when it got it
             problems += _out_of_bounds(jobs[job_id], allocation, view)
     if problems:
         return Rejected(tuple(problems))
-    return Plan(allocations, placed.unplaced)
+    return Plan(allocations, unplaced, {job_id: other for job_id, other in partners.items() if job_id in allocations})
+
+
+def _partners(decision: Decision, problems: list[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Everybody's partner, and for the second job of every pair (the guest) the first; what is wrong is reported."""
+    partners: dict[str, str] = {}
+    guests: dict[str, str] = {}
+    for pair in decision.pairs:
+        if len(pair) != 2 or pair[0] == pair[1]:
+            problems.append(f"a pair is of two different jobs, not of {pair}")
+            continue
+        first, second = pair
+        given = [decision.assignments.get(job_id) for job_id in pair]
+        if not all(given) or given[0] != given[1]:
+            problems.append(f"jobs {first} and {second} share slots but were not given the same ones")
+        twice = next((job_id for job_id in pair if job_id in partners), None)
+        if twice is not None:
+            problems.append(f"job {twice} is in more than one pair")
+        partners[first], partners[second] = second, first
+        guests[second] = first
+    return partners, guests
 
 
 def _out_of_bounds(job: JobView, allocation: Allocation, view: ClusterView) -> list[str]:

@@ -33,7 +33,9 @@ class JobFacts:
 
     ``requested_slots`` and ``requested_batch`` are what its user asked for; policies that do not adapt jobs give
     exactly that. ``limits`` (batch sizes by GPU type) are empty for opaque jobs, whose inside is not known: they run
-    on exactly their requested slots.
+    on exactly their requested slots. ``throughputs`` (steps per second on the requested slots, by GPU type) are filled
+    for jobs whose speeds are known without a model, and ``steps`` is then the work of the whole job; ``kind`` names
+    what jobs of equal speeds have in common. ``deadline_s`` is a time, not a duration.
     """
 
     id: str
@@ -48,6 +50,10 @@ class JobFacts:
     rescale_s: float = 0.0
     weight: float = 1.0
     owner: str = ""
+    kind: str = ""
+    throughputs: Mapping[str, float] = field(default_factory=dict)
+    steps: float | None = None
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +62,14 @@ class JobView:
 
     ``most_slots_measured`` is the largest number of slots the job has been measured on; ``model`` what has been
     fitted to its measurements, None before the first. ``slots`` are those of the allocation. ``restarts`` counts
-    changes of the allocation after the first start.
+    changes of the allocation after the first start. ``partner`` is the job that it shares its slots with, if any.
     """
 
     facts: JobFacts
     allocation: Allocation = ()
     slots: int = 0
     gpu_type: str | None = None
+    partner: str | None = None
     started_s: float | None = None
     restarts: int = 0
     since_s: float = 0.0
@@ -86,8 +93,9 @@ class JobView:
         return self.executed_before_s + (now_s - self.since_s if self.allocation else 0.0)
 
     def attained_service_gpu_s(self, now_s: float) -> float:
-        """Slots × seconds that it has had."""
-        return self.service_before_gpu_s + self.slots * (now_s - self.since_s)
+        """Slots × seconds that it has had; of slots that it shares, half."""
+        share = self.slots if self.partner is None else 0.5 * self.slots
+        return self.service_before_gpu_s + share * (now_s - self.since_s)
 
 
 class Oracle(Protocol):
@@ -103,30 +111,43 @@ class Oracle(Protocol):
         """True seconds per optimiser step at the requested batch size, for these slots per node."""
 
 
+class SharingModel(Protocol):
+    """How fast two jobs run on the same slots."""
+
+    def relative_speeds(self, first: JobFacts, second: JobFacts, gpu_type: str) -> tuple[float, float]:
+        """Speeds of both on shared slots of a type, relative to having them alone; zeros if they cannot share."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterView:
-    """Everything a policy may look at: the time, the cluster, and the active jobs in the order of their arrival."""
+    """Everything a policy may look at: the time, the cluster, and the active jobs in the order of their arrival.
+
+    ``sharing`` is what is known of jobs on shared slots; without it, no two jobs should share any.
+    """
 
     now_s: float
     cluster: Cluster
     jobs: tuple[JobView, ...]
     usable_slots: tuple[int, ...]
     oracle: Oracle | None = None
+    sharing: SharingModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What should run: for each job a configuration (the engine places it) or an allocation (the policy has).
 
-    Jobs that are not named get nothing. ``reasons`` may say, for single jobs, why. ``wake_at_s`` asks for another
-    decision at that time even if nothing happens until then. ``desired_nodes`` is what an autoscaling policy wishes
-    for.
+    Jobs that are not named get nothing. Two jobs may have the same slots if ``pairs`` names them together and both are
+    given the same configuration or allocation; nobody is in two pairs. ``reasons`` may say, for single jobs,
+    why. ``wake_at_s`` asks for another decision at that time even if nothing happens until then. ``desired_nodes`` is
+    what an autoscaling policy wishes for.
     """
 
     assignments: Mapping[str, Configuration | Allocation]
     reasons: Mapping[str, str] = field(default_factory=dict)
     wake_at_s: float | None = None
     desired_nodes: int | None = None
+    pairs: Sequence[tuple[str, str]] = ()
 
 
 class Policy(ABC):
@@ -141,7 +162,7 @@ class Policy(ABC):
     paper: ClassVar[str]
     objective: ClassVar[str]
     interval_s: float | None = None
-    adapts_batch: ClassVar[bool] = False
+    adapts_batch: bool = False
     needs_oracle: ClassVar[bool] = False
     needs_models: ClassVar[bool] = False
     profiled_defaults: ClassVar[Mapping[str, Any]] = {}

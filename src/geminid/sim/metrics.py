@@ -44,7 +44,7 @@ def _job_summary(job: SimJob, ratio: float | None) -> JobSummary:
         end_s = stint.end_s if stint.end_s is not None else job.at_s
         held += end_s - stint.start_s
         paused += max(0.0, min(stint.works_from_s, end_s) - stint.start_s)
-        gpu_s += (end_s - stint.start_s) * sum(stint.placement)
+        gpu_s += (end_s - stint.start_s) * sum(stint.placement) * (1.0 if stint.partner is None else 0.5)
         new_slots = previous is None or previous.allocation != stint.allocation or previous.end_s != stint.start_s
         changes += new_slots
         previous = stint
@@ -158,6 +158,7 @@ def _stints(job: SimJob) -> list[dict[str, Any]]:
             "end_s": end_s,
             "gpu_type": stint.gpu_type,
             "slots": sum(stint.placement),
+            **({"partner": stint.partner} if stint.partner is not None else {}),
             "nodes": [node for node, _ in stint.allocation],
             "slots_per_node": list(stint.placement),
             "total_batch": stint.batch.total if stint.batch else None,

@@ -7,7 +7,7 @@ import multiprocessing
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from geminid.policies.base import Policy
 from geminid.policies.registry import make_policy
 from geminid.sim.application import Application
 from geminid.sim.metrics import summary
-from geminid.sim.profiles import built_in_applications, load_applications
+from geminid.sim.profiles import ThroughputTable, built_in_applications, load_applications, load_throughputs
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import Workload
 
@@ -27,7 +27,8 @@ from geminid.sim.workload import Workload
 class Experiment:
     """Everything that determines a result, and nothing that cannot be sent to another process.
 
-    ``profiles`` is a folder of measured applications; None means the built-in ones.
+    ``profiles`` is a folder of measured applications, or a table of throughputs for jobs that make steps; None means
+    the built-in applications.
     """
 
     workload: Workload
@@ -39,18 +40,47 @@ class Experiment:
     stints: bool = False
 
 
+def is_opaque(workload: Workload) -> bool:
+    """Whether the inside of no job is known: all run for a time, or make steps at the speed of a table."""
+    return all(job.duration_s is not None or job.steps is not None for job in workload.jobs)
+
+
 def applications_of(experiment: Experiment) -> Mapping[str, Application]:
     """The applications that the workload's jobs are made of; none are loaded for opaque jobs."""
-    if all(job.duration_s is not None for job in experiment.workload.jobs):
+    if is_opaque(experiment.workload):
         return {}
     return built_in_applications() if experiment.profiles is None else load_applications(experiment.profiles)
 
 
+def throughputs_of(experiment: Experiment) -> ThroughputTable | None:
+    """The table of throughputs, where the workload has jobs that make steps and there is one."""
+    if experiment.profiles is None or all(job.steps is None for job in experiment.workload.jobs):
+        return None
+    return load_throughputs(experiment.profiles)
+
+
+def without_unknown(workload: Workload, profiles: Path | None) -> Workload:
+    """The workload without the jobs whose speed the table of throughputs does not tell, and a note that says so.
+
+    Gavel's table has few models on several GPUs, and its older traces many such jobs; it drops them too.
+    """
+    if profiles is None or all(job.steps is None for job in workload.jobs):
+        return workload
+    table = load_throughputs(profiles)
+    known = [
+        job for job in workload.jobs if job.steps is None or table.knows((job.application or "", job.requested_slots))
+    ]
+    left_out = len(workload.jobs) - len(known)
+    if not known or not left_out:
+        return workload
+    note = f"{left_out} of {len(workload.jobs)} jobs are left out: {profiles.name} has no throughput of their models"
+    return replace(workload, jobs=tuple(known), notes=(*workload.notes, f"{note} on as many slots as they ask for."))
+
+
 def policy_of(text: str, experiment: Experiment) -> Policy:
     """Build a policy with the defaults that suit the workload: its seed, and rounds where its paper has them."""
-    opaque = all(job.duration_s is not None for job in experiment.workload.jobs)
     policy = make_policy(text, load_policy, seed=experiment.seed)
-    if not opaque and policy.profiled_defaults:
+    if policy.profiled_defaults and not is_opaque(experiment.workload):
         return make_policy(text, load_policy, seed=experiment.seed, **policy.profiled_defaults)
     return policy
 
@@ -59,7 +89,12 @@ def simulate(text: str, experiment: Experiment, progress: Callable[[int], None] 
     """Run one policy and summarise it; the name is the text it was asked for by."""
     policy = policy_of(text, experiment)
     simulator = Simulator(
-        experiment.workload, applications_of(experiment), experiment.cluster, policy, experiment.settings
+        experiment.workload,
+        applications_of(experiment),
+        experiment.cluster,
+        policy,
+        experiment.settings,
+        throughputs_of(experiment),
     )
     result = simulator.run(progress)
     return {**summary(result, timings=experiment.timings, stints=experiment.stints), "policy": text}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -51,7 +51,11 @@ class ByIdentity:
 
 @dataclass(slots=True)
 class Stint:
-    """A stretch of time with one allocation and one batch plan. ``works_from_s`` is when its pause ends."""
+    """A stretch of time with one allocation, one batch plan and one partner, or none, on the same slots.
+
+    ``works_from_s`` is when its pause ends. ``speed`` is what is left of a job's speed beside its partner. Jobs without
+    an application make ``steps_per_s``.
+    """
 
     start_s: float
     works_from_s: float
@@ -64,6 +68,9 @@ class Stint:
     progress_before: float = 0.0
     end_s: float | None = None
     reported: bool = False
+    steps_per_s: float = 1.0
+    partner: str | None = None
+    speed: float = 1.0
 
 
 @dataclass(slots=True)
@@ -94,10 +101,11 @@ class SimJob:
     # --- Progress ---
 
     def _rates(self, stint: Stint) -> Array:
+        speed = stint.speed / stint.slowdown
         if self.application is None:
-            return np.ones(1) / stint.slowdown
+            return np.array([stint.steps_per_s * speed])
         assert stint.batch is not None
-        return _epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch) / stint.slowdown
+        return _epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch) * speed
 
     def _targets(self) -> Array:
         return np.array([self.total]) if self.application is None else self.application.value.progress_steps
@@ -153,7 +161,15 @@ class SimJob:
 
     # --- Changes ---
 
-    def begin(self, now_s: float, pause_s: float, allocation: Allocation, gpu_type: str, batch: Batch | None) -> None:
+    def begin(
+        self,
+        now_s: float,
+        pause_s: float,
+        allocation: Allocation,
+        gpu_type: str,
+        batch: Batch | None,
+        steps_per_s: float = 1.0,
+    ) -> None:
         """Start a stint with new slots; progress must be up to date."""
         self.finish_stint(now_s)
         placement = tuple(slots for _, slots in allocation)
@@ -167,6 +183,7 @@ class SimJob:
                 batch,
                 epoch=self.epoch(),
                 progress_before=self.progress,
+                steps_per_s=steps_per_s,
             )
         )
         self._next_checkpoint_s = now_s + pause_s + self.checkpoint_s
@@ -175,14 +192,25 @@ class SimJob:
 
     def retune(self, now_s: float, batch: Batch) -> None:
         """Go on with another batch plan, without a pause."""
+        self._go_on(now_s).batch = batch
+
+    def share(self, now_s: float, partner: str | None, speed: float) -> None:
+        """Go on beside another job on the same slots, or alone again, without a pause."""
+        stint = self._go_on(now_s)
+        stint.partner, stint.speed = partner, speed
+
+    def _go_on(self, now_s: float) -> Stint:
+        """The stint that goes on where the current one ends now; a stint that has only begun goes on itself."""
         old = self.stint
         assert old is not None
+        self.version += 1
+        if old.start_s == now_s:
+            return old
         old.end_s = now_s
         works_from_s = max(now_s, old.works_from_s)
-        self.stints.append(
-            Stint(now_s, works_from_s, old.allocation, old.gpu_type, old.placement, batch, old.slowdown, self.epoch())
-        )
-        self.version += 1
+        stint = replace(old, start_s=now_s, works_from_s=works_from_s, epoch=self.epoch(), end_s=None, reported=False)
+        self.stints.append(stint)
+        return stint
 
     def crash(self, now_s: float) -> None:
         """Lose the slots without warning: the stint ends, and progress falls back to the last checkpoint.
@@ -306,8 +334,7 @@ class SimJob:
 
     def remaining_s(self, cluster: Cluster) -> float:
         """Seconds of work left on the requested slots and batch size, on the fastest GPU type."""
-        share = 1.0 - self.progress / self.total
-        return self.total - self.progress if self.application is None else share * self.requested_duration_s(cluster)
+        return (1.0 - self.progress / self.total) * self.requested_duration_s(cluster)
 
     def iteration_s(self, placement: tuple[int, ...]) -> float:
         """True seconds per optimiser step at the requested batch size, on the first GPU type that can run it."""
@@ -334,7 +361,7 @@ class SimJob:
 
     def _compute_requested_duration_s(self, cluster: Cluster) -> float:
         if self.application is None:
-            return self.total
+            return self.total / max(self.facts.throughputs.values(), default=1.0)
         best = float("inf")
         for gpu_type in self.facts.limits:
             per_node = max(node.slots for node in cluster.nodes if node.gpu_type == gpu_type)

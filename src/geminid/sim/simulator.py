@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ from itertools import count
 import numpy as np
 
 from geminid.cluster import Cluster
-from geminid.engine.commands import Command, Rescale, Start, Stop
+from geminid.engine.commands import Command, Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine, Outcome
 from geminid.engine.events import Completed, Event, NodeDown, NodeUp, Reported, Submitted, Tick
 from geminid.engine.models import ModelKeeper
@@ -25,6 +26,7 @@ from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, JobFacts, Policy
 from geminid.sim.application import Application
+from geminid.sim.profiles.gavel import ThroughputTable
 from geminid.sim.simjob import ByIdentity, SimJob, by_identity
 from geminid.sim.tuner import Batch
 from geminid.sim.workload import TraceJob, Workload
@@ -85,8 +87,10 @@ class Simulator:
         cluster: Cluster,
         policy: Policy,
         settings: Settings | None = None,
+        throughputs: ThroughputTable | None = None,
     ) -> None:
         self.settings = settings or Settings()
+        self.throughputs = throughputs
         self.cluster = cluster
         self.policy = policy
         self.models = ModelKeeper(self.settings.model)
@@ -97,6 +101,7 @@ class Simulator:
             policy,
             self.models,
             oracle=_SimOracle(self) if policy.needs_oracle or self.settings.oracle else None,
+            sharing=throughputs,
             debug=self.settings.debug,
         )
         self.result = Result(policy.name, cluster, list(self.jobs.values()))
@@ -114,10 +119,10 @@ class Simulator:
     def _make_jobs(self, traces: Sequence[TraceJob], applications: Mapping[str, Application]) -> dict[str, SimJob]:
         known: dict[int, ByIdentity] = {}
         jobs: dict[str, SimJob] = {}
-        problems: list[Problem] = []
-        for trace in traces:
+        problems = self._unknown_speeds(traces)
+        for trace in () if problems else traces:
             app = None
-            if trace.duration_s is None:
+            if trace.duration_s is None and trace.steps is None:
                 app = applications.get(trace.application or "")
                 if app is None:
                     names = ", ".join(sorted(applications)) or "none are loaded"
@@ -135,7 +140,7 @@ class Simulator:
                 expected = f"must be at most {most}, the most that one GPU type of the cluster and its batch size allow"
                 problems.append(Problem(where, facts.requested_slots, expected))
                 continue
-            total = trace.duration_s if app is None else app.total_steps
+            total = (trace.duration_s or trace.steps) if app is None else app.total_steps
             assert total is not None
             key = None if app is None else by_identity(app, known)
             checkpoint_s = self.settings.checkpoint_s if self.settings.node_mtbf_s is not None else math.inf
@@ -144,9 +149,37 @@ class Simulator:
             raise InvalidInput(problems[:20])
         return jobs
 
+    def _unknown_speeds(self, traces: Sequence[TraceJob]) -> list[Problem]:
+        """Jobs that make steps at a speed that no table tells, all of a kind in one sentence."""
+        unknown = Counter(
+            (trace.application or "", trace.requested_slots)
+            for trace in traces
+            if trace.steps is not None and not self._throughputs_of(trace)
+        )
+        if unknown and self.throughputs is None:
+            jobs = f"{unknown.total()} of its jobs make steps at speeds that depend on the GPU type"
+            told = f"{jobs}: pass --profiles with a file of throughputs by GPU type, like Gavel's"
+            return [Problem("workload", NOT_SHOWN, told)]
+        types = ", ".join(self.cluster.type_index)
+        return [
+            Problem(f"{model} on {slots} slots ({jobs} jobs)", NOT_SHOWN, f"has no throughput on any of {types}")
+            for (model, slots), jobs in unknown.items()
+        ]
+
+    def _throughputs_of(self, trace: TraceJob) -> dict[str, float]:
+        if self.throughputs is None or trace.steps is None:
+            return {}
+        job_type = (trace.application or "", trace.requested_slots)
+        speeds = {gpu_type: self.throughputs.alone(job_type, gpu_type) for gpu_type in self.cluster.type_index}
+        return {gpu_type: speed for gpu_type, speed in speeds.items() if speed > 0}
+
     def _facts(self, trace: TraceJob, app: Application | None) -> JobFacts:
         rescale_s = self.settings.rescale_s
         if app is None:
+            throughputs = self._throughputs_of(trace)
+            deadline_s = trace.slo_s
+            if trace.slo_factor is not None and trace.steps is not None:
+                deadline_s = trace.slo_factor * trace.steps / max(throughputs.values())
             return JobFacts(
                 id=trace.name,
                 submitted_s=trace.submit_s,
@@ -154,9 +187,14 @@ class Simulator:
                 min_slots=trace.requested_slots,
                 max_slots=trace.requested_slots,
                 adaptivity=Adaptivity.RIGID,
+                gpu_types=frozenset(throughputs) if throughputs else None,
                 rescale_s=rescale_s if rescale_s is not None else 0.0,
                 weight=trace.weight,
                 owner=trace.owner,
+                kind=trace.application or "",
+                throughputs=throughputs,
+                steps=trace.steps,
+                deadline_s=None if deadline_s is None else trace.submit_s + deadline_s,
             )
         adaptivity, requested_batch = trace.adaptivity, trace.requested_batch
         if app.pinned_batch is not None:
@@ -184,6 +222,8 @@ class Simulator:
             rescale_s=rescale_s if rescale_s is not None else app.rescale_s,
             weight=trace.weight,
             owner=trace.owner,
+            kind=app.name,
+            deadline_s=None if trace.slo_s is None else trace.submit_s + trace.slo_s,
         )
 
     # --- The loop ---
@@ -310,15 +350,37 @@ class Simulator:
             case Start(allocation=allocation) | Rescale(allocation=allocation):
                 gpu_type = self.cluster.nodes[allocation[0][0]].gpu_type
                 batch = self._batch(job, gpu_type, allocation)
-                job.begin(self.now_s, job.facts.rescale_s, allocation, gpu_type, batch)
+                steps_per_s = self._steps_per_s(job, gpu_type, allocation)
+                job.begin(self.now_s, job.facts.rescale_s, allocation, gpu_type, batch, steps_per_s)
                 self._running[job.facts.id] = job
                 self._schedule(job)
+            case Share(partner=partner):
+                self._share(job, partner)
             case Stop(lost=lost):
                 if lost:
                     job.crash(self.now_s)
                 else:
                     job.finish_stint(self.now_s)
                 self._running.pop(job.facts.id, None)
+
+    def _steps_per_s(self, job: SimJob, gpu_type: str, allocation: Allocation) -> float:
+        """Speed of a job without an application: its table's, or one second of work a second."""
+        if self.throughputs is None or job.trace.steps is None:
+            return 1.0
+        per_node = max(node.slots for node in self.cluster.nodes if node.gpu_type == gpu_type)
+        spread = len(allocation) > -(-job.facts.requested_slots // per_node)
+        job_type = (job.facts.kind, job.facts.requested_slots)
+        return self.throughputs.spread(job_type, gpu_type) if spread else job.facts.throughputs[gpu_type]
+
+    def _share(self, job: SimJob, partner: str | None) -> None:
+        """Let a job share its slots with a partner (by turns, if nothing is known of the two), or have them alone."""
+        stint, sharing = job.stint, self.engine.sharing
+        assert stint is not None
+        speed = 1.0 if partner is None else 0.5
+        if partner is not None and sharing is not None:
+            speed, _ = sharing.relative_speeds(job.facts, self.jobs[partner].facts, stint.gpu_type)
+        job.share(self.now_s, partner, speed)
+        self._schedule(job)
 
     def _batch(self, job: SimJob, gpu_type: str, allocation: Allocation) -> Batch | None:
         if job.application is None:
