@@ -35,6 +35,7 @@ class TableRow:
     configurations: int
     batch_sizes: int
     seconds: float
+    cpu_s: float
     plain_loop_s: float
     grid_loop_s: float
     times_faster_than_plain_loop: float
@@ -56,11 +57,12 @@ def _measure(
 ) -> TableRow:
     rng = np.random.default_rng(seed)
     models = {f"job-{i}": random_job(model, types, rng) for i in range(jobs)}
-    times_s = []
+    times_s, cpu_times_s = [], []
     for _ in range(REPETITIONS):
-        started = time.perf_counter()
+        started, cpu_started = time.perf_counter(), time.process_time()
         table = GoodputTable.of(configurations, models)
         times_s.append(time.perf_counter() - started)
+        cpu_times_s.append(time.process_time() - cpu_started)
     seconds = float(np.median(times_s))
 
     sample = list(models.items())[:sampled]
@@ -90,6 +92,7 @@ def _measure(
         len(configurations),
         GRID_POINTS,
         seconds,
+        float(np.median(cpu_times_s)),
         plain_s,
         grid_s,
         plain_s / seconds,

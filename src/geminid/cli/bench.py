@@ -119,11 +119,22 @@ def table(
         return
     print_table(
         f"Goodput table of {jobs:,} jobs × {rows[0].configurations} configurations × {rows[0].batch_sizes} batch sizes",
-        ["model", "table", "plain loop", "faster", "numpy per cell", "faster", "refresh of 1 %", "largest difference"],
+        [
+            "model",
+            "table",
+            "CPU",
+            "plain loop",
+            "faster",
+            "numpy per cell",
+            "faster",
+            "refresh of 1 %",
+            "largest difference",
+        ],
         [
             [
                 row.model,
                 f"{row.seconds:.2f} s",
+                f"{row.cpu_s:.2f} s",
                 f"{row.plain_loop_s:,.0f} s",
                 f"{row.times_faster_than_plain_loop:,.0f}×",
                 f"{row.grid_loop_s:,.0f} s",

@@ -62,17 +62,18 @@ class Corrections:
     batch_sizes: tuple[float, ...] = ()
     log_factors: tuple[float, ...] = ()
 
-    def factor(self, per_slot_batch: Array) -> Array | float:
-        """By what to multiply the computing time at these batch sizes."""
+    def log_factor(self, per_slot_batch: Array) -> Array | float:
+        """Logarithm of what multiplies the computing time at these batch sizes."""
         if not self.batch_sizes:
-            return 1.0
+            return 0.0
         log_batch = np.log(per_slot_batch)
         total, weight = np.zeros_like(log_batch), np.zeros_like(log_batch)
         for size, log_factor in zip(self.batch_sizes, self.log_factors, strict=True):
             near = np.maximum(0.0, 1.0 - np.abs(log_batch - np.log(size)) / CORRECTION_REACH)
             total += log_factor * near
             weight += near
-        return np.exp(total / np.maximum(weight, 1.0))
+        mean: Array = total / np.maximum(weight, 1.0)
+        return mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ class ThroughputFit:
     def step_times(self, shape: Shape) -> StepTimes:
         """Predicted step times."""
         return MODELS[self.model].step_times(
-            np.array(self.parameters), shape, self.corrections.factor(shape.per_slot_batch)
+            np.array(self.parameters), shape, self.corrections.log_factor(shape.per_slot_batch)
         )
 
     def __getitem__(self, name: str) -> float:
@@ -281,8 +282,9 @@ def _objective(model: ThroughputModel, measured: Measured, search: Search, log_f
     """Pollux's loss with its exact gradient, and a curvature that majorises it (both RMS terms are convexified)."""
 
     def evaluate(variables: Array, rows: NDArray[np.intp]) -> Evaluation:
-        data, factor = measured.take(rows), np.exp(log_factor[rows])
-        times, slopes = model.sensitivities(to_parameters(model, variables)[:, None, :], data.shape, factor)
+        data = measured.take(rows)
+        parameters = to_parameters(model, variables)[:, None, :]
+        times, slopes = model.sensitivities(parameters, data.shape, log_factor[rows])
         weight = data.weight / data.weight.sum(axis=1, keepdims=True)
         off = variables - search.centre[rows]
         pull = search.pull[rows] ** 2
@@ -364,5 +366,5 @@ def _corrections(model: ThroughputModel, variables: Array, measured: Measured) -
         kept = np.sort(np.argsort(-often, kind="stable")[:MAX_CORRECTIONS]) if len(sizes) > 1 else np.array([], int)
         found = Corrections(tuple(sizes[kept].tolist()), tuple(mean[kept].tolist()))
         corrections.append(found)
-        log_factor[row] = np.log(found.factor(batch))
+        log_factor[row] = found.log_factor(batch)
     return corrections, log_factor

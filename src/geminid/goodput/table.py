@@ -8,7 +8,7 @@ the jobs whose model has changed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from operator import attrgetter
 from typing import Any
@@ -134,6 +134,12 @@ class _Columns:
         key_index = np.array([keys.index(model_key(c)) for c in configurations], dtype=np.intp)
         return cls(keys, key_index, nodes, slots, np.ceil(slots / nodes), np.array(link_slowdowns, dtype=float))
 
+    def in_single(self) -> _Columns:
+        """The same in single precision."""
+        vectors = (self.nodes, self.slots, self.busiest, self.slowdown)
+        rounded: list[Any] = [vector.astype(np.float32) for vector in vectors]
+        return _Columns(self.keys, self.key_index, *rounded)
+
 
 @dataclass(frozen=True, slots=True)
 class _Models:
@@ -147,6 +153,14 @@ class _Models:
     variance: Array
     correction_log_batch: Array
     correction_log: Array
+
+    def in_single(self) -> _Models:
+        """The same in single precision, but for the limits: rounding batch sizes needs all digits."""
+        rounded = {name: getattr(self, name).astype(np.float32) for name in _ROUNDED}
+        return replace(self, **rounded)
+
+
+_ROUNDED = ("parameters", "squared_gradient", "variance", "correction_log_batch", "correction_log")
 
 
 def _compute(
@@ -170,17 +184,18 @@ def _compute(
         accumulates = _may_accumulate(models.limits[:, fit[possible]], cols.slots[column[possible]])
         order = possible[np.lexsort((corrected, accumulates))]
         fit, column = fit[order], column[order]
-        best_batch, best_steps = np.empty(len(fit)), np.empty(len(fit))
+        best_batch, passes = np.empty(len(fit)), np.empty(len(fit))
+        rounded_models, rounded_cols = models.in_single(), cols.in_single()
         for block in _blocks(len(fit), BLOCK_ELEMENTS // GRID_POINTS):
-            entries = _Entries.of(models, fit[block], cols, column[block], np.float32)
-            best_batch[block], best_steps[block] = _best_of_block(MODELS[name], entries)
+            entries = _Entries.of(rounded_models, fit[block], rounded_cols, column[block])
+            best_batch[block], passes[block] = _best_of_block(MODELS[name], entries)
         for block in _blocks(len(fit), BLOCK_ELEMENTS):
-            entries = _Entries.of(models, fit[block], cols, column[block], np.float64)
-            reached = entries.goodput(MODELS[name], best_batch[block], best_steps[block])
+            entries = _Entries.of(models, fit[block], cols, column[block])
+            reached = entries.goodput(MODELS[name], best_batch[block], passes[block])
             where = (models.job[fit[block]], column[block])
             goodput[where] = reached
             batch[where] = best_batch[block] * (reached > 0)
-            steps[where] = best_steps[block] * (reached > 0)
+            steps[where] = (passes[block] - 1) * (reached > 0)
     return goodput, batch, steps
 
 
@@ -250,7 +265,7 @@ def _pack_corrections(fits: Sequence[ThroughputFit]) -> tuple[Array, Array]:
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """A block of (fit, configuration) pairs as vectors over entries, in single or double precision."""
+    """A block of (fit, configuration) pairs as vectors over entries, in single or double precision (not the limits)."""
 
     limits: Array
     parameters: Array
@@ -264,15 +279,9 @@ class _Entries:
     slowdown: Array
 
     @classmethod
-    def of(
-        cls,
-        models: _Models,
-        fit: NDArray[np.intp],
-        cols: _Columns,
-        column: NDArray[np.intp],
-        precision: type[np.floating[Any]],
-    ) -> _Entries:
+    def of(cls, models: _Models, fit: NDArray[np.intp], cols: _Columns, column: NDArray[np.intp]) -> _Entries:
         by_fit = (
+            models.limits,
             models.parameters,
             models.squared_gradient,
             models.variance,
@@ -280,39 +289,41 @@ class _Entries:
             models.correction_log,
         )
         by_column = (cols.nodes, cols.slots, cols.busiest, cols.slowdown)
-        return cls(
-            models.limits[:, fit],
-            *(array[..., fit].astype(precision) for array in by_fit),
-            *(array[column].astype(precision) for array in by_column),
-        )
+        return cls(*(array[..., fit] for array in by_fit), *(array[column] for array in by_column))
 
-    def goodput(self, model: ThroughputModel, batch: Array, accumulation: Array | None) -> Array:
-        """Throughput × efficiency of each entry (last axis) at these plans; zero where a plan breaks the limits."""
+    def relative_goodput(self, model: ThroughputModel, batch: Array, passes: Array | None) -> Array:
+        """Throughput × efficiency of each entry (last axis) at these plans, up to a factor of the entry's own.
+
+        Zero where a plan breaks the limits. ``passes`` is one more than the accumulation steps, None for one.
+        """
         precision = self.slots.dtype
         initial, largest, smallest_per_slot, _ = self.limits.astype(precision)
         batch = batch.astype(precision)
-        factor: Array | float = 1.0
+        log_factor: Array | float = 0.0
         if self.correction_log.any():
-            factor = _correction_factor(batch, self.correction_log_batch, self.correction_log)
+            log_factor = _log_correction(batch, self.correction_log_batch, self.correction_log)
         shape = Shape(self.nodes, self.slots, batch, self.busiest, self.slowdown)
         parameters = np.moveaxis(self.parameters, 0, -1)
-        if accumulation is None:
-            result = model.step_s(parameters, shape, factor)
-            total = batch * self.slots
+        if passes is None:
+            result = model.step_s(parameters, shape, log_factor)
+            total = np.multiply(batch, self.slots, out=batch)
         else:
-            accumulation = accumulation.astype(precision)
-            times = model.step_times(parameters, shape, factor)
-            result = accumulation * times.accumulation_s
-            result += times.step_s
-            total = (accumulation + 1.0) * self.slots
+            times = model.step_times(parameters, shape, log_factor)
+            result = times.step_s
+            total = passes.astype(precision)
+            result += (total - 1.0) * times.accumulation_s
+            total *= self.slots
             result[total * smallest_per_slot > largest] = np.inf
             total *= batch
         np.minimum(total, largest, out=total)
-        g, v = self.squared_gradient, self.variance
-        result *= v + total * (g / initial)
-        np.divide(total, result, out=result)
-        result *= v + g
-        return result
+        worth = total * (self.squared_gradient / initial)
+        worth += self.variance
+        result *= worth
+        return np.divide(total, result, out=result)
+
+    def goodput(self, model: ThroughputModel, batch: Array, passes: Array) -> Array:
+        """Throughput × efficiency of each entry at these plans; zero where a plan breaks the limits."""
+        return self.relative_goodput(model, batch, passes) * (self.squared_gradient + self.variance)
 
 
 def _may_accumulate(limits: Array, slots: Array) -> NDArray[np.bool_]:
@@ -325,39 +336,45 @@ def _may_accumulate(limits: Array, slots: Array) -> NDArray[np.bool_]:
 
 
 def _best_of_block(model: ThroughputModel, entries: _Entries) -> tuple[Array, Array]:
-    """Per-slot batch and accumulation steps of each entry's best candidate: ``best_plan``, (grid points, entries)."""
+    """Per-slot batch and passes of each entry's best candidate: ``best_plan``, (grid points, entries)."""
     initial, largest, smallest_per_slot, largest_per_slot = entries.limits
     slots = entries.slots.astype(np.float64)
     smallest = np.maximum(initial, smallest_per_slot * slots)
-    per_slot = np.log(np.maximum(largest / smallest, 1.0)) * _GRID
-    np.exp(per_slot, out=per_slot)
-    per_slot *= smallest / slots
-    accumulation = None
+    per_slot = _geometric(smallest / slots, np.maximum(largest / smallest, 1.0))
+    passes = None
     if np.any(_may_accumulate(entries.limits, slots)):
-        accumulation = per_slot * (1.0 / largest_per_slot)
-        accumulation -= ROUNDING
-        np.ceil(accumulation, out=accumulation)
-        accumulation -= 1.0
+        passes = per_slot * (1.0 / largest_per_slot)
+        passes -= ROUNDING
+        np.ceil(passes, out=passes)
         alone = np.flatnonzero(slots == 1)
         if alone.size:
             above_initial = per_slot[:, alone] > initial[alone] * (1.0 + ROUNDING)
-            accumulation[:, alone] = np.maximum(accumulation[:, alone], above_initial)
-        per_slot /= accumulation + 1.0
+            passes[:, alone] = np.maximum(passes[:, alone], 1.0 + above_initial)
+        per_slot /= passes
     batch = np.subtract(per_slot, ROUNDING, out=per_slot)
     np.ceil(batch, out=batch)
     np.maximum(batch, smallest_per_slot, out=batch)
     np.minimum(batch, largest_per_slot, out=batch)
-    best = np.argmax(entries.goodput(model, batch, accumulation), axis=0)
+    best = np.argmax(entries.relative_goodput(model, batch, passes), axis=0)
     entry = np.arange(len(slots))
-    steps = np.zeros(len(slots)) if accumulation is None else accumulation[best, entry]
-    return batch[best, entry], steps
+    return batch[best, entry], np.ones(len(slots)) if passes is None else passes[best, entry]
 
 
-_GRID = (np.arange(GRID_POINTS) / (GRID_POINTS - 1))[:, None]
+def _geometric(first: Array, ratio: Array) -> Array:
+    """Grids from ``first`` to ``first * ratio``, (grid points, entries), by doubling the part that is there."""
+    grid = np.empty((GRID_POINTS, len(first)))
+    grid[0] = first
+    factor, done = ratio ** (1.0 / (GRID_POINTS - 1)), 1
+    while done < GRID_POINTS:
+        further = min(done, GRID_POINTS - done)
+        np.multiply(grid[:further], factor, out=grid[done : done + further])
+        factor = factor * factor
+        done += further
+    return grid
 
 
-def _correction_factor(batch: Array, known_log_batch: Array, log_factor: Array) -> Array:
-    """``Corrections.factor`` for arrays: (..., B) batch sizes, (R, B) corrections (those that are padding are zero)."""
+def _log_correction(batch: Array, known_log_batch: Array, log_factor: Array) -> Array:
+    """``Corrections.log_factor`` for arrays: (..., B) batch sizes, (R, B) corrections, zero where padded."""
     log_batch = np.log(batch)
     log_batch *= 1.0 / CORRECTION_REACH
     total, weight = np.zeros_like(log_batch), np.zeros_like(log_batch)
@@ -371,4 +388,4 @@ def _correction_factor(batch: Array, known_log_batch: Array, log_factor: Array) 
         total += near
     np.maximum(weight, 1.0, out=weight)
     total /= weight
-    return np.exp(total, out=total)
+    return total

@@ -104,30 +104,36 @@ class LogSensitivities:
     step: Array
 
 
-def p_norm(a: Array, b: Array, exponent: Array) -> Array:
-    """(a^p + b^p)^(1/p) for positive a and b: the sum at p = 1, the larger of the two as p grows.
+def log_p_norm(log_a: Array, log_b: Array, exponent: Array) -> Array:
+    """Logarithm of (a^p + b^p)^(1/p) from log a and log b: of a + b at p = 1, of the larger of the two as p grows.
 
-    Written with logarithms, which neither overflow nor crawl through denormal numbers, and with few temporaries:
-    most of the time of a goodput table is spent here.
+    Logarithms neither overflow nor crawl through denormal numbers. Most of the time of a goodput table is spent here:
+    hence few passes over the arrays, and few temporaries.
     """
-    larger = np.maximum(a, b)
-    ratio = np.asarray(np.minimum(a, b))
-    ratio /= larger
-    power = np.asarray(np.log(ratio, out=ratio) * exponent)
-    np.maximum(power, NEGLIGIBLE_LOG, out=power)
-    np.exp(power, out=power)
-    np.log1p(power, out=power)
-    power /= exponent
-    np.exp(power, out=power)
-    power *= larger
-    return power
+    result = np.empty(np.broadcast_shapes(log_a.shape, log_b.shape, exponent.shape), np.result_type(log_a, log_b))
+    np.subtract(log_a, log_b, out=result)
+    np.abs(result, out=result)
+    result *= -exponent
+    np.maximum(result, NEGLIGIBLE_LOG, out=result)
+    np.exp(result, out=result)
+    result += 1.0
+    np.log(result, out=result)
+    result /= exponent
+    result += np.maximum(log_a, log_b)
+    return result
+
+
+def p_norm(a: Array, b: Array, exponent: Array) -> Array:
+    """(a^p + b^p)^(1/p) for positive a and b: their sum at p = 1, the larger of the two as p grows."""
+    norm: Array = np.exp(log_p_norm(np.log(a), np.log(b), exponent))
+    return norm
 
 
 def _p_norm_sensitivities(a: Array, b: Array, exponent: Array) -> tuple[Array, Array]:
     """Derivatives of log p_norm: by log a (by log b it is one minus that), and by the exponent."""
     log_ratio = np.log(a) - np.log(b)
     share_a = 1.0 / (1.0 + np.exp(np.clip(-exponent * log_ratio, -700.0, 700.0)))
-    log_norm = np.log(p_norm(a, b, exponent))
+    log_norm = log_p_norm(np.log(a), np.log(b), exponent)
     by_exponent = (share_a * np.log(a) + (1.0 - share_a) * np.log(b) - log_norm) / exponent
     return share_a, by_exponent
 
@@ -144,19 +150,20 @@ class ThroughputModel(ABC):
         return [p.name for p in cls.parameters].index(name)
 
     @abstractmethod
-    def step_times(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> StepTimes:
+    def step_times(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> StepTimes:
         """Seconds of an accumulation step and of a synchronising step.
 
-        ``compute_factor`` scales the computing part: what has been measured at single batch sizes beyond the formula.
+        ``log_compute_factor`` is the logarithm of a factor on the computing part: what has been measured at single
+        batch sizes beyond the formula.
         """
 
-    def step_s(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> Array:
+    def step_s(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> Array:
         """Seconds of a synchronising step alone, for plans without accumulation."""
-        return self.step_times(parameters, shape, compute_factor).step_s
+        return self.step_times(parameters, shape, log_compute_factor).step_s
 
     @abstractmethod
     def sensitivities(
-        self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0
+        self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0
     ) -> tuple[StepTimes, LogSensitivities]:
         """The step times with their exact derivatives, for fitting."""
 
@@ -180,10 +187,10 @@ class PolluxModel(ThroughputModel):
         Parameter("gamma", "overlap of computing and synchronising", 1.0, 10.0, logarithmic=False),
     )
 
-    def step_times(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> StepTimes:
+    def step_times(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> StepTimes:
         """T_grad, and T_grad overlapped with T_sync."""
         alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = np.moveaxis(parameters, -1, 0)
-        grad_s = (alpha_c + beta_c * shape.per_slot_batch) * compute_factor
+        grad_s = (alpha_c + beta_c * shape.per_slot_batch) * np.exp(log_compute_factor)
         beyond_two = np.maximum(shape.slots - 2.0, 0.0)
         within_node = shape.nodes == 1
         sync_s = np.where(within_node, alpha_r, alpha_n) + np.where(within_node, beta_r, beta_n) * beyond_two
@@ -192,11 +199,11 @@ class PolluxModel(ThroughputModel):
         return StepTimes(np.broadcast_to(grad_s, step_s.shape), step_s)
 
     def sensitivities(
-        self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0
+        self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0
     ) -> tuple[StepTimes, LogSensitivities]:
         """Step times and the derivatives of their logarithms by log α, log β and γ."""
         alpha_c, _, alpha_n, beta_n, alpha_r, beta_r, gamma = np.moveaxis(parameters, -1, 0)
-        times = self.step_times(parameters, shape, compute_factor)
+        times = self.step_times(parameters, shape, log_compute_factor)
         grad_s = times.accumulation_s
         beyond_two = np.maximum(shape.slots - 2.0, 0.0)
         within_node = (shape.nodes == 1) & (shape.slots > 1)
@@ -208,7 +215,7 @@ class PolluxModel(ThroughputModel):
         )
         grad_share, by_gamma = _p_norm_sensitivities(grad_s, sync_s, gamma)
         sync_share = (1.0 - grad_share) / sync_s
-        by_alpha_c = alpha_c * compute_factor / grad_s
+        by_alpha_c = alpha_c * np.exp(log_compute_factor) / grad_s
         by_beta_c = 1.0 - by_alpha_c
         zero = np.zeros_like(grad_s)
         accumulation = np.stack([by_alpha_c, by_beta_c, zero, zero, zero, zero, zero], axis=-1)
@@ -261,26 +268,31 @@ class TopologyModel(ThroughputModel):
         Parameter("gamma", "overlap of computing and synchronising", 1.0, 10.0, logarithmic=False),
     )
 
-    def step_times(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> StepTimes:
+    def step_times(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> StepTimes:
         """Compute, overlapped with synchronisation, plus waiting for the shared host."""
-        compute_s, host_s, step_s = self._parts(np.moveaxis(parameters, -1, 0), shape, compute_factor)
-        unsynced = parameters[..., self.index("host_unsynced")]
-        return StepTimes(np.broadcast_to(compute_s + unsynced * host_s, step_s.shape), step_s)
+        log_compute, host_s, step_s = self._parts(np.moveaxis(parameters, -1, 0), shape, log_compute_factor)
+        accumulation_s = np.exp(log_compute)
+        accumulation_s += parameters[..., self.index("host_unsynced")] * host_s
+        return StepTimes(np.broadcast_to(accumulation_s, step_s.shape), step_s)
 
-    def step_s(self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0) -> Array:
+    def step_s(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> Array:
         """Seconds of a synchronising step alone."""
-        return self._parts(np.moveaxis(parameters, -1, 0), shape, compute_factor)[2]
+        return self._parts(np.moveaxis(parameters, -1, 0), shape, log_compute_factor)[2]
 
-    def _parts(self, p: Array, shape: Shape, compute_factor: Array | float) -> tuple[Array, Array, Array]:
-        """Computing, waiting for the host, and the whole synchronising step."""
-        compute_s = p_norm(p[0], p[1] * shape.per_slot_batch, p[2])
-        if not (isinstance(compute_factor, float) and compute_factor == 1.0):
-            compute_s = compute_s * compute_factor
+    def _parts(self, p: Array, shape: Shape, log_compute_factor: Array | float) -> tuple[Array, Array, Array]:
+        """Computing (its logarithm), waiting for the host, and the whole synchronising step."""
+        log_compute = log_p_norm(np.log(shape.per_slot_batch) + np.log(p[1]), np.log(p[0]), p[2])
+        if not (isinstance(log_compute_factor, float) and log_compute_factor == 0.0):
+            log_compute = log_compute + log_compute_factor
         sync_s = np.where(shape.slots == 1, TINY_S, self._sync_s(p, shape))
         others = shape.busiest_node_slots - 1.0
         shared = others / (1.0 + p[10] * others)
-        host_s = shape.per_slot_batch * (p[9] * shared) + p[8] * shared
-        return compute_s, host_s, p_norm(compute_s, sync_s, p[12]) + host_s
+        host_s = np.asarray(shape.per_slot_batch * (p[9] * shared))
+        host_s += p[8] * shared
+        step_s = log_p_norm(log_compute, np.log(sync_s), p[12])
+        np.exp(step_s, out=step_s)
+        step_s += host_s
+        return log_compute, host_s, step_s
 
     @staticmethod
     def _sync_s(p: Array, shape: Shape) -> Array:
@@ -292,13 +304,13 @@ class TopologyModel(ThroughputModel):
         return result
 
     def sensitivities(
-        self, parameters: Array, shape: Shape, compute_factor: Array | float = 1.0
+        self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0
     ) -> tuple[StepTimes, LogSensitivities]:
         """Step times and the derivatives of their logarithms by each search variable."""
         p = np.moveaxis(parameters, -1, 0)
         m = shape.per_slot_batch
         floor_s, slope_s = p[0], p[1] * m
-        compute_s = p_norm(floor_s, slope_s, p[2]) * compute_factor
+        compute_s = p_norm(floor_s, slope_s, p[2]) * np.exp(log_compute_factor)
         floor_share, by_sharpness = _p_norm_sensitivities(floor_s, slope_s, p[2])
 
         synced, within_node = shape.slots > 1, shape.nodes == 1
