@@ -11,6 +11,7 @@ from typing import Any
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem, suggestion
 from geminid.policies.base import Policy
 from geminid.policies.fifo import Fifo
+from geminid.policies.gavel.fairness import Isolated, MaxMinFairness, MaxMinFairnessPacked, MaxMinFairnessPerf
 from geminid.policies.las import LeastAttainedService
 from geminid.policies.optimus import Optimus
 from geminid.policies.pollux import Pollux
@@ -20,7 +21,19 @@ from geminid.policies.tiresias import Tiresias
 
 BUILT_IN: Mapping[str, type[Policy]] = {
     policy.name: policy
-    for policy in (Fifo, ShortestRemainingTimeFirst, LeastAttainedService, Tiresias, Optimus, Pollux, Sia)
+    for policy in (
+        Fifo,
+        ShortestRemainingTimeFirst,
+        LeastAttainedService,
+        Tiresias,
+        Optimus,
+        Pollux,
+        Sia,
+        MaxMinFairness,
+        MaxMinFairnessPerf,
+        MaxMinFairnessPacked,
+        Isolated,
+    )
 }
 
 #: Units that field names carry and users need not write.

@@ -1,0 +1,119 @@
+"""The round mechanism: how time fractions become jobs on slots, round after round, for every policy that has them.
+
+Narayanan et al., "Heterogeneity-Aware Cluster Scheduling Policies for Deep Learning Workloads", OSDI '20, section 5.
+
+A combination (one job, or a pair on the same slots) that should have a type for a fraction x of the time, and has had
+it for a time t since the fractions were last computed, has priority x/t there. Every combination starts with half a
+round's credit in t, so that nobody's priority is infinite. In each round the types are gone through one after the
+other; combinations are taken by priority, then by deficit (time owed from before), then by x, as long as their gang
+fits into the slots that are left and none of their jobs is taken yet. Priorities of zero come last: they fill slots
+that would be idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from geminid.policies.gavel.problem import Array, Combination, TimeFractions
+
+
+@dataclass(slots=True)
+class Account:
+    """What combinations should have and have had of each GPU type, and who is next.
+
+    ``credit_s`` is what everyone is taken to have had at the start. Deficits outlive new fractions, as long as all jobs
+    of the combination do.
+    """
+
+    gpu_types: tuple[str, ...]
+    credit_s: float
+    since_s: float = 0.0
+    _rows: dict[Combination, int] = field(default_factory=dict)
+    _target: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    _had_s: Array = field(default_factory=lambda: np.zeros((0, 0)))
+    _owed_s: Array = field(default_factory=lambda: np.zeros((0, 0)))
+
+    def retarget(self, fractions: TimeFractions, jobs: Iterable[str], now_s: float) -> None:
+        """Settle what was owed under the old fractions, and start anew with these; ``jobs`` are the active ones."""
+        owed = self._owed_s + self._target * (now_s - self.since_s) - (self._had_s - self.credit_s)
+        alone: list[Combination] = [(job_id,) for job_id in jobs]
+        rows = {combination: row for row, combination in enumerate(dict.fromkeys([*alone, *fractions.combinations]))}
+        shape = (len(rows), len(self.gpu_types))
+        self._target, self._had_s, deficits = np.zeros(shape), np.full(shape, self.credit_s), np.zeros(shape)
+        if fractions.combinations:
+            self._target[[rows[c] for c in fractions.combinations]] = fractions.fractions
+        kept = [(row, self._rows[c]) for c, row in rows.items() if c in self._rows]
+        if kept:
+            new, old = np.array(kept).T
+            deficits[new] = owed[old]
+        self._rows, self._owed_s, self.since_s = rows, deficits, now_s
+
+    def add(self, job_id: str) -> None:
+        """A job has arrived that the fractions do not know yet: it waits for slots that nobody else wants."""
+        if (job_id,) not in self._rows:
+            self._rows[job_id,] = len(self._rows)
+            nothing = np.zeros((1, len(self.gpu_types)))
+            self._target = np.concatenate([self._target.reshape(-1, nothing.shape[1]), nothing])
+            self._had_s = np.concatenate([self._had_s.reshape(-1, nothing.shape[1]), nothing + self.credit_s])
+            self._owed_s = np.concatenate([self._owed_s.reshape(-1, nothing.shape[1]), nothing])
+
+    def record(self, combination: Combination, gpu_type: str, seconds: float) -> None:
+        """A combination has had slots of a type for some time."""
+        row = self._rows.get(combination)
+        if row is not None:
+            self._had_s[row, self.gpu_types.index(gpu_type)] += seconds
+
+    def priorities(self, combinations: Sequence[Combination]) -> Array:
+        """x/t of each combination on each type."""
+        rows = [self._rows[c] for c in combinations]
+        had_s = self._had_s[rows]
+        return np.divide(self._target[rows], had_s, out=1e9 * self._target[rows], where=had_s > 0)
+
+    def select(
+        self,
+        jobs: Mapping[str, Mapping[str, float]],
+        gangs: Mapping[str, int],
+        free: Mapping[str, int],
+        *,
+        backfill: bool = True,
+        taken: Collection[str] = (),
+    ) -> list[tuple[Combination, str]]:
+        """Who gets which type now.
+
+        Args:
+            jobs: The active jobs, with the types that can run them and how fast they run there.
+            gangs: Slots that each of them takes.
+            free: Free slots of each type, in the order in which types are handed out.
+            backfill: Whether priority zero may run at all.
+            taken: Jobs that run already.
+        """
+        busy = set(taken)
+        known = [c for c in self._rows if all(job_id in jobs and job_id not in busy for job_id in c)]
+        if not known:
+            return []
+        rows = [self._rows[c] for c in known]
+        priority, owed_s, target = self.priorities(known), self._owed_s[rows], self._target[rows]
+        size = np.array([gangs[c[0]] for c in known])
+        single = np.array([len(c) == 1 for c in known])
+        chosen: list[tuple[Combination, str]] = []
+        for gpu_type, left in free.items():
+            column = self.gpu_types.index(gpu_type)
+            candidates = priority[:, column] > 0
+            if backfill:
+                candidates |= single
+            order = np.lexsort((-target[:, column], -owed_s[:, column], -priority[:, column]))
+            for row in order[candidates[order]].tolist():
+                if left <= 0:
+                    break
+                combination = known[row]
+                if size[row] > left or not busy.isdisjoint(combination):
+                    continue
+                if any(jobs[job_id].get(gpu_type, 0.0) <= 0 for job_id in combination):
+                    continue
+                left -= int(size[row])
+                busy.update(combination)
+                chosen.append((combination, gpu_type))
+        return chosen

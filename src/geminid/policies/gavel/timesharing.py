@@ -1,0 +1,229 @@
+"""What all policies over time fractions have in common: they state a problem, solve it, and let rounds realise it.
+
+Fractions are computed anew when jobs have come or gone, but not more often than every ``recompute`` seconds; in between
+new jobs only get slots that nobody else wants. At the end of each round jobs are chosen by priority
+(:mod:`geminid.policies.gavel.rounds`) and placed, on the slots they have where possible, which extends their lease.
+
+Options of all of them: ``round`` and ``recompute`` in seconds; ``fill=true`` gives slots that become free within a
+round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads goodputs of jobs that
+tune themselves instead of throughputs at the requested batch size, and lets them do so.
+
+Deviations from the published code, common to all. Jobs that wait for their first fractions do not reserve slots. When
+one of two jobs on shared slots is done it leaves at once and the other runs on alone, instead of both at the end of the
+round. Rounds last exactly as long as they say: steps are not rounded down to whole ones within a round. Pairs that
+should have no time get none, even if slots are idle.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+from geminid.policies.gavel.gangs import place_gangs
+from geminid.policies.gavel.problem import AllocationProblem, Combination, GangJob, Note, TimeFractions, agnostic
+from geminid.policies.gavel.rounds import Account
+from geminid.policies.gavel.speeds import SpeedReader, kind_of
+
+#: Slack when comparing times.
+INSTANT_S = 1e-6
+
+#: How long the first job of an idle cluster waits for others, so that jobs submitted together share from the start.
+GATHERING_S = 1.0
+
+
+@dataclass
+class TimeSharingPolicy(Policy):
+    """Time fractions by :meth:`solve`, realised in rounds; see the module's docstring.
+
+    ``aware`` policies know how fast jobs run on each GPU type, others treat all types that can run a job alike (and go
+    through the types in random order). ``packed`` ones may run two jobs on the same slots. With ``backfill`` off, jobs
+    run only where they should have time.
+    """
+
+    paper = "Narayanan et al., OSDI '20 (Gavel)"
+    aware: ClassVar[bool] = True
+    packed: ClassVar[bool] = False
+    backfill: ClassVar[bool] = True
+    needs_models = True
+    brings_profiles = True
+
+    round_s: float = 360.0
+    recompute_s: float = 1920.0
+    fill: bool = False
+    adaptive: bool = False
+    seed: int = 0
+
+    _account: Account | None = field(default=None, repr=False)
+    _solved_for: tuple[frozenset[str], tuple[int, ...]] | None = field(default=None, repr=False)
+    _usable: tuple[int, ...] = field(default=(), repr=False)
+    _round_ends_s: float = field(default=-np.inf, repr=False)
+    _gathering: bool = field(default=False, repr=False)
+    _present: frozenset[str] = field(default=frozenset(), repr=False)
+    _running: dict[Combination, tuple[str, float]] = field(default_factory=dict, repr=False)
+    _notes: tuple[Note, ...] = field(default=(), repr=False)
+    _speeds: SpeedReader = field(default_factory=SpeedReader, repr=False)
+    _isolated: dict[str, tuple[float, float, float]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        self.adapts_batch = self.adaptive
+        self._speeds.adaptive = self.adaptive
+        self._rng = np.random.default_rng(self.seed)
+
+    @abstractmethod
+    def solve(self, problem: AllocationProblem) -> TimeFractions:
+        """The policy itself: which fraction of the time everyone should have each type."""
+
+    # --- Rounds ---
+
+    def decide(self, view: ClusterView) -> Decision:
+        """At the end of a round choose who runs in the next; within one, keep who runs (and fill what is free)."""
+        jobs = frozenset(job.id for job in view.jobs)
+        was_idle, self._present = self._present.isdisjoint(jobs), jobs
+        if was_idle:
+            self._gathering, self._round_ends_s = True, view.now_s + GATHERING_S
+        if view.now_s < self._round_ends_s - INSTANT_S:
+            if self._gathering:
+                return self._decision({})
+            if view.usable_slots == self._usable and any(job.allocation for job in view.jobs):
+                return self._go_on(view)
+        self._gathering = False
+        return self._next_round(view)
+
+    def _next_round(self, view: ClusterView) -> Decision:
+        self._settle(view)
+        speeds = self._speeds.speeds(view.cluster, view.jobs)
+        account = self._up_to_date(view, speeds)
+        gangs = {job.id: job.facts.requested_slots for job in view.jobs}
+        chosen = account.select(speeds, gangs, self._free(view), backfill=self.backfill)
+        placed = place_gangs(view, chosen, gangs)
+        self._running = {
+            combination: (gpu_type, view.now_s) for combination, gpu_type in chosen if combination in placed
+        }
+        self._round_ends_s = view.now_s + self.round_s
+        self._usable = view.usable_slots
+        return self._decision(placed)
+
+    def _go_on(self, view: ClusterView) -> Decision:
+        """Keep everybody's slots until the end of the round; if asked to, give free ones to those who wait."""
+        jobs = {job.id: job for job in view.jobs}
+        kept: dict[Combination, Allocation] = {}
+        for job in view.jobs:
+            if job.allocation and (job.partner is None or job.id < job.partner):
+                kept[(job.id,) if job.partner is None else (job.id, job.partner)] = job.allocation
+        if self.fill and self._account is not None:
+            speeds = self._speeds.speeds(view.cluster, view.jobs)
+            free = self._free(view)
+            for combination, allocation in kept.items():
+                free[jobs[combination[0]].gpu_type or ""] -= sum(slots for _, slots in allocation)
+            if any(free.values()):
+                for job in view.jobs:
+                    self._account.add(job.id)
+                gangs = {job.id: job.facts.requested_slots for job in view.jobs}
+                taken = {job.id for job in view.jobs if job.allocation}
+                chosen = self._account.select(speeds, gangs, free, backfill=self.backfill, taken=taken)
+                placed = place_gangs(view, chosen, gangs, list(kept.values()))
+                kept |= placed
+                self._running |= {c: (gpu_type, view.now_s) for c, gpu_type in chosen if c in placed}
+        return self._decision(kept)
+
+    def _decision(self, placed: Mapping[Combination, Allocation]) -> Decision:
+        assignments = {job_id: allocation for c, allocation in placed.items() for job_id in c}
+        pairs = [(c[0], c[1]) for c in placed if len(c) == 2]
+        reasons = {job_id: note.text for note in self._notes for job_id in note.jobs}
+        return Decision(assignments, reasons=reasons, wake_at_s=self._round_ends_s, pairs=pairs)
+
+    def _settle(self, view: ClusterView) -> None:
+        """Book what the combinations that still exist have had since they got their slots."""
+        jobs = {job.id: job for job in view.jobs}
+        for combination, (gpu_type, start_s) in self._running.items():
+            if self._account is not None and all(job_id in jobs for job_id in combination):
+                self._account.record(combination, gpu_type, view.now_s - start_s)
+        self._running = {}
+
+    def _free(self, view: ClusterView) -> dict[str, int]:
+        """Usable slots by type, the dearest type first, or in random order for who cannot tell types apart."""
+        free = dict.fromkeys(sorted(view.cluster.type_index, key=lambda t: -view.cluster.gpu_type(t).relative_cost), 0)
+        if not self.aware:
+            types = list(free)
+            free = {types[i]: 0 for i in self._rng.permutation(len(types)).tolist()}
+        for node, slots in zip(view.cluster.nodes, view.usable_slots, strict=True):
+            free[node.gpu_type] += slots
+        return free
+
+    # --- The problem ---
+
+    def _up_to_date(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> Account:
+        """The account, with new fractions if they are due."""
+        gpu_types = tuple(view.cluster.type_index)
+        now_for = frozenset(job.id for job in view.jobs), view.usable_slots
+        account = self._account
+        if account is None:
+            account = self._account = Account(gpu_types, 0.5 * self.round_s)
+        due = self._solved_for is None or view.now_s - account.since_s >= self.recompute_s - INSTANT_S
+        due |= not any(job.allocation for job in view.jobs)
+        if due and now_for != self._solved_for:
+            fractions = self.solve(self.problem(view, speeds))
+            self._notes = fractions.notes
+            account.retarget(fractions, [job.id for job in view.jobs], view.now_s)
+            self._solved_for = now_for
+        else:
+            for job in view.jobs:
+                account.add(job.id)
+        return account
+
+    def problem(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> AllocationProblem:
+        """The problem as the policy sees it."""
+        gpu_types = tuple(view.cluster.type_index)
+        slots = dict.fromkeys(gpu_types, 0)
+        for node, usable in zip(view.cluster.nodes, view.usable_slots, strict=True):
+            slots[node.gpu_type] += usable
+        throughputs = np.array([[speeds[job.id].get(t, 0.0) for t in gpu_types] for job in view.jobs])
+        pairs = None
+        if self.packed and view.sharing is not None:
+            pairs = self._speeds.pairs(gpu_types, view.jobs, speeds, view.sharing)
+        problem = AllocationProblem(
+            gpu_types=gpu_types,
+            slots=np.array([slots[t] for t in gpu_types], dtype=float),
+            jobs=tuple(self._gang_job(job, view, speeds) for job in view.jobs),
+            throughputs=throughputs.reshape(len(view.jobs), len(gpu_types)),
+            pairs=pairs,
+            costs=np.array([view.cluster.gpu_type(t).relative_cost for t in gpu_types]),
+        )
+        self._remember_isolated(problem)
+        return problem if self.aware else agnostic(problem)
+
+    def _gang_job(self, job: JobView, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> GangJob:
+        left = view.oracle.remaining_iterations(job.id) if view.oracle is not None and self.needs_oracle else 1.0
+        isolated_s, before, throughput = self._isolated.get(job.id, (0.0, left, 0.0))
+        if throughput > 0:
+            isolated_s += max(before - left, 0.0) / throughput
+        self._isolated[job.id] = isolated_s, left, throughput
+        deadline_s = job.facts.deadline_s
+        return GangJob(
+            id=job.id,
+            gang=job.facts.requested_slots,
+            kind=kind_of(job, speeds),
+            weight=job.facts.weight,
+            arrived_s=job.facts.submitted_s,
+            steps_left=left,
+            elapsed_s=job.age_s(view.now_s),
+            isolated_s=isolated_s,
+            deadline_s=None if deadline_s is None else deadline_s - view.now_s,
+            entity=self._entity(job),
+        )
+
+    def _entity(self, job: JobView) -> tuple[str, ...]:
+        return tuple(job.facts.owner.split("/")) if job.facts.owner else ()
+
+    def _remember_isolated(self, problem: AllocationProblem) -> None:
+        """Keep what everyone would reach on an equal static share, to know later how long the work would have taken."""
+        isolated = problem.isolated_throughput.tolist()
+        self._isolated = {
+            job.id: (*self._isolated[job.id][:2], throughput)
+            for job, throughput in zip(problem.jobs, isolated, strict=True)
+        }
