@@ -183,8 +183,17 @@ def _is_current(job: JobView, configuration: Configuration) -> bool:
     )
 
 
-def choose(utility: Array, configurations: Sequence[Configuration], capacity: Mapping[str, int]) -> list[int | None]:
-    """The exact optimum: at most one configuration per job, within the slots of each type, of largest utility."""
+def choose(
+    utility: Array,
+    configurations: Sequence[Configuration],
+    capacity: Mapping[str, int],
+    *,
+    seconds: float | None = None,
+) -> list[int | None]:
+    """The exact optimum: at most one configuration per job, within the slots of each type, of largest utility.
+
+    With ``seconds``, the best that is found in that time.
+    """
     job, column = np.nonzero(np.isfinite(utility) & (utility > 0))
     if not job.size:
         return [None] * len(utility)
@@ -200,9 +209,8 @@ def choose(utility: Array, configurations: Sequence[Configuration], capacity: Ma
         shape=(len(utility) + len(types), len(job)),
     )
     upper = np.concatenate([np.ones(len(utility)), [float(capacity[t]) for t in types]])
-    found = minimise(
-        -utility[job, column], np.ones(len(job)), matrix, np.full(len(upper), -np.inf), upper, integer=True
-    )
+    lower = np.full(len(upper), -np.inf)
+    found = minimise(-utility[job, column], np.ones(len(job)), matrix, lower, upper, integer=True, seconds=seconds)
     chosen: list[int | None] = [None] * len(utility)
     if found is not None:
         for variable in np.flatnonzero(found.values > 0.5):

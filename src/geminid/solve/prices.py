@@ -41,8 +41,9 @@ MOST_STEPS = 60
 #: at most so many (and their shortened repetitions) at one temperature: a colder one will mend what is left.
 STEPS_PER_TEMPERATURE = 3
 
-#: Beyond so many jobs the prices of a sample of them, with as large a share of the capacity, are found first.
-SAMPLE = 4096
+#: Where there are many jobs, the prices of a sample of them, with as large a share of the capacity, are found first:
+#: one in eight, but not fewer than leave prices of some use, nor more than any use.
+SAMPLE_SHARE, LEAST_SAMPLE, MOST_SAMPLE = 8, 256, 4096
 
 #: Utilities computed on at a time.
 BLOCK_ELEMENTS = 1 << 17
@@ -120,9 +121,12 @@ def solve(
         nobody = np.full(jobs, -1, dtype=np.intp)
         return Priced(nobody, 0.0, 0.0, Prices(np.zeros(len(problem.capacity)), np.zeros(problem.groups)), 0)
     steps, temperature = 0, WARM_TEMPERATURE
-    if jobs > 2 * SAMPLE:
-        sample = np.random.default_rng(0).choice(jobs, SAMPLE, replace=False)
-        start, steps, temperature = _descend(_Dual.of(problem, sample), start, temperature, tolerance)
+    size = min(max(jobs // SAMPLE_SHARE, LEAST_SAMPLE), MOST_SAMPLE)
+    if start is None and jobs > 2 * size:
+        sample = np.random.default_rng(0).choice(jobs, size, replace=False)
+        # The dual of a sample is off by about one part in its size: no use in finding its minimum more exactly.
+        enough = max(tolerance, 1.0 / size)
+        start, steps, temperature = _descend(_Dual.of(problem, sample), None, temperature, enough)
     prices, more, _ = _descend(_Dual.of(problem), start, temperature, tolerance)
     return _round(problem, prices, steps + more, tolerance, finish_above)
 
@@ -148,7 +152,7 @@ class _Dual:
         rows = problem.utility if sample is None else problem.utility[sample]
         group = problem.group if sample is None or problem.group is None else problem.group[sample]
         share = len(rows) / len(problem.utility)
-        # Single precision is enough to find prices, and twice as fast where it matters; the bound is computed in double.
+        # Single precision is enough to find prices, and twice as fast; the bound that counts is computed in double.
         precision = np.float32 if rows.size > 1 << 16 else np.float64
         best = rows.max(axis=1)
         served = best > 0
