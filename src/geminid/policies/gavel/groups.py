@@ -93,10 +93,11 @@ def _pair_rates(problem: AllocationProblem, leader: Ints, kind: Ints, reference:
 
 
 def _pools(problem: AllocationProblem, rates: Array, paired: Array | None) -> tuple[Ints, ...]:
-    """GPU types that are equally fast for everyone, together."""
-    found: dict[bytes, list[int]] = {}
+    """GPU types that are equally fast for everyone and cost the same, together."""
+    found: dict[Hashable, list[int]] = {}
     for j in range(len(problem.gpu_types)):
-        key = rates[:, j].tobytes() + (paired[:, :, j].tobytes() if paired is not None else b"")
+        shared = paired[:, :, j].tobytes() if paired is not None else b""
+        key = (rates[:, j].tobytes(), shared, problem.costs[j] if problem.costs is not None else 0.0)
         found.setdefault(key, []).append(j)
     return tuple(np.array(types, dtype=np.int64) for types in found.values())
 
@@ -235,7 +236,7 @@ def _even(need: Array) -> bool:
 
 
 def by_need(rates: Array, totals: Array, need: Array) -> Array:
-    """Hand out time at different rates to members, none for longer than one unit, each as much progress as it needs.
+    """Hand out time at different rates to members, none for longer than one unit, in proportion to what they need.
 
     Lay the time out by falling rate, idle time last. The neediest member takes the stretch of length one that makes
     exactly its need (the last one, if that makes more); the rest closes up. That never takes away what the others need
@@ -243,56 +244,54 @@ def by_need(rates: Array, totals: Array, need: Array) -> Array:
     """
     result = np.zeros((len(need), len(rates)))
     order = np.argsort(-rates, kind="stable")
+    need = need * common_factor(rates, totals, need)
     idle = max(0.0, len(need) - float(totals.sum()))
-    speed = [*rates[order].tolist(), 0.0]
-    length = [*totals[order].tolist(), idle]
-    column = [*order.tolist(), -1]
+    speed, length = np.append(rates[order], 0.0), np.append(totals[order], idle)
     for member in np.argsort(-need, kind="stable").tolist():
-        start = _window(speed, length, float(need[member]))
-        at, room = 0.0, 1.0
-        for piece in range(len(length)):
-            end = at + length[piece]
-            if end > start and room > 0:
-                taken = min(end - max(at, start), room)
-                room -= taken
-                length[piece] -= taken
-                if column[piece] >= 0:
-                    result[member, column[piece]] += taken
-            at = end
+        ends = np.cumsum(length)
+        start = _window(speed, ends, float(need[member]))
+        taken = np.diff(np.clip(ends, start, start + 1.0), prepend=start)
+        length = np.maximum(length - taken, 0.0)
+        result[member, order] = taken[:-1]
     return result
 
 
-def _window(speed: list[float], length: list[float], need: float) -> float:
-    """Where the stretch of length one begins that makes ``need``: as late as possible."""
-    last = sum(length) - 1.0
+def common_factor(rates: Array, totals: Array, need: Array) -> float:
+    """The largest multiple of their needs that all members can have at once of some time at some rates.
+
+    Newton's method from above on the largest violation: see the condition in ``program.py``.
+    """
+    falling = np.sort(need)[::-1]
+    sums = np.concatenate([[0.0], np.cumsum(falling)])
+    theta = np.concatenate([[0.0], np.unique(rates)])
+    supply = np.maximum(rates - theta[:, None], 0.0) @ totals
+    factor = np.inf
+    above = np.full(len(theta), len(need))
+    while True:
+        total = sums[above]
+        limits = np.divide(supply + above * theta, total, out=np.full(len(theta), np.inf), where=total > 0)
+        lowest = float(limits.min())
+        if not lowest < factor * (1 - 1e-15) or not np.isfinite(lowest):
+            return factor if np.isfinite(factor) else 1.0
+        factor = lowest
+        above = np.searchsorted(-falling * factor, -theta, side="left")
+
+
+def _window(speed: Array, ends: Array, need: float) -> float:
+    """Where the stretch of length one begins that makes ``need``; the last one, if even that makes more."""
+    last = float(ends[-1]) - 1.0
     if last <= 0:
         return 0.0
-    ends: list[float] = []
-    total = 0.0
-    for piece in length:
-        total += piece
-        ends.append(total)
-    low, high, start = 0, 0, 0.0
-    while ends[high] < 1.0:
-        high += 1
-    made, at = 0.0, 0.0
-    for piece in range(high + 1):
-        made += speed[piece] * (min(ends[piece], 1.0) - at)
-        at = ends[piece]
-    while start < last:
-        while low < len(ends) - 1 and ends[low] <= start:
-            low += 1
-        while high < len(ends) - 1 and ends[high] <= start + 1.0:
-            high += 1
-        step = min(ends[low] - start, ends[high] - start - 1.0, last - start)
-        if step <= 0:
-            break
-        fall = speed[low] - speed[high]
-        if made - fall * step < need:
-            return start + max(0.0, made - need) / fall
-        made -= fall * step
-        start += step
-    return last
+    corners = np.concatenate([[0.0], ends])
+    starts = np.clip(np.sort(np.concatenate([corners, corners - 1.0])), 0.0, last)
+    done = np.concatenate([[0.0], np.cumsum(speed * np.diff(corners))])
+    made = np.interp(starts + 1.0, corners, done) - np.interp(starts, corners, done)
+    after = int(np.searchsorted(-made, -need))  # what a stretch makes falls with its start, linearly between corners
+    if after == 0:
+        return 0.0
+    if after == len(starts):
+        return last
+    return float(starts[after] - (starts[after] - starts[after - 1]) * (need - made[after]) / (made[after - 1] - made[after]))
 
 
 def _join(left_ends: Array, right_ends: Array, total: float) -> tuple[Ints, Ints, Array]:

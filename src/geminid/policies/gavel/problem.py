@@ -124,11 +124,11 @@ class AllocationProblem:
 def agnostic(problem: AllocationProblem) -> AllocationProblem:
     """The same problem as seen by who cannot tell GPU types apart: every type as fast as the job's fastest.
 
-    Types that cannot run a job at all are still avoided, and nothing is known of pairs.
+    Types that cannot run a job at all are still avoided, and nothing is known of pairs or prices.
     """
     fastest = problem.usable.max(axis=1, initial=0.0)
     throughputs = np.where(problem.usable > 0, fastest[:, None], 0.0)
-    return replace(problem, throughputs=throughputs, pairs=None, reference=fastest)
+    return replace(problem, throughputs=throughputs, pairs=None, costs=None, reference=fastest)
 
 
 @dataclass(frozen=True, slots=True)

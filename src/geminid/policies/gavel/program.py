@@ -125,6 +125,13 @@ class TimeProgram:
             return None
         return Raised(float(values[-1]), values[:-1], requirement.at(float(values[-1]))[0])
 
+    def maximise(self, gain: Array, requirement: Requirement) -> Array | None:
+        """The groups' times of largest gain that meet the needs at level 0, or None if they cannot be met."""
+        self._lp.set_bounds(self.level, 0.0, 0.0)
+        self._lp.set_gain(np.append(gain, 0.0))
+        values = self._settle(requirement, None, centre=False)
+        return values[:-1] if values is not None else None
+
     def _settle(self, requirement: Requirement, values: Array | None, *, centre: bool) -> Array | None:
         """Solve, and add violated tangents until there are none; ``values`` is a point to begin at."""
         for _ in range(MAX_ROUNDS):

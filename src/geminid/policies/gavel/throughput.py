@@ -1,0 +1,120 @@
+"""Largest total throughput, or throughput per price, with or without deadlines.
+
+Maximise Σ_ij (T_ij/c_j)·x_ij, in steps per second summed over jobs as they are (a job of small steps counts for more),
+or, normalised, in multiples of each job's reference throughput. A deadline asks for Σ_j T_ij·x_ij ≥ R_i/(time left).
+Where not all deadlines can be met, jobs that arrived earlier keep theirs and the others are named in the notes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from geminid.policies.gavel.groups import Groups, SelfPairTooLarge, hand_out, merge
+from geminid.policies.gavel.level import fallback, finish, unrunnable
+from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
+from geminid.policies.gavel.program import Affine, TimeProgram
+
+
+def max_total_throughput(
+    problem: AllocationProblem,
+    *,
+    by_cost: bool = False,
+    deadlines: bool = False,
+    normalised: bool = False,
+    merged: bool = True,
+) -> TimeFractions:
+    """Fractions of the largest total throughput; ``by_cost`` divides it by the price of each type's slots."""
+    prices = problem.costs if by_cost and problem.costs is not None else np.ones(len(problem.gpu_types))
+
+    def objective(fractions: TimeFractions) -> float:
+        return _total(problem, fractions, prices, normalised=normalised)
+
+    notes = unrunnable(problem)
+    if by_cost and problem.costs is None:
+        notes.append(Note("no_prices", "no prices are known: every type counts as equally expensive"))
+    counts = np.ones(len(problem.jobs)) if normalised else problem.reference_throughput
+    labels: list[tuple[float, int]] = [(value, 0 if merged else i) for i, value in enumerate(counts.tolist())]
+    required = _deadline_needs(problem) if deadlines else np.zeros(len(problem.jobs))
+    while True:
+        groups = merge(problem, apart=labels)
+        gain = _gain(groups, counts, prices)
+        kept, dropped = _admit(problem, groups, required)
+        values = TimeProgram(groups).maximise(gain, Affine(kept, np.zeros(len(kept))))
+        if dropped:
+            ids = tuple(problem.jobs[i].id for i in dropped)
+            text = "the deadline cannot be met beside those of jobs that arrived earlier, and is not held"
+            late = [Note("infeasible_slo", text, ids)]
+        else:
+            late = []
+        if values is None:
+            return fallback(problem, objective, [*notes, *late, Note("solver_failed", "no optimum was found")])
+        try:
+            combinations, fractions = hand_out(problem, groups, values, kept if kept.any() else None)
+        except SelfPairTooLarge as found:
+            labels[found.job] = (labels[found.job][0], max(label for _, label in labels) + 1)
+            continue
+        return finish(problem, combinations, fractions, objective, [*notes, *late])
+
+
+def _gain(groups: Groups, counts: Array, prices: Array) -> Array:
+    """What one unit of each column is worth."""
+    leader = np.array([members[0] for members in groups.members], dtype=np.int64)
+    price = np.array([prices[types[0]] for types in groups.pools])
+    gain = np.zeros(len(groups.first))
+    worth = groups.use_time * groups.use_rate * counts[leader][groups.use_group]
+    np.add.at(gain, groups.use_column, worth / price[groups.pool[groups.use_column]])
+    return gain
+
+
+def _total(problem: AllocationProblem, fractions: TimeFractions, prices: Array, *, normalised: bool) -> float:
+    """The objective: total of throughput over price."""
+    total = 0.0
+    reference = problem.reference_throughput if normalised else np.ones(len(problem.jobs))
+    scale = np.divide(1.0, reference, out=np.zeros(len(reference)), where=reference > 0)
+    for j in range(len(problem.gpu_types)):
+        only = np.zeros_like(fractions.fractions)
+        only[:, j] = fractions.fractions[:, j]
+        part = TimeFractions(fractions.gpu_types, fractions.combinations, only)
+        total += float(scale @ part.effective_throughput(problem)) / float(prices[j])
+    return total
+
+
+def _deadline_needs(problem: AllocationProblem) -> Array:
+    """Throughput that just meets each deadline, in multiples of the reference; infinite where it has passed."""
+    need = np.zeros(len(problem.jobs))
+    reference = problem.reference_throughput
+    for i, job in enumerate(problem.jobs):
+        if job.deadline_s is not None and job.steps_left > 0 and reference[i] > 0:
+            need[i] = job.steps_left / job.deadline_s / reference[i] if job.deadline_s > 0 else np.inf
+    return need
+
+
+def _admit(problem: AllocationProblem, groups: Groups, required: Array) -> tuple[Array, list[int]]:
+    """The deadlines that can be met together, taken in the order of arrival, and the jobs whose cannot."""
+    program = TimeProgram(groups)
+    hopeless = required > program.best * (1 + 1e-9)
+    order = [
+        i
+        for i in sorted(range(len(problem.jobs)), key=lambda i: (problem.jobs[i].arrived_s, i))
+        if required[i] > 0 and not hopeless[i]
+    ]
+    kept = np.zeros(len(required))
+
+    def feasible(count: int) -> bool:
+        trial = kept.copy()
+        trial[order[:count]] = required[order[:count]]
+        return TimeProgram(groups).maximise(np.zeros(len(groups.first)), Affine(trial, np.zeros(len(trial)))) is not None
+
+    dropped = np.flatnonzero(hopeless).tolist()
+    while order:
+        if feasible(len(order)):
+            kept[order] = required[order]
+            break
+        low, high = 0, len(order)  # the first ``low`` can be met, the first ``high`` cannot
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if feasible(middle) else (low, middle)
+        kept[order[:low]] = required[order[:low]]
+        dropped.append(order[low])
+        order = order[low + 1 :]
+    return kept, dropped
