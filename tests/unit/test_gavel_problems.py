@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
+from geminid.policies.gavel.finish_time import finish_time_fairness
+from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
 from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, agnostic
+from geminid.policies.gavel.throughput import max_total_throughput
+from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
 
 
-def _problem(throughputs: list[list[float]], slots: list[float], **jobs: list[float]) -> AllocationProblem:
+def _problem(throughputs: list[list[float]], slots: list[float], **jobs: list[Any]) -> AllocationProblem:
     values = np.array(throughputs, dtype=float)
     made = tuple(
         GangJob(id="abcdefgh"[i], kind=i, **{name: column[i] for name, column in jobs.items()})
@@ -61,3 +68,87 @@ def test_a_job_that_nothing_can_run_is_named_and_harms_nobody() -> None:
     answer = max_min_fairness(problem)
     assert [(note.reason, note.jobs) for note in answer.notes] == [("no_type_runs", ("a",))]
     assert answer.objective == pytest.approx(1.0)
+
+
+def test_makespan_of_two_jobs_on_two_types() -> None:
+    # Both run all the time, a on the fast type for u of it: 2 + 2u = 8/T and 2 − u = 4/T give u = 1/2 and T = 8/3 s.
+    problem = _problem([[4, 2], [2, 1]], [1, 1], steps_left=[8.0, 4.0])
+    answer = min_makespan(problem)
+    np.testing.assert_allclose(answer.by_job(problem), 0.5, atol=1e-6)
+    assert answer.objective == pytest.approx(8 / 3)
+
+
+def test_jobs_of_one_kind_with_different_work_are_served_by_need() -> None:
+    # One fast slot and one slow, two equal jobs of 3 and 1 steps: 2 + 1 steps/s in all, so T = 4/3 s at least; but the
+    # longer alone on the fast slot takes 3/2 s, and then the other has time to spare.
+    problem = _problem([[2, 1], [2, 1]], [1, 1], steps_left=[3.0, 1.0])
+    answer = min_makespan(problem)
+    assert answer.objective == pytest.approx(1.5)
+    np.testing.assert_allclose(answer.by_job(problem)[0], [1, 0], atol=1e-6)
+
+
+def test_finish_time_fairness_of_a_job_that_has_waited() -> None:
+    # One slot, two jobs of 100 s; one has waited for 100 s. The golden section: 1/x + 1 = 1/(1 − x).
+    problem = _problem([[1], [1]], [1], steps_left=[100.0, 100.0], elapsed_s=[0.0, 100.0])
+    answer = finish_time_fairness(problem)
+    golden = (np.sqrt(5) - 1) / 2
+    np.testing.assert_allclose(answer.by_job(problem)[:, 0], [1 - golden, golden], atol=1e-6)
+    assert answer.objective == pytest.approx(0.5 / (1 - golden))  # 1.309
+
+
+def test_total_throughput_and_throughput_per_price() -> None:
+    problem = _problem([[4, 1], [3, 2]], [1, 1])
+    np.testing.assert_allclose(max_total_throughput(problem).by_job(problem), [[1, 0], [0, 1]], atol=1e-6)
+    # Per price a is worth 1 or 1, b 0.75 or 2.
+    priced = replace(problem, costs=np.array([4.0, 1.0]))
+    assert max_total_throughput(priced, by_cost=True).objective == pytest.approx(3.0)
+    # In multiples of what an equal share makes (2.5 for both).
+    assert max_total_throughput(problem, normalised=True).objective == pytest.approx(6 / 2.5)
+
+
+def test_deadlines_are_kept_in_the_order_of_arrival_and_the_others_named() -> None:
+    # One slot: a needs 0.8 of it, b 0.5, c 0.1, d the past.
+    deadline_s = [10.0, 10.0, 10.0, -1.0]
+    problem = _problem([[1]] * 4, [1], steps_left=[8.0, 5.0, 1.0, 1.0], deadline_s=deadline_s, arrived_s=[0, 1, 2, 3])
+    answer = max_total_throughput(problem, deadlines=True)
+    time = answer.by_job(problem)[:, 0]
+    assert time[0] >= 0.8 - 1e-6
+    assert time[2] >= 0.1 - 1e-6
+    assert time.sum() == pytest.approx(1.0)
+    assert {job for note in answer.notes if note.reason == "infeasible_slo" for job in note.jobs} == {"b", "d"}
+
+
+def test_water_filling_goes_on_where_max_min_fairness_stops() -> None:
+    # a and b can only run on the first type: half of it each. c is alone on the second.
+    problem = _problem([[1, 0], [1, 0], [0, 1]], [1, 1])
+    answer = water_filling(problem)
+    np.testing.assert_allclose(answer.by_job(problem), [[0.5, 0], [0.5, 0], [0, 1]], atol=1e-6)
+    assert answer.objective == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "within", "shares"),
+    [
+        ((1, 2), "fairness", [0.5, 0.5, 0.5, 0.5, 0.5, 0.5]),
+        ((2, 1), "fairness", [1.0, 1.0, 0.25, 0.25, 0.25, 0.25]),
+        ((5, 1), "fairness", [1.0, 1.0, 0.25, 0.25, 0.25, 0.25]),  # nobody can have more than all of the time
+        ((1, 2), "fifo", [1.0, 0.0, 0.5, 0.5, 0.5, 0.5]),
+        ((1, 1), "fifo", [1.0, 0.5, 0.375, 0.375, 0.375, 0.375]),
+    ],
+)
+def test_hierarchy_of_two_teams(weights: tuple[float, float], within: Any, shares: list[float]) -> None:
+    # 3 equal slots; team x has jobs a and b, team y four others.
+    entity = [("x",)] * 2 + [("y",)] * 4
+    problem = _problem([[1]] * 6, [3], entity=entity, arrived_s=list(range(6)))
+    hierarchy = Hierarchy({("x",): Entity(weights[0], within), ("y",): Entity(weights[1])})
+    answer = water_filling(problem, hierarchy=hierarchy)
+    np.testing.assert_allclose(answer.by_job(problem)[:, 0], shares, atol=1e-6)
+
+
+def test_hierarchy_of_three_levels() -> None:
+    # 1 slot: org p has weight 3 against q's 1; within p, team p1 first (fifo); within p1 weights 2 and 1.
+    entity = [("p", "p1"), ("p", "p1"), ("p", "p2"), ("q",)]
+    problem = _problem([[1]] * 4, [1], entity=entity, arrived_s=[0, 1, 2, 3], weight=[2, 1, 1, 1])
+    hierarchy = Hierarchy({("p",): Entity(3.0, "fifo")})
+    answer = water_filling(problem, hierarchy=hierarchy)
+    np.testing.assert_allclose(answer.by_job(problem)[:, 0], [0.5, 0.25, 0.0, 0.25], atol=1e-6)

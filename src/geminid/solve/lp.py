@@ -97,6 +97,7 @@ class LinearProgram:
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call,unused-ignore]
         self._solver.setOptionValue("output_flag", False)
         self._solver.setOptionValue("threads", 1)
+        self._solver.setOptionValue("primal_feasibility_tolerance", 1e-9)
         self._solver.passModel(lp)
 
     def add_rows(self, matrix: csr_array, lower: Array, upper: Array) -> None:

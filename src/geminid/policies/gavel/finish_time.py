@@ -59,7 +59,7 @@ def isolated_duration_s(problem: AllocationProblem) -> Array:
     """How long each job takes in all on a static equal share; infinite where no type runs it."""
     speed = problem.isolated_throughput
     left_s = np.divide(problem.steps_left, speed, out=np.full(len(speed), np.inf), where=speed > 0)
-    return np.array([job.isolated_s for job in problem.jobs]) + left_s
+    return np.asarray([job.isolated_s for job in problem.jobs] + left_s)
 
 
 def rhos(problem: AllocationProblem, fractions: TimeFractions) -> Array:

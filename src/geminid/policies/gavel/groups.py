@@ -147,12 +147,18 @@ def _columns(
     )
 
 
-class SelfPairTooLarge(Exception):
-    """A job would have to share slots with itself: its group must be taken apart."""
+class PairedWithThemselves(Exception):
+    """Some jobs would have to share slots with themselves: they must be taken out of their groups."""
 
-    def __init__(self, job: int) -> None:
-        super().__init__(f"job {job} would be paired with itself")
-        self.job = job
+    def __init__(self, jobs: list[int]) -> None:
+        super().__init__(f"jobs {jobs} would be paired with themselves")
+        self.jobs = jobs
+
+
+def apart_from_others(labels: Sequence[Hashable], jobs: Sequence[int]) -> list[Hashable]:
+    """Labels for ``merge`` that also keep each of some jobs apart from all others."""
+    alone = set(jobs)
+    return [("alone", i) if i in alone else label for i, label in enumerate(labels)]
 
 
 def hand_out(
@@ -161,13 +167,14 @@ def hand_out(
     """Combinations of jobs and their time fractions, from the totals of the groups.
 
     Members of a group share equally, or, where their ``need`` (in multiples of their reference throughput) differs,
-    so that each gets its own. Raises SelfPairTooLarge where that would pair a job with itself.
+    so that each gets its own. Raises PairedWithThemselves where that would pair a job with itself.
     """
     values = np.where(values > NEGLIGIBLE, values, 0.0)
     shares = _shares(groups, values, need)
     jobs, pools = len(problem.jobs), len(groups.pools)
     alone = np.zeros((jobs, pools))
     left, right, pair_pool, amount = [], [], [], []
+    selves: list[int] = []
     for column in np.flatnonzero(values).tolist():
         g, h, pool = int(groups.first[column]), int(groups.second[column]), int(groups.pool[column])
         mine = shares[g, column]
@@ -175,8 +182,7 @@ def hand_out(
             alone[groups.members[g], pool] += mine
             continue
         if h == g:
-            if mine.max() > values[column] * (1 + 1e-9):
-                raise SelfPairTooLarge(int(groups.members[g][np.argmax(mine)]))
+            selves += groups.members[g][mine > values[column] * (1 + 1e-9)].tolist()
             ends = np.cumsum(mine)
             a, b, time = _join(ends, ends - values[column], values[column])
         else:
@@ -185,6 +191,8 @@ def hand_out(
         right.append(groups.members[h][b])
         pair_pool.append(np.full(len(time), pool))
         amount.append(time)
+    if selves:
+        raise PairedWithThemselves(selves)
     rows = np.flatnonzero(alone.sum(axis=1) > 0)
     ids = [job.id for job in problem.jobs]
     combinations: list[Combination] = [(ids[i],) for i in rows.tolist()]
@@ -256,6 +264,19 @@ def by_need(rates: Array, totals: Array, need: Array) -> Array:
     return result
 
 
+def within_reach(groups: Groups, values: Array, need: Array) -> Array:
+    """The needs, cut down in each group by the little that rounding may have put them out of reach of some totals."""
+    result = need.copy()
+    totals = groups.use_time * np.maximum(values[groups.use_column], 0.0)
+    order = np.argsort(groups.use_group, kind="stable")
+    bounds = np.searchsorted(groups.use_group[order], np.arange(len(groups.members) + 1))
+    for g, members in enumerate(groups.members):
+        uses = order[bounds[g] : bounds[g + 1]]
+        if len(uses):
+            result[members] *= min(1.0, common_factor(groups.use_rate[uses], totals[uses], need[members]))
+    return result
+
+
 def common_factor(rates: Array, totals: Array, need: Array) -> float:
     """The largest multiple of their needs that all members can have at once of some time at some rates.
 
@@ -291,7 +312,9 @@ def _window(speed: Array, ends: Array, need: float) -> float:
         return 0.0
     if after == len(starts):
         return last
-    return float(starts[after] - (starts[after] - starts[after - 1]) * (need - made[after]) / (made[after - 1] - made[after]))
+    return float(
+        starts[after] - (starts[after] - starts[after - 1]) * (need - made[after]) / (made[after - 1] - made[after])
+    )
 
 
 def _join(left_ends: Array, right_ends: Array, total: float) -> tuple[Ints, Ints, Array]:

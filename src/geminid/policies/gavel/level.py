@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from geminid.policies.gavel.groups import SelfPairTooLarge, hand_out, merge
+from geminid.policies.gavel.groups import PairedWithThemselves, apart_from_others, hand_out, merge
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions, single_fractions
 from geminid.policies.gavel.program import Choice, Requirement, TimeProgram
 
@@ -26,7 +26,7 @@ def solve_level(
     """
     notes = unrunnable(problem)
     runs = problem.runs
-    labels: list[int] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
+    labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     needs = requirement(runs)
     while runs.any():
         groups = merge(problem, apart=labels)
@@ -35,8 +35,8 @@ def solve_level(
             return fallback(problem, objective, [*notes, Note("solver_failed", "no optimum was found")])
         try:
             combinations, fractions = hand_out(problem, groups, raised.values, raised.need)
-        except SelfPairTooLarge as found:
-            labels[found.job] = max(labels) + 1
+        except PairedWithThemselves as found:
+            labels = apart_from_others(labels, found.jobs)
             continue
         return finish(problem, combinations, fractions, objective, notes)
     return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)

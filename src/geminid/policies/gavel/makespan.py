@@ -29,4 +29,8 @@ def makespan_s(problem: AllocationProblem, fractions: TimeFractions) -> float:
     """The objective: when the last job that can run would end."""
     speed = fractions.effective_throughput(problem)
     left = problem.runs & (problem.steps_left > 0)
-    return float(np.divide(problem.steps_left[left], speed[left], out=np.full(int(left.sum()), np.inf), where=speed[left] > 0).max(initial=0.0))
+    return float(
+        np.divide(
+            problem.steps_left[left], speed[left], out=np.full(int(left.sum()), np.inf), where=speed[left] > 0
+        ).max(initial=0.0)
+    )

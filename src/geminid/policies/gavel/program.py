@@ -24,15 +24,15 @@ from typing import Literal, Protocol
 import numpy as np
 from scipy.sparse import coo_array
 
-from geminid.policies.gavel.groups import Groups
-from geminid.policies.gavel.problem import Array
-from geminid.solve.lp import LinearProgram
+from geminid.policies.gavel.groups import Groups, Ints
+from geminid.policies.gavel.problem import Array, Mask
+from geminid.solve.lp import LinearProgram, Optimum
 
 #: Which of several optimal solutions: a vertex, the middle of them, or one of largest total normalised throughput.
 Choice = Literal["vertex", "centre", "total"]
 
 #: A requirement counts as violated beyond this, relative to what is required.
-TOLERANCE = 1e-7
+TOLERANCE = 1e-8
 
 #: More rounds of tangents than this have never been needed.
 MAX_ROUNDS = 200
@@ -67,11 +67,26 @@ class Affine:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The highest level, the groups' times that reach it, and every job's need there."""
+    """The highest level, the groups' times that reach it, every job's need there, and which jobs hold it down.
+
+    A job is ``tight`` where it is certain that it cannot have more while all others have what they need.
+    """
 
     level: float
     values: Array
     need: Array
+    tight: Mask
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What some jobs of a group need beyond a rate θ, and how fast that grows with the level."""
+
+    group: int
+    theta: float
+    jobs: Ints
+    required: float
+    grows: float
 
 
 class TimeProgram:
@@ -102,48 +117,59 @@ class TimeProgram:
         self.best = best[groups.group_of]
         by_group = np.argsort(groups.use_group, kind="stable")
         bounds = np.searchsorted(groups.use_group[by_group], np.arange(count + 1))
+        self._several = [(g, members) for g, members in enumerate(groups.members) if len(members) > 1]
+        self._rows = len(upper)
+        self._cuts: list[Cut] = []
+        self._supplies: dict[int, tuple[Array, Array, Ints]] = {}
         self._uses = [by_group[bounds[g] : bounds[g + 1]] for g in range(count)]
 
     def raise_level(self, requirement: Requirement, choice: Choice = "vertex") -> Raised | None:
         """The highest level at which every need is met, or None if there is none or the solver fails."""
-        level = requirement.highest(self.best)
-        if not np.isfinite(level):
+        bound = requirement.highest(self.best)
+        if not np.isfinite(bound):
             return None
-        self._lp.set_bounds(self.level, -np.inf, level)
-        values = self._settle(requirement, np.concatenate([np.zeros(self.level), [level]]), centre=False)
-        if values is None:
+        self._lp.set_bounds(self.level, -np.inf, bound)
+        self._add_tangents(requirement, np.append(np.zeros(self.level), bound))
+        found = self._settle(requirement)
+        if found is None:
             return None
-        level = float(values[-1])
+        level = float(found.values[-1])
+        need, slope = requirement.at(level)
+        tight = self._tight(found, slope)
+        if level >= bound - 1e-9 * abs(bound):
+            tight |= (slope > 0) & (need >= self.best * (1 - 1e-9))
         if choice == "centre":
-            values = self._settle(requirement, None, centre=True)
+            found = self._settle(requirement, centre=True)
         elif choice == "total":
             self._lp.set_bounds(self.level, level - 1e-9 * max(1.0, abs(level)), level)
-            self._lp.set_gain(np.concatenate([self._total_gain(), [0.0]]))
-            values = self._settle(requirement, None, centre=False)
-            self._lp.set_gain(self._gain)
-        if values is None:
+            self._lp.set_gain(np.append(self._total_gain(), 0.0))
+            found = self._settle(requirement)
+        if found is None:
             return None
-        return Raised(float(values[-1]), values[:-1], requirement.at(float(values[-1]))[0])
+        return Raised(level, found.values[:-1], need, tight)
 
     def maximise(self, gain: Array, requirement: Requirement) -> Array | None:
         """The groups' times of largest gain that meet the needs at level 0, or None if they cannot be met."""
         self._lp.set_bounds(self.level, 0.0, 0.0)
         self._lp.set_gain(np.append(gain, 0.0))
-        values = self._settle(requirement, None, centre=False)
-        return values[:-1] if values is not None else None
+        found = self._settle(requirement)
+        return found.values[:-1] if found is not None else None
 
-    def _settle(self, requirement: Requirement, values: Array | None, *, centre: bool) -> Array | None:
-        """Solve, and add violated tangents until there are none; ``values`` is a point to begin at."""
+    def _settle(self, requirement: Requirement, *, centre: bool = False) -> Optimum | None:
+        """Solve, and add violated tangents until there are none."""
         for _ in range(MAX_ROUNDS):
-            if values is None:
-                found = self._lp.solve(centre=centre)
-                if found is None:
-                    return None
-                values = found.values
-            if not self._add_tangents(requirement, values):
-                return values
-            values = None
+            found = self._lp.solve(centre=centre)
+            if found is None or not self._add_tangents(requirement, found.values):
+                return found
         return None
+
+    def _tight(self, found: Optimum, slope: Array) -> Mask:
+        """Jobs in requirements whose dual value shows that they are tight in every optimal solution."""
+        tight = np.zeros(len(slope), dtype=bool)
+        worth = np.abs(found.row_duals[self._rows :])
+        for row in np.flatnonzero(worth * [cut.grows for cut in self._cuts] > 1e-7).tolist():
+            tight[self._cuts[row].jobs] = True
+        return tight & (slope > 0)
 
     def _total_gain(self) -> Array:
         gain = np.zeros(self.level)
@@ -161,38 +187,51 @@ class TimeProgram:
         required = np.bincount(groups.group_of[positive], need[positive], minlength=count)
         grows = np.bincount(groups.group_of[positive], slope[positive], minlength=count)
         short = np.flatnonzero(reached < required - TOLERANCE * np.maximum(1.0, required))
-        cuts = [(int(g), 0.0, required[g], grows[g]) for g in short.tolist()]
-        for g, members in enumerate(groups.members):
-            if len(members) > 1 and np.ptp(need[members]) > 1e-12:
-                cuts += self._steepest(g, values, need[members], slope[members])
+        cuts = []
+        for g in short.tolist():
+            members = groups.members[g]
+            cuts.append(Cut(g, 0.0, members[positive[members]], float(required[g]), float(grows[g])))
+        for g, members in self._several:
+            needs = need[members]
+            if needs.max() - needs.min() > 1e-12:
+                cuts += self._steepest(g, values, needs, slope[members])
         if cuts:
             self._add(cuts, level)
         return bool(cuts)
 
-    def _steepest(self, g: int, values: Array, need: Array, slope: Array) -> list[tuple[int, float, float, float]]:
+    def _steepest(self, g: int, values: Array, need: Array, slope: Array) -> list[Cut]:
         """The rate θ > 0 at which a group's requirement is violated most, if any."""
-        groups, uses = self.groups, self._uses[g]
-        rates, time = groups.use_rate[uses], groups.use_time[uses] * values[groups.use_column[uses]]
-        theta = np.unique(rates)
-        reached = np.maximum(rates - theta[:, None], 0.0) @ time
-        above = need > theta[:, None]
-        required = np.where(above, need - theta[:, None], 0.0).sum(axis=1)
-        worst = int(np.argmax(required - reached))
-        if required[worst] - reached[worst] <= TOLERANCE * max(1.0, float(need.sum())):
+        theta, excess, columns = self._supply(g)
+        beyond = np.maximum(need - theta[:, None], 0.0)
+        short = beyond.sum(axis=1) - excess @ values[columns]
+        worst = int(short.argmax())
+        if short[worst] <= TOLERANCE * max(1.0, float(need.sum())):
             return []
-        return [(g, float(theta[worst]), float(required[worst]), float(slope @ above[worst]))]
+        above = beyond[worst] > 0
+        jobs = self.groups.members[g][above]
+        return [Cut(g, float(theta[worst]), jobs, float(beyond[worst].sum()), float(slope @ above))]
 
-    def _add(self, cuts: list[tuple[int, float, float, float]], level: float) -> None:
+    def _supply(self, g: int) -> tuple[Array, Array, Ints]:
+        """A group's rates θ, what one unit of each of its columns makes beyond each, and the columns."""
+        if g not in self._supplies:
+            uses = self._uses[g]
+            rates = self.groups.use_rate[uses]
+            theta = np.unique(rates)
+            excess = np.maximum(rates - theta[:, None], 0.0) * self.groups.use_time[uses]
+            self._supplies[g] = (theta, excess, self.groups.use_column[uses])
+        return self._supplies[g]
+
+    def _add(self, cuts: list[Cut], level: float) -> None:
         """Σ_c time·max(r_c − θ, 0)·X_c − grows·z ≥ required − grows·level, for every cut."""
         groups = self.groups
-        rows, columns, data = [], [], []
-        for row, (g, theta, _, grows) in enumerate(cuts):
-            uses = self._uses[g]
-            rows.append(np.full(len(uses) + 1, row))
-            columns.append(np.append(groups.use_column[uses], self.level))
-            data.append(np.append(groups.use_time[uses] * np.maximum(groups.use_rate[uses] - theta, 0.0), -grows))
-        matrix = coo_array(
-            (np.concatenate(data), (np.concatenate(rows), np.concatenate(columns))), shape=(len(cuts), self.level + 1)
-        ).tocsr()
-        lower = np.array([required - grows * level for _, _, required, grows in cuts])
+        uses = np.concatenate([self._uses[cut.group] for cut in cuts])
+        counts = [len(self._uses[cut.group]) for cut in cuts]
+        row = np.repeat(np.arange(len(cuts)), counts)
+        made = np.maximum(groups.use_rate[uses] - np.repeat([cut.theta for cut in cuts], counts), 0.0)
+        data = np.concatenate([groups.use_time[uses] * made, [-cut.grows for cut in cuts]])
+        columns = np.concatenate([groups.use_column[uses], np.full(len(cuts), self.level)])
+        rows = np.concatenate([row, np.arange(len(cuts))])
+        matrix = coo_array((data, (rows, columns)), shape=(len(cuts), self.level + 1)).tocsr()
+        lower = np.array([cut.required - cut.grows * level for cut in cuts])
         self._lp.add_rows(matrix, lower, np.full(len(cuts), np.inf))
+        self._cuts += cuts

@@ -7,9 +7,11 @@ Where not all deadlines can be met, jobs that arrived earlier keep theirs and th
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 
-from geminid.policies.gavel.groups import Groups, SelfPairTooLarge, hand_out, merge
+from geminid.policies.gavel.groups import Groups, PairedWithThemselves, apart_from_others, hand_out, merge
 from geminid.policies.gavel.level import fallback, finish, unrunnable
 from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, TimeProgram
@@ -33,7 +35,7 @@ def max_total_throughput(
     if by_cost and problem.costs is None:
         notes.append(Note("no_prices", "no prices are known: every type counts as equally expensive"))
     counts = np.ones(len(problem.jobs)) if normalised else problem.reference_throughput
-    labels: list[tuple[float, int]] = [(value, 0 if merged else i) for i, value in enumerate(counts.tolist())]
+    labels: list[Hashable] = [(value, 0 if merged else i) for i, value in enumerate(counts.tolist())]
     required = _deadline_needs(problem) if deadlines else np.zeros(len(problem.jobs))
     while True:
         groups = merge(problem, apart=labels)
@@ -50,8 +52,8 @@ def max_total_throughput(
             return fallback(problem, objective, [*notes, *late, Note("solver_failed", "no optimum was found")])
         try:
             combinations, fractions = hand_out(problem, groups, values, kept if kept.any() else None)
-        except SelfPairTooLarge as found:
-            labels[found.job] = (labels[found.job][0], max(label for _, label in labels) + 1)
+        except PairedWithThemselves as found:
+            labels = apart_from_others(labels, found.jobs)
             continue
         return finish(problem, combinations, fractions, objective, [*notes, *late])
 
@@ -103,7 +105,9 @@ def _admit(problem: AllocationProblem, groups: Groups, required: Array) -> tuple
     def feasible(count: int) -> bool:
         trial = kept.copy()
         trial[order[:count]] = required[order[:count]]
-        return TimeProgram(groups).maximise(np.zeros(len(groups.first)), Affine(trial, np.zeros(len(trial)))) is not None
+        return (
+            TimeProgram(groups).maximise(np.zeros(len(groups.first)), Affine(trial, np.zeros(len(trial)))) is not None
+        )
 
     dropped = np.flatnonzero(hopeless).tolist()
     while order:

@@ -1,0 +1,184 @@
+"""Max-min fairness all the way up, by water filling; flat or over a hierarchy of entities.
+
+Raise all jobs together until some cannot be raised without lowering another; those keep what they have, the others
+are raised on. In a hierarchy an entity's weight is shared out among its members that can still be raised: in
+proportion to their weights ("fairness"), or all of it to the first to arrive ("fifo"), level by level.
+
+Which jobs are held is read from the dual values of the raising program: a requirement with a positive one is tight in
+every optimal solution, so its jobs cannot have more. (The published code asks an integer program with tolerances.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+
+from geminid.policies.gavel.groups import (
+    Groups,
+    Ints,
+    PairedWithThemselves,
+    apart_from_others,
+    hand_out,
+    merge,
+    within_reach,
+)
+from geminid.policies.gavel.level import fallback, finish, unrunnable
+from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
+from geminid.policies.gavel.program import Affine, Raised, TimeProgram
+
+Order = Literal["fairness", "fifo"]
+
+#: What a job has is asked for again in later rounds less this part, so that rounding cannot make it impossible.
+SLACK = 1e-9
+
+#: Weights of jobs in a round of filling, given which can still be raised.
+Weights = Callable[[Mask], Array]
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """A node of the hierarchy: its weight among its siblings, and how its own members share."""
+
+    weight: float = 1.0
+    within: Order = "fairness"
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """Entities by their path, the outermost first; () is the whole cluster. What is not named is an ``Entity()``."""
+
+    entities: Mapping[tuple[str, ...], Entity] = field(default_factory=dict)
+
+    def weights(self, problem: AllocationProblem) -> Weights:
+        """How the weight of the cluster is shared out, level by level, among the jobs that can still be raised."""
+        tree = _Tree.of(self, problem)
+        return lambda open_: tree.share(open_)
+
+
+def water_filling(
+    problem: AllocationProblem, *, hierarchy: Hierarchy | None = None, merged: bool = True
+) -> TimeFractions:
+    """The fractions that are max-min fair at every level; the objective is the level of the least served."""
+    weights: Weights = hierarchy.weights(problem) if hierarchy is not None else lambda _: problem.weights
+    notes = unrunnable(problem)
+    labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
+    while True:
+        groups = merge(problem, apart=labels)
+        filled = _fill(problem, groups, weights)
+        if filled is None:
+            return fallback(problem, lambda _: 0.0, [*notes, Note("solver_failed", "no optimum was found")])
+        try:
+            combinations, fractions = hand_out(problem, groups, filled.values, filled.need)
+        except PairedWithThemselves as found:
+            labels = apart_from_others(labels, found.jobs)
+            continue
+        return replace(finish(problem, combinations, fractions, lambda _: 0.0, notes), objective=filled.level)
+
+
+def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raised | None:
+    """Raise until nobody can be raised; the level is that of the first round."""
+    have = np.zeros(len(problem.jobs))
+    open_ = problem.runs.copy()
+    first: float | None = None
+    result = Raised(0.0, np.zeros(len(groups.first)), have, ~open_)
+    while open_.any():
+        slope = np.where(open_, weights(open_) / problem.gangs, 0.0)
+        top = float(slope.max())
+        if top <= 0:
+            break
+        raised = TimeProgram(groups).raise_level(Affine(have, slope / top))
+        if raised is None:
+            return result if first is not None else None
+        first = raised.level / top if first is None else first
+        gained = raised.level > 1e-7
+        have = within_reach(groups, raised.values, raised.need) * (1 - SLACK)
+        open_ &= ~raised.tight
+        result = Raised(first, raised.values, have, ~open_)
+        if not raised.tight.any() or (not gained and not _raisable(groups, have, open_)):
+            break
+    return result
+
+
+def _raisable(groups: Groups, have: Array, open_: Mask) -> bool:
+    """Whether the open jobs together can have more than they have."""
+    of_open = np.zeros(len(groups.members), dtype=bool)
+    of_open[groups.group_of[open_]] = True
+    gain = np.zeros(len(groups.first))
+    use = of_open[groups.use_group]
+    np.add.at(gain, groups.use_column[use], (groups.use_time * groups.use_rate)[use])
+    values = TimeProgram(groups).maximise(gain, Affine(have, np.zeros(len(have))))
+    if values is None:
+        return False
+    return float(gain @ values) > float(have[of_open[groups.group_of]].sum()) * (1 + 1e-7) + 1e-7
+
+
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The hierarchy as arrays: nodes with parents before children, jobs with the node they belong to."""
+
+    parent: Ints
+    weight: Array
+    fifo: Mask
+    node_of_job: Ints
+    job_weight: Array
+    order: Ints
+
+    @classmethod
+    def of(cls, hierarchy: Hierarchy, problem: AllocationProblem) -> _Tree:
+        paths: dict[tuple[str, ...], int] = {(): 0}
+        parent = [-1]
+        for job in problem.jobs:
+            for depth in range(1, len(job.entity) + 1):
+                path = job.entity[:depth]
+                if path not in paths:
+                    paths[path] = len(paths)
+                    parent.append(paths[path[:-1]])
+        entities = [hierarchy.entities.get(path, Entity()) for path in paths]
+        arrived = np.array([job.arrived_s for job in problem.jobs])
+        rank = np.empty(len(arrived), dtype=np.int64)
+        rank[np.argsort(arrived, kind="stable")] = np.arange(len(arrived))
+        return cls(
+            np.array(parent),
+            np.array([entity.weight for entity in entities]),
+            np.array([entity.within == "fifo" for entity in entities]),
+            np.array([paths[job.entity] for job in problem.jobs], dtype=np.int64),
+            problem.weights,
+            rank,
+        )
+
+    def share(self, open_: Mask) -> Array:
+        """Weight of each job: 1 in all, divided from the root down among the nodes and jobs that are open.
+
+        A node's jobs and its entities are its members alike. Under "fifo" the member with the earliest open job has
+        everything.
+        """
+        nodes = len(self.parent)
+        nobody = len(open_)
+        earliest = np.full(nodes, nobody)
+        jobs = np.flatnonzero(open_)
+        np.minimum.at(earliest, self.node_of_job[jobs], self.order[jobs])
+        for node in range(nodes - 1, 0, -1):
+            earliest[self.parent[node]] = min(earliest[self.parent[node]], earliest[node])
+        claims = np.bincount(self.node_of_job[jobs], self.job_weight[jobs], minlength=nodes)
+        for node in range(1, nodes):
+            if earliest[node] < nobody:
+                claims[self.parent[node]] += self.weight[node]
+        share = np.zeros(nodes)
+        share[0] = 1.0
+        for node in range(1, nodes):
+            above = self.parent[node]
+            if earliest[node] == nobody:
+                continue
+            if self.fifo[above]:
+                share[node] = share[above] if earliest[node] == earliest[above] else 0.0
+            else:
+                share[node] = share[above] * self.weight[node] / claims[above]
+        result = np.zeros(len(open_))
+        home = self.node_of_job[jobs]
+        by_order = np.where(self.order[jobs] == earliest[home], 1.0, 0.0)
+        by_weight = self.job_weight[jobs] / claims[home]
+        result[jobs] = share[home] * np.where(self.fifo[home], by_order, by_weight)
+        return result
