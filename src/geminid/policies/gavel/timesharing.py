@@ -6,12 +6,13 @@ new jobs only get slots that nobody else wants. At the end of each round jobs ar
 
 Options of all of them: ``round`` and ``recompute`` in seconds; ``fill=true`` gives slots that become free within a
 round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads goodputs of jobs that
-tune themselves instead of throughputs at the requested batch size, and lets them do so.
+tune themselves instead of throughputs at the requested batch size, and lets them do so; ``reserve=true`` repeats what
+the published simulator does with jobs that wait for their first fractions: they hold free slots and do not run.
 
-Deviations from the published code, common to all. Jobs that wait for their first fractions do not reserve slots. When
-one of two jobs on shared slots is done it leaves at once and the other runs on alone, instead of both at the end of the
-round. Rounds last exactly as long as they say: steps are not rounded down to whole ones within a round. Pairs that
-should have no time get none, even if slots are idle.
+Deviations from the published code, common to all. Jobs that wait for their first fractions run on slots that are
+free. When one of two jobs on shared slots is done it leaves at once and the other runs on alone, instead of both at the
+end of the round. Rounds last exactly as long as they say: steps are not rounded down to whole ones within a round.
+Pairs that should have no time get none, even if slots are idle.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class TimeSharingPolicy(Policy):
     recompute_s: float = 1920.0
     fill: bool = False
     adaptive: bool = False
+    reserve: bool = False
     seed: int = 0
 
     _account: Account | None = field(default=None, repr=False)
@@ -100,6 +102,9 @@ class TimeSharingPolicy(Policy):
         account = self._up_to_date(view, speeds)
         gangs = {job.id: job.facts.requested_slots for job in view.jobs}
         chosen = account.select(speeds, gangs, self._free(view), backfill=self.backfill)
+        if self.reserve and self._solved_for is not None:
+            known, _ = self._solved_for
+            chosen = [(combination, gpu_type) for combination, gpu_type in chosen if known.issuperset(combination)]
         placed = place_gangs(view, chosen, gangs)
         self._running = {
             combination: (gpu_type, view.now_s) for combination, gpu_type in chosen if combination in placed
