@@ -79,6 +79,14 @@ class Cluster(Document):
         return self._per_type(np.ones(len(self.nodes), dtype=np.int64))
 
     @cached_property
+    def nodes_of_type(self) -> Mapping[str, tuple[int, ...]]:
+        """The nodes of each GPU type, as indices into ``nodes``; types without any are left out."""
+        by_type: dict[str, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            by_type.setdefault(node.gpu_type, []).append(index)
+        return MappingProxyType({name: tuple(indices) for name, indices in by_type.items()})
+
+    @cached_property
     def racks(self) -> tuple[str, ...]:
         """The racks, in the order in which the nodes name them."""
         return tuple(dict.fromkeys(node.rack for node in self.nodes))

@@ -52,11 +52,15 @@ def job(name: str, *, allocation: Allocation = (), measured: int = 64, **changes
 def view(*jobs: JobView, cluster: str = "t4:4x4", now_s: float = 600.0, down: tuple[int, ...] = ()) -> ClusterView:
     parsed = Cluster.parse(cluster)
     usable = tuple(0 if n in down else int(slots) for n, slots in enumerate(parsed.node_slots))
-    return ClusterView(now_s, parsed, jobs, usable)
+    free = list(usable)
+    for job in jobs:
+        for node, slots in job.allocation:
+            free[node] -= slots
+    return ClusterView(now_s, parsed, jobs, usable, tuple(free))
 
 
 def decide(policy: Pollux, at: ClusterView) -> Mapping[str, Allocation]:
-    plan = make_plan(policy.decide(at), at)
+    plan = make_plan(policy.decide(at), at, {job.id: job for job in at.jobs})
     assert isinstance(plan, Plan), plan
     return plan.allocations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import sub
 
 from geminid.cluster import Cluster
 from geminid.engine.commands import Command, Rescale, Share, Start, Stop
@@ -58,6 +59,12 @@ class Engine:
     _jobs: dict[str, JobView] = field(default_factory=dict)
     _down: set[int] = field(default_factory=set)
     _drained: set[int] = field(default_factory=set)
+    _usable: tuple[int, ...] = ()
+    _held: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._held = [0] * len(self.cluster.nodes)
+        self._count_usable()
 
     def handle(self, event: Event) -> Outcome:
         """Take in what happened; the outcome says what to do."""
@@ -68,16 +75,14 @@ class Engine:
         matters = True
         match event:
             case Submitted(job=facts):
-                self._jobs[facts.id] = JobView(facts=facts, since_s=event.at_s)
+                self._jobs.setdefault(facts.id, JobView(facts=facts, since_s=event.at_s))
             case Completed(job_id=job_id):
                 commands += self._part(job_id)
-                self._jobs.pop(job_id, None)
-                self.models.forget(job_id)
+                self._forget(job_id)
             case Failed(job_id=job_id, final=final):
                 commands += self._part(job_id)
                 if final:
-                    self._jobs.pop(job_id, None)
-                    self.models.forget(job_id)
+                    self._forget(job_id)
                 elif job_id in self._jobs:
                     self._release(job_id)
             case Reported(job_id=job_id, observation=observation, gradient=gradient):
@@ -91,11 +96,14 @@ class Engine:
                         reason = f"node {self.cluster.nodes[node].name} is down"
                         commands.append(Stop(job.id, job.allocation, reason, lost=True))
                         self._release(job.id)
+                self._count_usable()
             case NodeDrained(node=node):
                 self._drained.add(node)
+                self._count_usable()
             case NodeUp(node=node):
                 self._down.discard(node)
                 self._drained.discard(node)
+                self._count_usable()
         outcome = Outcome(tuple(commands))
         if matters and (self.policy.interval_s is None or isinstance(event, Tick)):
             decided = self._decide()
@@ -115,11 +123,12 @@ class Engine:
         if self.policy.needs_models:
             jobs = self.models.attach(jobs)
             self._jobs.update((job.id, job) for job in jobs)
-        usable = tuple(
-            0 if node in self._down or node in self._drained else int(slots)
-            for node, slots in enumerate(self.cluster.node_slots)
-        )
-        return ClusterView(self.now_s, self.cluster, tuple(jobs), usable, self.oracle, self.sharing)
+        free = tuple(map(sub, self._usable, self._held))
+        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, self.oracle, self.sharing)
+
+    def _count_usable(self) -> None:
+        gone = self._down | self._drained
+        self._usable = tuple(0 if node in gone else n for node, n in enumerate(self.cluster.node_slots.tolist()))
 
     def _decide(self) -> Outcome:
         if not self._jobs:
@@ -127,7 +136,7 @@ class Engine:
         view = self.view()
         try:
             decision = self.policy.decide(view)
-            plan = make_plan(decision, view) if isinstance(decision, Decision) else Rejected(("no decision",))
+            plan = make_plan(decision, view, self._jobs) if isinstance(decision, Decision) else Rejected(("no decision",))
         except Exception as error:  # a policy may do anything; the cluster must go on
             plan, decision = Rejected((f"{type(error).__name__}: {error}",)), Decision({})
             if self.debug:
@@ -142,7 +151,8 @@ class Engine:
         grants: list[Command] = []
         shares: list[Command] = []
         jobs = dict(self._jobs)
-        for job in jobs.values():
+        concerned = [jobs[job_id] for job_id in decision.assignments] if decision.others_stay else jobs.values()
+        for job in concerned:
             wanted, partner = plan.allocations.get(job.id, ()), plan.partners.get(job.id)
             if wanted == job.allocation and partner == job.partner:
                 continue
@@ -165,8 +175,24 @@ class Engine:
                 self._grant(job, wanted, partner)
         return stops + grants + shares
 
+    def _put(self, job: JobView) -> None:
+        self._count_held(self._jobs[job.id], -1)
+        self._count_held(job, +1)
+        self._jobs[job.id] = job
+
+    def _forget(self, job_id: str) -> None:
+        if job_id in self._jobs:
+            self._count_held(self._jobs.pop(job_id), -1)
+        self.models.forget(job_id)
+
+    def _count_held(self, job: JobView, sign: int) -> None:
+        """Count a job's slots in or out; those of two that share, with the first by name."""
+        if job.partner is None or job.id < job.partner:
+            for node, slots in job.allocation:
+                self._held[node] += sign * slots
+
     def _share(self, job_id: str, partner: str | None) -> None:
-        self._jobs[job_id] = replace(self._settled(self._jobs[job_id]), partner=partner)
+        self._put(replace(self._settled(self._jobs[job_id]), partner=partner))
 
     def _part(self, job_id: str) -> list[Command]:
         """A job is about to go: whoever shares its slots has them alone from now on."""
@@ -186,13 +212,12 @@ class Engine:
         )
 
     def _release(self, job_id: str) -> None:
-        self._jobs[job_id] = replace(
-            self._settled(self._jobs[job_id]), allocation=(), slots=0, gpu_type=None, partner=None, paused_until_s=0.0
-        )
+        job = self._settled(self._jobs[job_id])
+        self._put(replace(job, allocation=(), slots=0, gpu_type=None, partner=None, paused_until_s=0.0))
 
     def _grant(self, job: JobView, allocation: Allocation, partner: str | None) -> None:
         first = job.started_s is None
-        self._jobs[job.id] = replace(
+        granted = replace(
             self._settled(job),
             allocation=allocation,
             slots=slots_of(allocation),
@@ -202,6 +227,7 @@ class Engine:
             restarts=job.restarts + (not first),
             paused_until_s=self.now_s + job.facts.rescale_s,
         )
+        self._put(granted)
 
     def check(self) -> None:
         """Raise if any invariant is broken: slots granted twice, jobs out of bounds, slots on nodes that are gone."""
@@ -225,6 +251,8 @@ class Engine:
                 raise InvariantBroken(f"job {job.id} has negative service")
         if min(free, default=0) < 0:
             raise InvariantBroken("a slot is granted twice")
+        if free != list(map(sub, self.cluster.node_slots.tolist(), self._held)):
+            raise InvariantBroken("the count of held slots is wrong")
 
 
 def _keeps(job: JobView, plan: Plan, jobs: Mapping[str, JobView]) -> bool:

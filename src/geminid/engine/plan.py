@@ -30,9 +30,11 @@ class Rejected:
     reasons: tuple[str, ...]
 
 
-def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
-    """Place the configurations of a decision around its explicit allocations, and check the whole."""
-    jobs = {job.id: job for job in view.jobs}
+def make_plan(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView]) -> Plan | Rejected:
+    """Place the configurations of a decision around its explicit allocations, and check the whole.
+
+    ``jobs`` are those of the view, by identifier.
+    """
     problems = [f"job {job_id} is not active" for job_id in decision.assignments if job_id not in jobs]
     if decision.wake_at_s is not None and not (
         isinstance(decision.wake_at_s, int | float) and decision.wake_at_s == decision.wake_at_s
@@ -40,6 +42,8 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
         problems.append(f"wake_at_s is {decision.wake_at_s!r}, not a time")
     partners, guests = _partners(decision, problems)
     free = list(view.usable_slots)
+    if decision.others_stay:
+        free = _free_for(decision, view, jobs, problems)
     allocations: dict[str, Allocation] = {}
     wanted: dict[str, Configuration] = {}
     for job_id, assignment in decision.assignments.items():
@@ -60,16 +64,20 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
                     problems.append(f"job {job_id} was given {slots} slots on node {node}")
                 else:
                     free[node] -= slots
-    for node, left in enumerate(free):
-        if left < 0:
-            name = view.cluster.nodes[node].name
-            problems.append(f"node {name} was given out {-left} slots more than it has usable")
+    if min(free, default=0) < 0:
+        problems += [
+            f"node {node.name} was given out {-left} slots more than it has usable"
+            for node, left in zip(view.cluster.nodes, free, strict=True)
+            if left < 0
+        ]
     if problems:
         return Rejected(tuple(problems))
-    current = {job.id: job.allocation for job in view.jobs if job.allocation}
-    placed = place(view.cluster, free, wanted, current)
-    allocations |= placed.allocations
-    unplaced = dict(placed.unplaced)
+    unplaced: dict[str, str] = {}
+    if wanted:
+        current = {job_id: jobs[job_id].allocation for job_id in wanted if jobs[job_id].allocation}
+        placed = place(view.cluster, free, wanted, current)
+        allocations |= placed.allocations
+        unplaced |= placed.unplaced
     for guest, host in guests.items():
         if host in allocations:
             allocations[guest] = allocations[host]
@@ -85,6 +93,23 @@ def make_plan(decision: Decision, view: ClusterView) -> Plan | Rejected:
     if problems:
         return Rejected(tuple(problems))
     return Plan(allocations, unplaced, {job_id: other for job_id, other in partners.items() if job_id in allocations})
+
+
+def _free_for(
+    decision: Decision, view: ClusterView, jobs: Mapping[str, JobView], problems: list[str]
+) -> list[int]:
+    """Slots that a decision may hand out around the jobs it does not name: the free ones and those of whom it names."""
+    free = list(view.free_slots)
+    for job_id in decision.assignments:
+        job = jobs.get(job_id)
+        if job is None or not job.allocation:
+            continue
+        if job.partner is not None and job.partner not in decision.assignments:
+            problems.append(f"job {job_id} shares its slots with {job.partner}, which has to be named too")
+        if job.partner is None or job_id < job.partner:
+            for node, slots in job.allocation:
+                free[node] += slots
+    return free
 
 
 def _partners(decision: Decision, problems: list[str]) -> tuple[dict[str, str], dict[str, str]]:

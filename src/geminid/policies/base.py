@@ -122,13 +122,16 @@ class SharingModel(Protocol):
 class ClusterView:
     """Everything a policy may look at: the time, the cluster, and the active jobs in the order of their arrival.
 
-    ``sharing`` is what is known of jobs on shared slots; without it, no two jobs should share any.
+    ``usable_slots`` are those of every node, none on nodes that are down or drained; ``free_slots`` what nobody holds of
+    them (below zero where jobs still sit on a drained node). ``sharing`` is what is known of jobs on shared slots;
+    without it, no two jobs should share any.
     """
 
     now_s: float
     cluster: Cluster
     jobs: tuple[JobView, ...]
     usable_slots: tuple[int, ...]
+    free_slots: tuple[int, ...]
     oracle: Oracle | None = None
     sharing: SharingModel | None = None
 
@@ -137,7 +140,8 @@ class ClusterView:
 class Decision:
     """What should run: for each job a configuration (the engine places it) or an allocation (the policy has).
 
-    Jobs that are not named get nothing. Two jobs may have the same slots if ``pairs`` names them together and both are
+    Jobs that are not named get nothing, or keep what they have if ``others_stay`` (then a decision costs only what it
+    changes). Two jobs may have the same slots if ``pairs`` names them together and both are
     given the same configuration or allocation; nobody is in two pairs. ``reasons`` may say, for single jobs,
     why. ``wake_at_s`` asks for another decision at that time even if nothing happens until then. ``desired_nodes`` is
     what an autoscaling policy wishes for.
@@ -148,6 +152,7 @@ class Decision:
     wake_at_s: float | None = None
     desired_nodes: int | None = None
     pairs: Sequence[tuple[str, str]] = ()
+    others_stay: bool = False
 
 
 class Policy(ABC):

@@ -92,7 +92,7 @@ def _packed(slots: int, per_node: int) -> Sequence[int]:
 
 
 def _place(view: ClusterView, sizes: dict[str, int]) -> dict[str, Allocation]:
-    free = FreeSlots(view)
+    free = FreeSlots(view, view.usable_slots)
     jobs = {job.id: job for job in view.jobs}
     result: dict[str, Allocation] = {}
     for job in view.jobs:

@@ -10,11 +10,9 @@ from geminid.policies.base import Allocation, ClusterView, JobView
 class FreeSlots:
     """Free slots per node while a policy hands them out. A job's slots are always of one GPU type."""
 
-    def __init__(self, view: ClusterView) -> None:
-        self.per_node = list(view.usable_slots)
-        self.nodes_of_type: dict[str, list[int]] = {}
-        for index, node in enumerate(view.cluster.nodes):
-            self.nodes_of_type.setdefault(node.gpu_type, []).append(index)
+    def __init__(self, view: ClusterView, per_node: Sequence[int]) -> None:
+        self.per_node = list(per_node)
+        self.nodes_of_type = view.cluster.nodes_of_type
 
     def of_type(self, gpu_type: str) -> int:
         """Free slots of one GPU type."""

@@ -35,17 +35,24 @@ class QueuedPolicy(Policy):
         """Grant slots in order, first to those that keep them, then to those that are new."""
         jobs = self.order(view)
         if not self.preempts:
-            jobs = [*(job for job in jobs if job.allocation), *(job for job in jobs if not job.allocation)]
-        granted = _grant(view, jobs, skips=self.skips)
-        return Decision(_place(view, granted), wake_at_s=self.wake_at_s(view, [job for job, _ in granted]))
+            waiting = [job for job in jobs if not job.allocation]
+            if min(view.free_slots, default=0) >= 0:  # nobody has to leave a drained node
+                granted = _grant(view, view.free_slots, waiting, skips=self.skips)
+                return Decision(_place(view, view.free_slots, granted), others_stay=True)
+            jobs = [*(job for job in jobs if job.allocation), *waiting]
+        granted = _grant(view, view.usable_slots, jobs, skips=self.skips)
+        allocations = _place(view, view.usable_slots, granted)
+        return Decision(allocations, wake_at_s=self.wake_at_s(view, [job for job, _ in granted]))
 
 
-def _grant(view: ClusterView, jobs: Sequence[JobView], *, skips: bool) -> list[tuple[JobView, str]]:
+def _grant(
+    view: ClusterView, slots: Sequence[int], jobs: Sequence[JobView], *, skips: bool
+) -> list[tuple[JobView, str]]:
     """Which jobs run, and on which GPU type: the one they are on if it still has room, else the best that has.
 
     These policies know nothing of speeds; like users, they take the dearest type that has room for the better one.
     """
-    free = FreeSlots(view)
+    free = FreeSlots(view, slots)
     left = {gpu_type: free.of_type(gpu_type) for gpu_type in free.nodes_of_type}
     granted: list[tuple[JobView, str]] = []
     for job in jobs:
@@ -64,9 +71,11 @@ def _grant(view: ClusterView, jobs: Sequence[JobView], *, skips: bool) -> list[t
     return granted
 
 
-def _place(view: ClusterView, granted: Sequence[tuple[JobView, str]]) -> dict[str, Allocation]:
+def _place(
+    view: ClusterView, slots: Sequence[int], granted: Sequence[tuple[JobView, str]]
+) -> dict[str, Allocation]:
     """Keep running jobs where they are; place the others, in order, on the emptiest nodes first."""
-    free = FreeSlots(view)
+    free = FreeSlots(view, slots)
     result: dict[str, Allocation] = {}
     for job, gpu_type in granted:
         stays = job.gpu_type == gpu_type and job.slots == job.facts.requested_slots
