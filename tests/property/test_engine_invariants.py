@@ -14,8 +14,10 @@ from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.engine.commands import Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine
-from geminid.engine.events import Completed, Event, Failed, NodeDown, NodeDrained, NodeUp, Submitted, Tick
+from geminid.engine.events import Completed, Event, Failed, NodeDown, NodeDrained, NodeUp, Reported, Submitted, Tick
 from geminid.engine.models import ModelKeeper
+from geminid.goodput.profile import Observation
+from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, Policy
 
 CLUSTER = Cluster.parse("v100:3x4,t4:2x2")
@@ -38,7 +40,8 @@ class Chaotic(Policy):
             if kind == 0:
                 assignments[job.id] = Configuration(gpu_type="v100", nodes=1, slots=int(self.rng.integers(1, 5)))
             elif kind == 1:
-                assignments[job.id] = ((int(self.rng.integers(0, 6)), int(self.rng.integers(0, 6))),)
+                nodes = self.rng.permutation(6)[: self.rng.integers(1, 3)]
+                assignments[job.id] = tuple((int(node), int(self.rng.integers(0, 5))) for node in nodes)
             elif kind == 2 and job.allocation:
                 assignments[job.id] = job.allocation
         pairs: list[tuple[str, str]] = []
@@ -56,7 +59,7 @@ class Chaotic(Policy):
                     taken |= set(pair)
                     valid.append(pair)
             pairs = valid
-        return Decision(assignments, pairs=pairs)
+        return Decision(assignments, pairs=pairs, others_stay=bool(self.rng.random() < 0.5))
 
 
 class AnythingHappens(RuleBasedStateMachine):
@@ -85,12 +88,32 @@ class AnythingHappens(RuleBasedStateMachine):
                 case Share(job_id=job_id, partner=str(partner)):
                     self.partners[job_id] = partner
 
-    @rule(wait=st.floats(0, 100), slots=st.integers(1, 4))
-    def submit(self, wait: float, slots: int) -> None:
+    @rule(
+        wait=st.floats(0, 100),
+        slots=st.integers(1, 4),
+        rigid=st.booleans(),
+        gpu_types=st.sampled_from([None, frozenset({"v100"}), frozenset({"t4"})]),
+    )
+    def submit(self, wait: float, slots: int, rigid: bool, gpu_types: frozenset[str] | None) -> None:
         self.count += 1
         now = self.engine.now_s + wait
-        facts = JobFacts(id=f"j{self.count}", submitted_s=now, requested_slots=slots, max_slots=4)
+        facts = JobFacts(
+            id=f"j{self.count}",
+            submitted_s=now,
+            requested_slots=slots,
+            min_slots=slots if rigid else 1,
+            max_slots=slots if rigid else 8,
+            adaptivity=Adaptivity.RIGID if rigid else Adaptivity.ADAPTIVE,
+            gpu_types=gpu_types,
+        )
         self.feed(Submitted(now, facts))
+
+    @rule(which=st.integers(0, 50), step_s=st.floats(allow_nan=True), slots=st.integers(1, 8))
+    def report(self, which: int, step_s: float, slots: int) -> None:
+        observation = Observation(
+            nodes=1, slots=slots, busiest_node_slots=slots, per_slot_batch=8, accumulation_s=step_s, step_s=step_s
+        )
+        self.feed(Reported(self.engine.now_s, f"j{which}", observation, None))
 
     @rule(wait=st.floats(0, 100))
     def tick(self, wait: float) -> None:

@@ -136,7 +136,9 @@ class Engine:
         view = self.view()
         try:
             decision = self.policy.decide(view)
-            plan = make_plan(decision, view, self._jobs) if isinstance(decision, Decision) else Rejected(("no decision",))
+            plan = (
+                make_plan(decision, view, self._jobs) if isinstance(decision, Decision) else Rejected(("no decision",))
+            )
         except Exception as error:  # a policy may do anything; the cluster must go on
             plan, decision = Rejected((f"{type(error).__name__}: {error}",)), Decision({})
             if self.debug:
@@ -245,6 +247,11 @@ class Engine:
                     raise InvariantBroken(f"job {job.id} holds slots on node {node}, which is down")
             if job.allocation and not job.facts.min_slots <= job.slots <= job.facts.max_slots:
                 raise InvariantBroken(f"job {job.id} holds {job.slots} slots")
+            types = {self.cluster.nodes[node].gpu_type for node, _ in job.allocation}
+            if types and types != {job.gpu_type}:
+                raise InvariantBroken(f"job {job.id} is on {job.gpu_type} but holds slots of {sorted(types)}")
+            if types and job.facts.gpu_types is not None and not types <= job.facts.gpu_types:
+                raise InvariantBroken(f"job {job.id} holds slots of a type that it does not allow")
             if job.slots != slots_of(job.allocation):
                 raise InvariantBroken(f"job {job.id} counts {job.slots} slots but holds {slots_of(job.allocation)}")
             if job.attained_service_gpu_s(self.now_s) < 0:

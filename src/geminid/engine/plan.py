@@ -47,13 +47,17 @@ def make_plan(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView]
     allocations: dict[str, Allocation] = {}
     wanted: dict[str, Configuration] = {}
     for job_id, assignment in decision.assignments.items():
-        if job_id in guests:
+        if job_id in guests or job_id not in jobs:
             continue
         if isinstance(assignment, Configuration):
             if assignment.gpu_type not in view.cluster.type_index:
                 problems.append(f"job {job_id} was given GPU type {assignment.gpu_type}, which the cluster lacks")
             else:
                 wanted[job_id] = assignment
+        elif assignment and assignment is jobs[job_id].allocation:  # checked when the job got it
+            allocations[job_id] = assignment
+            for node, slots in assignment:
+                free[node] -= slots
         elif assignment:
             allocations[job_id] = assignment if len(assignment) == 1 else tuple(sorted(assignment))
             if len({node for node, _ in assignment}) < len(assignment):
@@ -88,16 +92,14 @@ def make_plan(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView]
             if not min(view.sharing.relative_speeds(jobs[host].facts, jobs[guest].facts, gpu_type)) > 0:
                 problems.append(f"jobs {host} and {guest} cannot share slots of type {gpu_type}")
     for job_id, allocation in allocations.items():
-        if allocation != jobs[job_id].allocation:  # what a job has was checked when it got it
+        if allocation != jobs[job_id].allocation:
             problems += _out_of_bounds(jobs[job_id], allocation, view)
     if problems:
         return Rejected(tuple(problems))
     return Plan(allocations, unplaced, {job_id: other for job_id, other in partners.items() if job_id in allocations})
 
 
-def _free_for(
-    decision: Decision, view: ClusterView, jobs: Mapping[str, JobView], problems: list[str]
-) -> list[int]:
+def _free_for(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView], problems: list[str]) -> list[int]:
     """Slots that a decision may hand out around the jobs it does not name: the free ones and those of whom it names."""
     free = list(view.free_slots)
     for job_id in decision.assignments:

@@ -122,8 +122,8 @@ class SharingModel(Protocol):
 class ClusterView:
     """Everything a policy may look at: the time, the cluster, and the active jobs in the order of their arrival.
 
-    ``usable_slots`` are those of every node, none on nodes that are down or drained; ``free_slots`` what nobody holds of
-    them (below zero where jobs still sit on a drained node). ``sharing`` is what is known of jobs on shared slots;
+    ``usable_slots`` are those of every node, none on nodes that are down or drained; ``free_slots`` what nobody holds
+    of them (below zero where jobs still sit on a drained node). ``sharing`` is what is known of jobs on shared slots;
     without it, no two jobs should share any.
     """
 

@@ -71,9 +71,7 @@ def _grant(
     return granted
 
 
-def _place(
-    view: ClusterView, slots: Sequence[int], granted: Sequence[tuple[JobView, str]]
-) -> dict[str, Allocation]:
+def _place(view: ClusterView, slots: Sequence[int], granted: Sequence[tuple[JobView, str]]) -> dict[str, Allocation]:
     """Keep running jobs where they are; place the others, in order, on the emptiest nodes first."""
     free = FreeSlots(view, slots)
     result: dict[str, Allocation] = {}

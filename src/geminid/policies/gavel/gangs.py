@@ -19,7 +19,7 @@ def place_gangs(
 
     Gangs of one size at a time: those that can stay where they were first, then the others.
     """
-    free = FreeSlots(view)
+    free = FreeSlots(view, view.usable_slots)
     for allocation in fixed:
         free.take(allocation)
     before = {job.id: (job.gpu_type, job.allocation) for job in view.jobs if job.allocation}
