@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from geminid.policies.gavel.allox import allox
+from geminid.policies.gavel.auction import hold_auction, themis_auction
 from geminid.policies.gavel.finish_time import finish_time_fairness
+from geminid.policies.gavel.in_order import first_in_first_out, shortest_job_first
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
 from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, agnostic
+from geminid.policies.gavel.random_packing import random_packing
+from geminid.policies.gavel.static import isolated, proportional
 from geminid.policies.gavel.throughput import max_total_throughput
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
 
@@ -152,3 +157,100 @@ def test_hierarchy_of_three_levels() -> None:
     hierarchy = Hierarchy({("p",): Entity(3.0, "fifo")})
     answer = water_filling(problem, hierarchy=hierarchy)
     np.testing.assert_allclose(answer.by_job(problem)[:, 0], [0.5, 0.25, 0.0, 0.25], atol=1e-6)
+
+
+def test_static_shares() -> None:
+    problem = _problem([[1, 1], [1, 0]], [1, 3], gang=[2, 1])
+    # A gang of two has half of the time of one slot; the first type has no room for it, the second none for b.
+    np.testing.assert_allclose(isolated(problem).by_job(problem), [[0, 0.75], [0.25, 0]])
+    np.testing.assert_allclose(proportional(problem).by_job(problem), [[0, 0.75], [0.25, 0]])
+    crowded = _problem([[1, 1]] * 4, [1, 1], gang=[2, 1, 1, 1])
+    np.testing.assert_allclose(proportional(crowded).by_job(crowded)[1:], 0.2)
+
+
+def test_first_in_first_out_takes_the_fastest_free_type_and_waits_for_the_first_in_line() -> None:
+    problem = _problem([[1, 4], [1, 2], [1, 1], [1, 1]], [2, 1], gang=[1, 1, 2, 1], arrived_s=[0, 1, 2, 3])
+    in_turn = first_in_first_out(problem)
+    assert dict(zip(in_turn.combinations, in_turn.fractions.argmax(axis=1).tolist(), strict=True)) == {
+        ("a",): 1,
+        ("b",): 0,
+    }
+    assert first_in_first_out(problem, skip=True).combinations == (("a",), ("b",), ("d",))
+    held = first_in_first_out(problem, held={"c": "type-0"})
+    assert {c[0] for c in held.combinations} == {"a", "c"}
+
+
+def test_first_in_first_out_draws_types_when_unaware_of_speeds() -> None:
+    problem = _problem([[1, 4]] * 4, [4, 4], arrived_s=[0, 1, 2, 3])
+    chosen = {seed: first_in_first_out(problem, aware=False, seed=seed).fractions.tobytes() for seed in range(8)}
+    assert len(set(chosen.values())) > 1
+    assert chosen[0] == first_in_first_out(problem, aware=False, seed=0).fractions.tobytes()
+
+
+@pytest.mark.parametrize(("together", "expected"), [(0.8, {("a", "b")}), (0.7, {("a",)})])
+def test_first_in_first_out_packs_only_what_pays(together: float, expected: set[tuple[str, ...]]) -> None:
+    problem = _problem([[4], [2]], [1], arrived_s=[0, 1])
+    rates = np.zeros((2, 2, 1))
+    rates[0, 1], rates[1, 0] = together * 4, together * 2
+    answer = first_in_first_out(replace(problem, pairs=PairThroughputs((0, 1), rates)))
+    assert set(answer.combinations) == expected
+
+
+def test_shortest_job_first() -> None:
+    problem = _problem([[1, 2]] * 3, [1, 1], steps_left=[9.0, 1.0, 4.0])
+    answer = shortest_job_first(problem)
+    assert dict(zip(answer.combinations, answer.fractions.argmax(axis=1).tolist(), strict=True)) == {
+        ("b",): 1,
+        ("c",): 0,
+    }
+
+
+def test_random_packing_only_under_overload_and_only_what_pays() -> None:
+    rates = np.full((4, 4, 1), 0.6)
+    rates[0, :], rates[:, 0] = 0.3, 0.3  # nobody gains beside a
+    pairs = PairThroughputs((0, 1, 2, 3), rates)
+    alone = _problem([[1]] * 4, [4])
+    assert all(len(c) == 1 for c in random_packing(replace(alone, pairs=pairs)).combinations)
+    crowded = replace(alone, pairs=pairs, slots=np.array([2.0]))
+    tried = [random_packing(crowded, seed=seed) for seed in range(6)]
+    pairs_of = [[c for c in answer.combinations if len(c) == 2] for answer in tried]
+    assert {len(found) for found in pairs_of} == {0, 1}  # a trial with a is in vain
+    assert all("a" not in pair for found in pairs_of for pair in found)
+    for answer in tried:
+        np.testing.assert_allclose(answer.fractions, 2 / len(answer.combinations))
+        if len(answer.combinations) == 3:
+            again = random_packing(crowded, seed=99, held=answer.combinations)
+            assert set(again.combinations) == set(answer.combinations)
+
+
+def test_allox_places_jobs_for_the_least_average_completion() -> None:
+    # Durations: a 1 or 3, b 2 or 3, c 9 or 9 on one slot each. Best: a then b on the first (1 + 3), c
+    # on the second (9).
+    problem = _problem([[1, 1 / 3], [1 / 2, 1 / 3], [1 / 9, 1 / 9]], [1, 1])
+    answer = allox(problem)
+    assert answer.objective == pytest.approx(13.0)
+    assert dict(zip(answer.combinations, answer.fractions.argmax(axis=1).tolist(), strict=True)) == {
+        ("a",): 0,
+        ("c",): 1,
+    }
+    gangs = _problem([[1], [1]], [3], gang=[1, 2])
+    answer = allox(gangs)
+    assert [note.reason for note in answer.notes] == ["gang_not_supported"]
+    assert set(answer.combinations) == {("a",), ("b",)}
+
+
+@pytest.mark.parametrize("bidders", [2, 3, 5])
+def test_equal_linear_bidders_keep_what_the_mechanism_leaves_them(bidders: int) -> None:
+    problem = _problem([[1]] * bidders, [1])
+    award = hold_auction(problem, np.arange(bidders))
+    assert award is not None
+    np.testing.assert_allclose(award.kept, ((bidders - 1) / bidders) ** (bidders - 1), atol=1e-4)
+
+
+def test_the_auction_asks_the_worst_off_and_leaves_nothing_idle() -> None:
+    problem = _problem([[1]] * 5, [1], steps_left=[100.0] * 5, elapsed_s=[0.0, 0.0, 900.0, 0.0, 0.0])
+    answer = themis_auction(problem)
+    np.testing.assert_allclose(answer.by_job(problem)[:, 0], [0, 0, 1, 0, 0], atol=1e-6)
+    both = themis_auction(problem, fairness_knob=0.6).by_job(problem)[:, 0]
+    assert both.sum() == pytest.approx(1.0)
+    assert both.min() > 0.01
