@@ -169,9 +169,9 @@ class Policy(ABC):
     interval_s: float | None = None
     adapts_batch: bool = False
     needs_oracle: ClassVar[bool] = False
-    needs_models: ClassVar[bool] = False
+    needs_models: bool = False
     profiled_defaults: ClassVar[Mapping[str, Any]] = {}
-    brings_profiles: ClassVar[bool] = False
+    brings_profiles: bool = False
 
     @abstractmethod
     def decide(self, view: ClusterView) -> Decision:

@@ -27,6 +27,7 @@ from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, JobFacts, Policy
 from geminid.sim.application import Application
 from geminid.sim.profiles.gavel import ThroughputTable
+from geminid.sim.sharing import ApplicationSharing
 from geminid.sim.simjob import ByIdentity, SimJob, by_identity
 from geminid.sim.tuner import Batch
 from geminid.sim.workload import TraceJob, Workload
@@ -101,7 +102,7 @@ class Simulator:
             policy,
             self.models,
             oracle=_SimOracle(self) if policy.needs_oracle or self.settings.oracle else None,
-            sharing=throughputs,
+            sharing=throughputs or ApplicationSharing(applications),
             debug=self.settings.debug,
         )
         self.result = Result(policy.name, cluster, list(self.jobs.values()))
@@ -373,11 +374,11 @@ class Simulator:
         return self.throughputs.spread(job_type, gpu_type) if spread else job.facts.throughputs[gpu_type]
 
     def _share(self, job: SimJob, partner: str | None) -> None:
-        """Let a job share its slots with a partner (by turns, if nothing is known of the two), or have them alone."""
-        stint, sharing = job.stint, self.engine.sharing
+        """Let a job share its slots with a partner, or have them alone."""
+        stint, sharing, speed = job.stint, self.engine.sharing, 1.0
         assert stint is not None
-        speed = 1.0 if partner is None else 0.5
-        if partner is not None and sharing is not None:
+        assert sharing is not None
+        if partner is not None:
             speed, _ = sharing.relative_speeds(job.facts, self.jobs[partner].facts, stint.gpu_type)
         job.share(self.now_s, partner, speed)
         self._schedule(job)

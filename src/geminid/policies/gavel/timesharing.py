@@ -50,8 +50,6 @@ class TimeSharingPolicy(Policy):
     aware: ClassVar[bool] = True
     packed: ClassVar[bool] = False
     backfill: ClassVar[bool] = True
-    needs_models = True
-    brings_profiles = True
 
     round_s: float = 360.0
     recompute_s: float = 1920.0
@@ -73,6 +71,7 @@ class TimeSharingPolicy(Policy):
 
     def __post_init__(self) -> None:
         self.adapts_batch = self.adaptive
+        self.needs_models = self.brings_profiles = self.aware or self.adaptive
         self._speeds.adaptive = self.adaptive
         self._rng = np.random.default_rng(self.seed)
 
