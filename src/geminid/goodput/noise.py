@@ -51,31 +51,37 @@ class NoiseEstimate:
         """Nothing measured yet, for a model with this many parameter groups."""
         return cls((0.0,) * groups, (0.0,) * groups)
 
-    def observe(self, local: ArrayLike, total: ArrayLike, *, micro_gradients: int, scale: float) -> NoiseEstimate:
+    def observe(
+        self, local: ArrayLike, total: ArrayLike, *, micro_gradients: int, scale: float, steps: float = 1.0
+    ) -> NoiseEstimate:
         """Fold in one step that averaged ``micro_gradients`` ≥ 2 gradients at ``scale`` = M/M0.
 
-        ``local`` and ``total`` hold one squared norm per parameter group. A step with non-finite norms (an
-        overflow under mixed precision) changes nothing.
+        It stands for ``steps`` steps, where only every so many are measured. ``local`` and ``total`` hold one squared
+        norm per parameter group. A step with non-finite norms (an overflow under mixed precision) changes nothing.
         """
         if micro_gradients < 2:
             raise ValueError(f"micro_gradients is {micro_gradients}: comparing norms needs at least 2")
         start = NoiseEstimate.empty(len(self.sqr_sum)) if self.differenced else self
-        return start._fold(local, total, micro_gradients, scale)
+        return start._fold(local, total, micro_gradients, scale, steps)
 
-    def observe_pair(self, previous: ArrayLike, current: ArrayLike, mean: ArrayLike, *, scale: float) -> NoiseEstimate:
+    def observe_pair(
+        self, previous: ArrayLike, current: ArrayLike, mean: ArrayLike, *, scale: float, steps: float = 1.0
+    ) -> NoiseEstimate:
         """Fold in two consecutive single-gradient steps: |g'|², |g|² and |(g' + g)/2|² per parameter group.
 
         Ignored while there is a recent estimate from real micro-gradients.
         """
         if self.weight > 0.0 and not self.differenced:
-            waited = self.initial_steps_without_comparison + scale
+            waited = self.initial_steps_without_comparison + scale * steps
             if not waited >= STALE_AFTER_INITIAL_STEPS:
-                return replace(self, initial_steps_without_comparison=waited) if math.isfinite(scale) else self
-            return NoiseEstimate.empty(len(self.sqr_sum)).observe_pair(previous, current, mean, scale=scale)
+                return replace(self, initial_steps_without_comparison=waited) if math.isfinite(waited) else self
+            return NoiseEstimate.empty(len(self.sqr_sum)).observe_pair(
+                previous, current, mean, scale=scale, steps=steps
+            )
         local = (np.atleast_1d(np.asarray(previous, dtype=float)) + np.atleast_1d(current)) / 2.0
-        return replace(self._fold(local, mean, 2, 2.0 * scale), differenced=True)
+        return replace(self._fold(local, mean, 2, 2.0 * scale, steps), differenced=True)
 
-    def _fold(self, local: ArrayLike, total: ArrayLike, count: int, scale: float) -> NoiseEstimate:
+    def _fold(self, local: ArrayLike, total: ArrayLike, count: int, scale: float, steps: float) -> NoiseEstimate:
         local_, total_ = (
             np.atleast_1d(np.asarray(local, dtype=float)),
             np.atleast_1d(np.asarray(total, dtype=float)),
@@ -88,7 +94,7 @@ class NoiseEstimate:
             return self
         sqr = (count * total_ - local_) / (count - 1)
         var = (local_ - total_) * scale / (count - 1)
-        keep = DECAY_PER_INITIAL_STEP**scale
+        keep = DECAY_PER_INITIAL_STEP ** (scale * steps)
         sqr_sum = keep * np.array(self.sqr_sum) + (1.0 - keep) * sqr
         var_sum = keep * np.array(self.var_sum) + (1.0 - keep) * var
         return replace(

@@ -1,0 +1,223 @@
+"""A worker's end of the line: a thread that keeps in touch with the supervisor while another one trains.
+
+It says hello and goes on saying that the worker lives, takes in orders, and finds its supervisor again after losing
+it. A worker whose supervisor stays away is told to save and stop, so that nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from geminid.train import channel
+from geminid.train.channel import Address, Connection
+from geminid.train.messages import (
+    Form,
+    FromWorker,
+    Heartbeat,
+    Hello,
+    Message,
+    Phase,
+    ProtocolError,
+    Retune,
+    SaveCheckpoint,
+    Stop,
+    Welcome,
+)
+
+#: How long to wait before looking for a lost supervisor again.
+RECONNECT_S = 0.5
+
+#: What is kept for a supervisor that is away; the oldest is dropped first.
+LONGEST_BACKLOG = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a worker is, from its environment."""
+
+    address: Address
+    token: str
+    worker: str
+    job: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> Identity | None:
+        """None where no supervisor started this process."""
+        if channel.CONTROL not in environment:
+            return None
+        missing = [name for name in (channel.TOKEN, channel.WORKER) if not environment.get(name)]
+        if missing:
+            raise ValueError(f"{channel.CONTROL} is set but {missing[0]} is not")
+        return cls(
+            Address.parse(environment[channel.CONTROL]),
+            environment[channel.TOKEN],
+            environment[channel.WORKER],
+            environment.get(channel.JOB, "job"),
+        )
+
+
+class Agent:
+    """Talks with the supervisor. Orders are kept until the training thread looks for them, at the end of a step."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.generation = 0
+        self.step = 0
+        self._phase: Phase = "waiting"
+        self._phase_since_s = monotonic()
+        self._form: Form | None = None
+        self._retune: Retune | None = None
+        self._save = False
+        self._stop: Stop | None = None
+        self._heartbeat_s, self._orphan_s = 0.5, 60.0
+        self._backlog: deque[FromWorker] = deque(maxlen=LONGEST_BACKLOG)
+        self._changed = threading.Condition()
+        self._wake_in, self._wake_out = os.pipe()
+        self._closing = False
+        self._line: Connection | None = None
+        self._thread = threading.Thread(target=self._serve, name="geminid agent", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------ for the training thread
+
+    def enter(self, phase: Phase) -> None:
+        """Say what the training thread is doing from now on."""
+        self._phase, self._phase_since_s = phase, monotonic()
+
+    def send(self, message: FromWorker) -> None:
+        """Send in the background; kept for later while the supervisor is away."""
+        with self._changed:
+            self._backlog.append(message)
+        os.write(self._wake_out, b"\0")
+
+    @property
+    def form(self) -> Form | None:
+        """The newest order to form a generation later than the current one."""
+        form = self._form
+        return form if form is not None and form.generation > self.generation else None
+
+    def wait_for_form(self, timeout_s: float) -> Form | None:
+        """Wait for such an order, or for one to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.form is not None or self._stop is not None, timeout_s)
+        return self.form
+
+    @property
+    def stop(self) -> Stop | None:
+        """The order to stop, if there is one."""
+        return self._stop
+
+    def take_retune(self) -> Retune | None:
+        """The newest order about the batch plan, once."""
+        taken, self._retune = self._retune, None
+        return taken
+
+    def take_save(self) -> bool:
+        """Whether a checkpoint was asked for since the last time."""
+        taken, self._save = self._save, False
+        return taken
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """Send what is left and hang up."""
+        self._closing = True
+        os.write(self._wake_out, b"\0")
+        self._thread.join(timeout_s)
+
+    # ------------------------------------------------------------------------------------ the agent's thread
+
+    def _serve(self) -> None:
+        alone_since_s = monotonic()
+        while not self._closing or (self._backlog and self._line is not None):
+            line = self._line
+            if line is None:
+                if self._connect():
+                    continue
+                if monotonic() - alone_since_s > self._orphan_s:
+                    self._take(Stop(save=True))
+                select.select([self._wake_in], [], [], RECONNECT_S)
+                self._drain()
+                continue
+            alone_since_s = monotonic()
+            try:
+                self._converse(line)
+            except (OSError, EOFError, ProtocolError):
+                self._hang_up()
+        self._hang_up()
+
+    def _connect(self) -> bool:
+        try:
+            line = Connection(self.identity.address.connect(channel.SEND_PATIENCE_S))
+        except OSError:
+            return False
+        self._line = line
+        try:
+            line.send(
+                Hello(
+                    token=self.identity.token,
+                    worker=self.identity.worker,
+                    pid=os.getpid(),
+                    generation=self.generation,
+                )
+            )
+        except OSError:
+            self._hang_up()
+            return False
+        return True
+
+    def _converse(self, line: Connection) -> None:
+        """Send what there is, then listen until the next heartbeat is due."""
+        while self._backlog:
+            line.send(self._backlog[0])
+            with self._changed:
+                self._backlog.popleft()
+        if self._closing:
+            return
+        line.send(
+            Heartbeat(
+                generation=self.generation,
+                step=self.step,
+                phase=self._phase,
+                phase_s=monotonic() - self._phase_since_s,
+            )
+        )
+        due = monotonic() + self._heartbeat_s
+        while (left := due - monotonic()) > 0:
+            readable, _, _ = select.select([line.fileno(), self._wake_in], [], [], left)
+            if line.fileno() in readable:
+                for message in line.receive():
+                    self._take(message)
+            if self._wake_in in readable:
+                self._drain()
+                return
+
+    def _drain(self) -> None:
+        os.read(self._wake_in, 4096)
+
+    def _take(self, message: Message) -> None:
+        with self._changed:
+            match message:
+                case Welcome():
+                    self._heartbeat_s, self._orphan_s = message.heartbeat_s, message.orphan_s
+                case Form():
+                    if self._form is None or message.generation > self._form.generation:
+                        self._form = message
+                case Retune():
+                    self._retune = message
+                case SaveCheckpoint():
+                    self._save = True
+                case Stop():
+                    self._stop = message
+                case _:
+                    raise ProtocolError(f"a supervisor does not say {type(message).__name__}")
+            self._changed.notify_all()
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line = None

@@ -1,0 +1,145 @@
+"""The line between a job's supervisor and its workers: JSON lines over a socket that only they can open.
+
+An address is ``unix:`` and a path (the file is open to its owner only) or ``tcp:host:port`` on a loopback address. The
+first line on a connection must be a ``Hello`` with the job's token; whoever says anything else is cut off.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from geminid.train.messages import (
+    LONGEST_LINE_BYTES,
+    PROTOCOL_VERSION,
+    Hello,
+    Message,
+    ProtocolError,
+    decode,
+    encode,
+)
+
+#: Environment of a worker process.
+CONTROL, TOKEN, WORKER, JOB = "GEMINID_CONTROL", "GEMINID_TOKEN", "GEMINID_WORKER", "GEMINID_JOB"
+CHECKPOINTS, REPORTS, OPTIONS = "GEMINID_CHECKPOINTS", "GEMINID_REPORTS", "GEMINID_OPTIONS"
+
+#: How long a peer that takes nothing more is waited for before it counts as gone.
+SEND_PATIENCE_S = 5.0
+
+#: Unix socket paths are limited to 107 bytes on Linux.
+LONGEST_SOCKET_PATH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a supervisor listens."""
+
+    path: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        """Read ``unix:/path`` or ``tcp:host:port``."""
+        scheme, _, rest = text.partition(":")
+        if scheme == "unix" and rest.startswith("/"):
+            return cls(path=rest)
+        host, _, port = rest.rpartition(":")
+        if scheme == "tcp" and host and port.isdigit():
+            return cls(host=host, port=int(port))
+        raise ValueError(f"{CONTROL} is {text!r}: it must be unix:/path or tcp:host:port")
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path is not None else f"tcp:{self.host}:{self.port}"
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connected socket."""
+        if self.path is not None:
+            made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            made.settimeout(timeout_s)
+            try:
+                made.connect(self.path)
+            except BaseException:
+                made.close()
+                raise
+            return made
+        return socket.create_connection((self.host, self.port), timeout=timeout_s)
+
+    def listen(self) -> tuple[socket.socket, Address]:
+        """A listening socket, and its address with the port that the system chose."""
+        if self.path is None:
+            made = socket.create_server((self.host, self.port), backlog=64)
+            host, port = made.getsockname()[:2]
+            return made, Address(host=host, port=port)
+        if len(os.fsencode(self.path)) > LONGEST_SOCKET_PATH:
+            raise ValueError(f"the socket path {self.path} is longer than {LONGEST_SOCKET_PATH} bytes")
+        Path(self.path).unlink(missing_ok=True)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        before = os.umask(0o177)
+        try:
+            made.bind(self.path)
+        finally:
+            os.umask(before)
+        made.listen(64)
+        return made, self
+
+
+class Connection:
+    """One end of a connection: whole messages in and out. Receiving never blocks; sending gives up after a while."""
+
+    def __init__(self, opened: socket.socket) -> None:
+        self._socket = opened
+        self._socket.settimeout(SEND_PATIENCE_S)
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the peer is gone, or does not take it.
+        """
+        self._socket.sendall(encode(message))
+
+    def receive(self) -> list[Message]:
+        """All whole messages that have arrived. Call it when the socket is readable.
+
+        Raises:
+            EOFError: the peer closed the connection.
+            OSError: the connection broke.
+            ProtocolError: what arrived is not a message.
+        """
+        chunk = self._socket.recv(1 << 16)
+        if not chunk:
+            raise EOFError("the connection was closed")
+        self._buffer += chunk
+        *lines, rest = self._buffer.split(b"\n")
+        if len(rest) > LONGEST_LINE_BYTES:
+            raise ProtocolError(f"a line is longer than {LONGEST_LINE_BYTES} bytes")
+        self._buffer = bytearray(rest)
+        return [decode(bytes(line)) for line in lines]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+
+def admitted(message: Message, token: str) -> Hello:
+    """The greeting, if it is one and carries the right token.
+
+    Raises:
+        ProtocolError: it is not.
+    """
+    if not isinstance(message, Hello):
+        raise ProtocolError("the first message was not a hello")
+    if not hmac.compare_digest(message.token.encode(), token.encode()):
+        raise ProtocolError("the token is wrong")
+    if message.version != PROTOCOL_VERSION:
+        raise ProtocolError(f"the worker speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
+    return message

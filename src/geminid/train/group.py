@@ -1,0 +1,218 @@
+"""Who belongs to a job's group of workers, and when to form it anew: decisions only, no process and no socket.
+
+A worker belongs to one slot for life. Things that happen go in (slots are wanted, a worker is ready, joined, lost its
+peers, is gone), and what must be done comes out. A *generation* is one formation of the group; everything that changes
+the membership makes a new one. The rules:
+
+- Newcomers are started at once but join only when all of them are warm, so training never waits for a start.
+- Whoever has to go, goes at once, without waiting for newcomers; unless nobody would be left who has the state: then
+  newcomers first join, and the others leave after that.
+- If a member dies, the others form the next generation from what they have in memory. If none is left, new workers
+  begin from the last checkpoint, all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from geminid.train.messages import Form, Plan
+
+
+class Standing(StrEnum):
+    """What a worker is to its group."""
+
+    STARTING = "starting"
+    READY = "ready"
+    MEMBER = "member"
+    LEAVING = "leaving"
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a process for this worker on this slot."""
+
+    worker: str
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndWorker:
+    """End this worker's process: it has nothing that anybody needs."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send this worker its place in a new generation (or that it has none)."""
+
+    worker: str
+    form: Form
+
+
+Action = StartWorker | EndWorker | Tell
+
+
+@dataclass(slots=True)
+class _Worker:
+    slot: str
+    standing: Standing = Standing.STARTING
+    lost: bool = False
+
+
+class ElasticGroup:
+    """The membership of one job's workers. Every method returns what must now be done, in order."""
+
+    def __init__(self, rendezvous_prefix: str) -> None:
+        self.generation = 0
+        self.members: tuple[str, ...] = ()
+        self.plan: Plan | None = None
+        self._prefix = rendezvous_prefix
+        self._wanted: tuple[str, ...] = ()
+        self._workers: dict[str, _Worker] = {}
+        self._joined: set[str] = set()
+        self._broken = False
+        self._started = 0
+
+    @property
+    def formed(self) -> bool:
+        """Whether the newest generation is complete and training."""
+        return bool(self.members) and not self._broken and self._joined >= set(self.members)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the group is formed, on exactly the slots that are wanted."""
+        return self.formed and {self._workers[worker].slot for worker in self.members} == set(self._wanted)
+
+    def standing(self, worker: str) -> Standing | None:
+        """What a worker is to the group; None if it is none of its."""
+        known = self._workers.get(worker)
+        return known.standing if known is not None else None
+
+    def slot(self, worker: str) -> str:
+        """The slot that a worker runs on."""
+        return self._workers[worker].slot
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """All workers that are not gone."""
+        return tuple(self._workers)
+
+    def want(self, slots: Sequence[str], plan: Plan | None = None) -> list[Action]:
+        """The job is to run on these slots (with this batch plan, if any is given)."""
+        if len(set(slots)) != len(slots):
+            raise ValueError(f"a slot is named twice in {', '.join(slots)}")
+        self._wanted, self.plan = tuple(slots), plan
+        return self._settle()
+
+    def ready(self, worker: str) -> list[Action]:
+        """A worker is warm and waits to be told its place."""
+        known = self._workers.get(worker)
+        if known is not None and known.standing is Standing.STARTING:
+            known.standing = Standing.READY
+        return self._settle()
+
+    def joined(self, worker: str, generation: int) -> list[Action]:
+        """A worker has joined a generation."""
+        if generation != self.generation or worker not in self.members:
+            return []
+        self._joined.add(worker)
+        self._workers[worker].lost = False
+        return self._settle()
+
+    def lost(self, worker: str, generation: int) -> list[Action]:
+        """A member's peers stopped answering. When all who live say so, they form the next generation."""
+        if generation != self.generation or worker not in self.members:
+            return []
+        self._workers[worker].lost = True
+        alive = self._alive()
+        if all(self._workers[member].lost for member in alive):
+            self._broken = True
+        return self._settle()
+
+    def silent(self) -> list[str]:
+        """Members that have not noticed what a peer of theirs has: that the group is broken."""
+        alive = self._alive()
+        if not any(self._workers[member].lost for member in alive):
+            return []
+        return [member for member in alive if not self._workers[member].lost]
+
+    def gone(self, worker: str) -> list[Action]:
+        """A worker's process has ended."""
+        known = self._workers.pop(worker, None)
+        if known is not None and worker in self.members:
+            self._broken = True
+        return self._settle()
+
+    def adopt(self, worker: str, slot: str, *, member: bool) -> None:
+        """Take over a worker that an earlier supervisor started."""
+        self._workers[worker] = _Worker(slot, Standing.MEMBER if member else Standing.STARTING)
+        self._started = max(self._started, _number(worker))
+
+    def resume(self, generation: int, members: Sequence[str], wanted: Sequence[str]) -> None:
+        """Take over a group that an earlier supervisor formed; its members still train."""
+        self.generation, self.members, self._wanted = generation, tuple(members), tuple(wanted)
+        self._joined = set(members)
+
+    def _alive(self) -> list[str]:
+        return [member for member in self.members if member in self._workers]
+
+    def _settle(self) -> list[Action]:
+        """Whatever has to be done now to come closer to what is wanted."""
+        actions: list[Action] = []
+        for worker, known in self._workers.items():
+            if known.standing in (Standing.STARTING, Standing.READY) and known.slot not in self._wanted:
+                known.standing = Standing.LEAVING
+                actions.append(EndWorker(worker))
+        taken = {known.slot for known in self._workers.values() if known.standing is not Standing.LEAVING}
+        for slot in self._wanted:
+            if slot not in taken:
+                self._started += 1
+                worker = f"w{self._started}"
+                self._workers[worker] = _Worker(slot)
+                actions.append(StartWorker(worker, slot))
+        if self.formed or self._broken or not self.members:
+            actions += self._form(self._next_members())
+        return actions
+
+    def _next_members(self) -> list[str]:
+        """Who forms the next generation now; nobody if there is none to form."""
+        alive = self._alive()
+        staying = [member for member in alive if self._workers[member].slot in self._wanted]
+        warm = [worker for worker, known in self._workers.items() if known.standing is Standing.READY]
+        all_warm = len(staying) + len(warm) == len(self._wanted)
+        if not alive:
+            return warm if all_warm else []
+        if self._broken:
+            return (staying or alive) + warm
+        if not staying:  # somebody has to hand the state over first
+            return alive + warm if all_warm and warm else []
+        if len(staying) < len(alive):
+            return staying + warm
+        return staying + warm if all_warm and warm else []
+
+    def _form(self, members: Sequence[str]) -> list[Action]:
+        """A new generation of these members; whoever was one and is not among them leaves."""
+        if not members:
+            return []
+        leaving = [member for member in self._alive() if member not in members]
+        self.generation += 1
+        self.members, self._joined, self._broken = tuple(members), set(), False
+        for member in members:
+            self._workers[member].standing, self._workers[member].lost = Standing.MEMBER, False
+        for worker in leaving:
+            self._workers[worker].standing = Standing.LEAVING
+        form = Form(
+            generation=self.generation,
+            members=self.members,
+            rendezvous=f"{self._prefix}{self.generation}",
+            plan=self.plan,
+        )
+        return [Tell(worker, form) for worker in (*members, *leaving)]
+
+
+def _number(worker: str) -> int:
+    digits = worker.removeprefix("w")
+    return int(digits) if digits.isdigit() else 0

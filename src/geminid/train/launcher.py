@@ -1,0 +1,146 @@
+"""Starting worker processes, and watching processes that may not be our own children.
+
+Commands run without a shell, each in a session of its own, so that a worker and whatever it started can be ended
+together. A process is watched through a file descriptor (pidfd) that becomes readable when it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to run: a command (never a shell line), its whole environment, its folder, and where its output goes."""
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    log: Path
+
+
+class WorkerProcess(Protocol):
+    """A process that is watched."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, which is also that of its session and process group."""
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+
+    def exit_code(self) -> int | None:
+        """The exit code once it has ended (negative: the signal that ended it); None while it runs."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and everything in its session's process group."""
+
+    def close(self) -> None:
+        """Give back what watching takes."""
+
+
+class Launcher(Protocol):
+    """Something that starts processes."""
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a process."""
+
+    def close(self) -> None:
+        """No more will be started."""
+
+
+class _Watched:
+    """A process with a pidfd."""
+
+    #: What is said of a process that nobody here may ask for its exit code.
+    UNKNOWN_CODE = 255
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = os.pidfd_open(pid)
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    def ended(self) -> bool:
+        """Whether the process has ended."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def exit_code(self) -> int | None:
+        return self.UNKNOWN_CODE if self.ended() else None
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+    def close(self) -> None:
+        os.close(self._pidfd)
+
+
+class AdoptedProcess(_Watched):
+    """A process that somebody else started; its exit code stays unknown."""
+
+
+class ChildProcess(_Watched):
+    """A process that we started."""
+
+    def __init__(self, child: subprocess.Popen[bytes]) -> None:
+        super().__init__(child.pid)
+        self._child = child
+
+    def exit_code(self) -> int | None:
+        """The exit code, if it has ended."""
+        return self._child.poll()
+
+
+class PlainLauncher:
+    """Starts every process afresh."""
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a process whose output is appended to its log."""
+        with launch.log.open("ab") as log:
+            child = subprocess.Popen(
+                list(launch.command),
+                env=dict(launch.environment),
+                cwd=launch.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return ChildProcess(child)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+def started_at(pid: int) -> int | None:
+    """When a process started, in ticks since boot: with its id, that names it for good. None if there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+            return f"was ended by {name}" + (" (out of memory, perhaps)" if name == "SIGKILL" else "")
+    return f"ended with exit code {code}"
+
+
+def python_command(command: Sequence[str]) -> bool:
+    """Whether a command runs a Python script (which a warm process can do as well)."""
+    return len(command) >= 2 and Path(command[0]).name.startswith("python") and command[1].endswith(".py")

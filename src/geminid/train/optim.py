@@ -1,0 +1,153 @@
+"""The user's optimiser, loss scaler and learning-rate schedule, made to keep step with batch plans.
+
+They stay the user's own objects; only what their methods do changes, on these very objects:
+
+- ``optimizer.step()`` does nothing in passes that only accumulate, and uses learning rates scaled for the batch size;
+- ``scaler.unscale_()``, ``.step()`` and ``.update()`` do nothing in those passes either;
+- ``lr_scheduler.step()`` takes as many steps as samples have gone by for: one per initial batch where it is called in
+  the loop over batches, one per pass over the data where it is called outside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+#: Optimisers that divide gradients by a running estimate of their scale.
+ADAM_LIKE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lamb", "Lion", "Adafactor")
+
+
+def rule_for(optimizer: Optimizer) -> str:
+    """The learning-rate rule that goes with an optimiser: AdaScale for SGD, AdamScale for Adam and its kin."""
+    name = type(optimizer).__name__
+    if name == "SGD":
+        return "adascale"
+    return "adamscale" if name in ADAM_LIKE else "square_root"
+
+
+class OptimizerSteps:
+    """Decides what a call of ``optimizer.step()`` does."""
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        may_step: Callable[[], bool],
+        on_step: Callable[[], None],
+    ) -> None:
+        self._optimizer = optimizer
+        self._may_step, self._on_step = may_step, on_step
+        self._step = optimizer.step
+        self.factors: Sequence[float] = [1.0] * len(optimizer.param_groups)
+        steps = self
+
+        @functools.wraps(getattr(self._step, "__func__", self._step))
+        def step(optimizer: Optimizer, closure: Any = None) -> None:
+            if closure is not None:
+                raise ValueError("optimizer.step(closure) is not supported: closures run the model several times")
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+            steps.step()
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
+
+    def step(self) -> None:
+        """Step, if this is the time for it, with scaled learning rates."""
+        if not self._may_step():
+            return
+        groups = self._optimizer.param_groups
+        if all(factor == 1.0 for factor in self.factors):
+            self._step()
+        else:
+            own = [group["lr"] for group in groups]
+            for group, lr, factor in zip(groups, own, self.factors, strict=True):
+                group["lr"] = lr * factor
+            try:
+                self._step()
+            finally:
+                for group, lr in zip(groups, own, strict=True):
+                    group["lr"] = lr
+        self._on_step()
+
+
+class ScalerSteps:
+    """Keeps a ``GradScaler`` quiet in passes that only accumulate."""
+
+    def __init__(self, scaler: Any, *, may_step: Callable[[], bool]) -> None:
+        self._scaler = scaler
+        unscale, step, update = scaler.unscale_, scaler.step, scaler.update
+
+        def quiet(method: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(method)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return method(*args, **kwargs) if may_step() else None
+
+            return call
+
+        scaler.unscale_, scaler.step, scaler.update = quiet(unscale), quiet(step), quiet(update)
+
+    def scale(self) -> Tensor | None:
+        """The loss scale, on its device; None while there is none."""
+        scaler = self._scaler
+        if not scaler.is_enabled() or scaler._scale is None:
+            return None
+        scale: Tensor = scaler._scale
+        return scale
+
+
+class ScheduleSteps:
+    """Advances a schedule by samples, whoever calls it how often."""
+
+    def __init__(
+        self,
+        scheduler: LRScheduler | ReduceLROnPlateau,
+        *,
+        in_loop: Callable[[], bool],
+        batches_done: Callable[[], float],
+        epochs_done: Callable[[], float],
+    ) -> None:
+        self.taken = 0
+        inner = scheduler.step
+
+        @functools.wraps(inner)
+        def step(*args: Any, **kwargs: Any) -> None:
+            if args or kwargs:  # a metric, or an epoch of the user's own choice: nothing to count
+                inner(*args, **kwargs)
+                return
+            due = int((batches_done() if in_loop() else epochs_done()) + 1e-6)
+            while self.taken < due:
+                inner()  # type: ignore[call-arg]
+                self.taken += 1
+
+        scheduler.step = step  # type: ignore[method-assign]
+
+
+def check_model(model: torch.nn.Module) -> None:
+    """Refuse models that do for themselves what we do for them, or that we cannot spread.
+
+    Raises:
+        TypeError, ValueError: with one sentence that says what to pass instead.
+    """
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel | torch.nn.DataParallel):
+        raise TypeError(f"the model is wrapped in {type(model).__name__}: pass the plain module")
+    kinds = {type(module).__name__ for module in model.modules()}
+    if any(kind.startswith("FSDP") or kind == "FullyShardedDataParallel" for kind in kinds) or any(
+        type(parameter).__name__ == "DTensor" for parameter in model.parameters()
+    ):
+        raise TypeError("the model is sharded (FSDP): only models that fit on one slot are supported")
+    if any(getattr(module, "sparse", False) for module in model.modules()):
+        raise ValueError("an embedding of the model has sparse=True: sparse gradients are not supported")
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        raise ValueError("the model's parameters are on several devices: one slot is one device")
+
+
+def has_batch_norm(model: torch.nn.Module) -> bool:
+    """Whether the model's results depend on the per-slot batch."""
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())

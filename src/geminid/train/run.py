@@ -1,0 +1,323 @@
+"""What a training script uses: ``geminid.init()``, and the ``Run`` that it returns.
+
+    import geminid
+
+    run = geminid.init()
+    model, optimizer, loader = run.prepare(model, optimizer, loader, max_batch_size=4096)
+    for epoch in run.epochs(90):
+        for x, y in loader:
+            ...  # as it was
+
+Under a plain ``python`` this trains in one process. Under a scheduler the same script becomes one of several workers,
+whose number changes while it runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.learning_rate import RULES
+from geminid.train import channel, messages
+from geminid.train.agent import Agent, Identity
+from geminid.train.optim import check_model, rule_for
+from geminid.train.session import STOPPED_EXIT_CODE, Session, Settings, Unit
+
+#: What a supervisor may override, as a job file names it.
+OPTIONS = ("initial_batch_size", "max_batch_size", "min_per_slot_batch", "max_per_slot_batch", "scaling_rule")
+
+
+def init(
+    *,
+    seed: int = 0,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every_s: float = 60.0,
+    keep_checkpoints: int = 3,
+) -> Run:
+    """Begin a run: call this first.
+
+    Args:
+        seed: Of the order of the data, and of what datasets draw at random.
+        checkpoint_dir: Where to keep checkpoints when no scheduler says where; without, a plain run keeps none.
+        checkpoint_every_s: How often to write one. It is written in the background.
+        keep_checkpoints: How many of them to keep.
+    """
+    if not checkpoint_every_s > 0:
+        raise ValueError(f"checkpoint_every_s is {checkpoint_every_s}: it must be a positive number of seconds")
+    if keep_checkpoints < 1:
+        raise ValueError(f"keep_checkpoints is {keep_checkpoints}: it must be at least 1")
+    environment = os.environ
+    identity = Identity.from_environment(environment)
+    environment.pop(channel.TOKEN, None)  # not for the processes that this one starts
+    folder = environment.get(channel.CHECKPOINTS) or checkpoint_dir
+    reports = environment.get(channel.REPORTS)
+    return Run(
+        agent=Agent(identity) if identity is not None else None,
+        settings=Settings(seed=seed, checkpoint_every_s=checkpoint_every_s, keep_checkpoints=keep_checkpoints),
+        checkpoints=Path(folder) if folder else None,
+        reports=Path(reports) if reports else None,
+        options=_options(environment.get(channel.OPTIONS)),
+    )
+
+
+def _options(text: str | None) -> dict[str, Any]:
+    options = json.loads(text) if text else {}
+    unknown = set(options) - set(OPTIONS)
+    if unknown:
+        raise ValueError(f"{channel.OPTIONS} has {min(unknown)!r}: known are {', '.join(OPTIONS)}")
+    return {name: value for name, value in options.items() if value is not None}
+
+
+class ElasticLoader:
+    """Stands in for the user's loader: hands this worker its part of every step."""
+
+    def __init__(self, loader: DataLoader[Any], session: Session, initial_batch: int) -> None:
+        self._loader, self._session = loader, session
+        self.dataset = loader.dataset
+        self.batch_size = initial_batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches that are left of this epoch, for this worker."""
+        return self._session.batches()
+
+    def __len__(self) -> int:
+        """Steps of an epoch at the initial batch size: what schedules are made for."""
+        return len(self._loader)
+
+    @property
+    def step_samples(self) -> int:
+        """Samples that all workers together process in the step under way."""
+        return self._session.step_samples
+
+
+class Run:
+    """One training run; made by ``geminid.init``."""
+
+    def __init__(
+        self,
+        *,
+        agent: Agent | None,
+        settings: Settings,
+        checkpoints: Path | None,
+        reports: Path | None,
+        options: dict[str, Any],
+    ) -> None:
+        self._agent, self._settings, self._options = agent, settings, options
+        self._checkpoints, self._reports = checkpoints, reports
+        self._session: Session | None = None
+        self._user_state: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
+        self._terminated = False
+        if agent is not None:
+            _tell_of_failure(agent)
+            atexit.register(agent.close)
+        if (agent is not None or checkpoints is not None) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def prepare(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loader: DataLoader[Any],
+        *,
+        max_batch_size: int | None = None,
+        min_per_slot_batch: int = 1,
+        max_per_slot_batch: int | None = None,
+        scaler: Any = None,
+        lr_scheduler: Any = None,
+        scaling_rule: str = "auto",
+        warmup_epochs: float = 0.0,
+    ) -> tuple[nn.Module, Optimizer, ElasticLoader]:
+        """Make a model, its optimiser and its loader elastic. Call it once, with the model on its device.
+
+        The loader's batch size is the initial total batch size M0, which the learning rate was chosen for.
+
+        Args:
+            model: A plain module: not wrapped for distribution, not sharded.
+            optimizer: Its optimiser. ``step(closure)`` is not supported.
+            loader: The training data: map-style with any sampler but a batch sampler, or iterable.
+            max_batch_size: How far the total batch may grow; without, it stays as it is.
+            min_per_slot_batch: The smallest batch for one slot.
+            max_per_slot_batch: The largest that fits in a slot's memory; without, the loader's batch size.
+            scaler: The ``GradScaler``, if there is one.
+            lr_scheduler: The learning-rate schedule, if there is one. It advances by samples; keep calling its
+                ``step()`` where you do, every batch or every epoch.
+            scaling_rule: How the learning rate follows the batch size: ``adascale``, ``adamscale``, ``linear``,
+                ``square_root``, ``legw``, ``none``, or ``auto`` (by the optimiser).
+            warmup_epochs: LEGW's warm-up at the initial batch size.
+
+        Returns:
+            The same model and optimiser, and the loader to use instead.
+        """
+        if self._session is not None:
+            raise RuntimeError("run.prepare() was called before: a run has one model, optimizer and loader")
+        check_model(model)
+        rule = self._options.get("scaling_rule", scaling_rule)
+        rule = rule_for(optimizer) if rule == "auto" else rule
+        if rule not in RULES:
+            raise ValueError(f"scaling_rule is {rule!r}: it must be one of auto, {', '.join(RULES)}")
+        limits = self._limits(loader, max_batch_size, min_per_slot_batch, max_per_slot_batch)
+        self._settings.scaling_rule, self._settings.warmup_epochs = rule, warmup_epochs
+        self._session = Session(
+            model,
+            optimizer,
+            loader,
+            limits=limits,
+            settings=self._settings,
+            agent=self._agent,
+            checkpoints=self._checkpoints,
+            reports=self._reports,
+            scaler=scaler,
+            lr_scheduler=lr_scheduler,
+        )
+        return model, optimizer, ElasticLoader(loader, self._session, limits.initial)
+
+    def _limits(
+        self, loader: DataLoader[Any], largest: int | None, smallest_per_slot: int, largest_per_slot: int | None
+    ) -> BatchLimits:
+        own = self._options
+        if not isinstance(loader, DataLoader):
+            raise TypeError(f"the loader must be a torch.utils.data.DataLoader, not a {type(loader).__name__}")
+        initial = own.get("initial_batch_size", loader.batch_size)
+        if initial is None:
+            raise ValueError("the loader has no batch_size: it must have one, which the learning rate was chosen for")
+        largest = own.get("max_batch_size", largest)
+        largest = initial if largest is None else largest
+        smallest_per_slot = own.get("min_per_slot_batch", smallest_per_slot)
+        largest_per_slot = own.get("max_per_slot_batch", largest_per_slot)
+        if largest < initial:
+            raise ValueError(f"max_batch_size is {largest}: it must be at least the loader's batch_size, {initial}")
+        return BatchLimits(
+            initial=initial,
+            largest=largest,
+            smallest_per_slot=smallest_per_slot,
+            largest_per_slot=max(initial, smallest_per_slot) if largest_per_slot is None else largest_per_slot,
+        )
+
+    def epochs(self, count: int, *, by: Unit = "samples") -> Iterator[int]:
+        """The numbers of the epochs that are left: use it as ``for epoch in run.epochs(90)``.
+
+        With ``by="samples"`` an epoch is one pass over the data, and there are ``count`` of them, whatever the batch
+        size. With ``by="progress"`` training ends when it has made the progress of ``count`` passes at the initial
+        batch size, which takes more samples where batches are larger; the last pass then ends early.
+        """
+        session = self._prepared()
+        if count < 0:
+            raise ValueError(f"the number of epochs is {count}: it must not be negative")
+        if by not in ("samples", "progress"):
+            raise ValueError(f"by is {by!r}: it must be 'samples' or 'progress'")
+        session.settings.unit = by
+        session.user_state, session.metrics, session.terminated = self._user_state, self._metrics, self._terminated
+        session.begin(count)
+        while not session.work_is_done:
+            epoch = session.position.epoch
+            yield epoch
+            session.epoch_done(epoch)
+        session.finish()
+
+    def report(self, **metrics: Any) -> None:
+        """Tell the scheduler (or the report file) how training goes: numbers or scalar tensors, such as ``loss=``.
+
+        Cheap: only the newest values are kept, and looked at about once a second.
+        """
+        self._metrics.update(
+            {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
+        )
+
+    def state(self, name: str, value: Any) -> Any:
+        """Keep further state over rescales and restarts, and return it. Call it before the loop over epochs.
+
+        ``value`` has ``state_dict`` and ``load_state_dict``, or is a dict or list of plain values, which is changed in
+        place when it is restored.
+        """
+        if not (hasattr(value, "load_state_dict") or isinstance(value, dict | list)):
+            raise TypeError(f"the state {name!r} is a {type(value).__name__}: it needs a state_dict, or must be a dict")
+        if name in self._user_state:
+            raise ValueError(f"the state {name!r} was given before")
+        self._user_state[name] = value
+        return value
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is the first worker: the one to print, evaluate and save."""
+        return self._session is None or self._session.rank == 0
+
+    @property
+    def rank(self) -> int:
+        """This worker's number among the workers; it may change at a rescale."""
+        return self._session.rank if self._session is not None else 0
+
+    @property
+    def size(self) -> int:
+        """How many workers there are; it may change at a rescale."""
+        return self._session.size if self._session is not None else 1
+
+    @property
+    def device(self) -> torch.device:
+        """Where to put the model and the batches."""
+        return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+
+    @property
+    def step(self) -> int:
+        """Optimiser steps taken so far."""
+        return self._session.position.step if self._session is not None else 0
+
+    @property
+    def progress(self) -> float:
+        """Useful samples so far."""
+        return self._session.position.progress if self._session is not None else 0.0
+
+    @property
+    def batch_plan(self) -> messages.Plan:
+        """The batch plan in use."""
+        return self._prepared().plan
+
+    @property
+    def learning_rate_factors(self) -> list[float]:
+        """What the learning rate of each parameter group is multiplied by at the batch size in use."""
+        return self._prepared().learning_rate_factors
+
+    @property
+    def noise_scale(self) -> float | None:
+        """The gradient noise scale in samples; None while unknown."""
+        session = self._prepared()
+        return session.noise.stats().noise_scale(session.limits.initial) if session.noise.known else None
+
+    def _prepared(self) -> Session:
+        if self._session is None:
+            raise RuntimeError("run.prepare() has not been called")
+        return self._session
+
+    def _on_sigterm(self, number: int, frame: Any) -> None:
+        """Save and stop at the next boundary; at once if training has not begun."""
+        self._terminated = True
+        if self._session is not None and self._session.training:
+            self._session.terminated = True
+        else:
+            raise SystemExit(STOPPED_EXIT_CODE)
+
+
+def _tell_of_failure(agent: Agent) -> None:
+    """Have an exception that ends the script told to the supervisor, besides the usual traceback."""
+    usual = sys.excepthook
+
+    def hook(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+        lines = str(problem).strip().splitlines()
+        agent.send(messages.Failed(reason=f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__))
+        usual(kind, problem, trace)
+
+    sys.excepthook = hook

@@ -1,0 +1,683 @@
+"""One job's supervisor: starts its workers as processes, tells them their places, and gets them over failures.
+
+    spec = JobSpec(command=("python", "train.py"), folder=Path("jobs/17"))
+    with Supervisor(spec, on_event=print) as job:
+        job.resize(["cpu0"])
+        job.resize(["cpu0", "cpu1"])          # live: the first worker keeps its process and its state
+        job.wait(lambda status: status.phase.over)
+
+Everything happens in one thread of the supervisor's own; the methods may be called from any thread and return at once,
+except ``wait``. ``on_event`` is called in the supervisor's thread and must not block. Nobody outlives the ``with``
+block, unless ``detach`` was called: then the workers train on, and another supervisor with ``adopt=True`` takes over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import selectors
+import signal
+import socket
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from types import TracebackType
+from typing import Any, Self
+
+from geminid.train import channel, messages
+from geminid.train.channel import Address, Connection
+from geminid.train.group import Action as GroupAction
+from geminid.train.group import ElasticGroup, EndWorker, Standing, StartWorker, Tell
+from geminid.train.jobevents import (
+    CheckpointWritten,
+    FirstStepDone,
+    GroupFormed,
+    JobEnded,
+    JobEvent,
+    JobPhase,
+    JobStatus,
+    Reported,
+    WorkerEnded,
+    WorkerStarted,
+    WorkerStatus,
+)
+from geminid.train.launcher import (
+    AdoptedProcess,
+    Launch,
+    Launcher,
+    PlainLauncher,
+    WorkerProcess,
+    how_it_ended,
+    started_at,
+)
+from geminid.train.messages import FromSupervisor, Message, Plan, ProtocolError
+
+#: How often the clock is looked at.
+TICK_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the supervisor waits for what, in seconds.
+
+    ``heartbeat`` is how often workers say that they live, ``hang`` how long they may be silent before they are ended,
+    ``stall`` how long a worker may compute while its peers wait for it, ``form`` how long forming a group may take
+    (after that, whoever has not joined is ended), ``grace`` how long a worker has to save and stop, and ``orphan`` how
+    long workers train on without a supervisor before they save and stop.
+    """
+
+    heartbeat: float = 0.5
+    hang: float = 10.0
+    stall: float = 900.0
+    form: float = 60.0
+    grace: float = 30.0
+    orphan: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a job runs. ``folder`` is the supervisor's: sockets, rendezvous, checkpoints and logs are kept there.
+
+    ``working_folder`` is where the command runs (default: ``folder``). ``slot_environment`` is what a worker needs to
+    use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of
+    ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``.
+    A job fails for good when workers fail more than ``most_failures`` times without any progress in between.
+    """
+
+    command: tuple[str, ...]
+    folder: Path
+    name: str = "job"
+    working_folder: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    slot_environment: Callable[[str], Mapping[str, str]] = lambda slot: {}
+    options: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: Path | None = None
+    most_failures: int = 3
+    patience: Patience = Patience()
+
+
+@dataclass(slots=True)
+class _Known:
+    """A worker's process, its line, and what it last said."""
+
+    process: WorkerProcess
+    slot: str
+    line: Connection | None = None
+    generation: int = 0
+    heard_at_s: float = 0.0
+    phase: str = "starting"
+    phase_s: float = 0.0
+    finished: bool = False
+    last_words: str = ""
+    ending: str = ""
+    kill_at_s: float | None = None
+
+
+class Supervisor:
+    """One job and its workers; see the module."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        *,
+        on_event: Callable[[JobEvent], None] = lambda event: None,
+        launcher: Launcher | None = None,
+        adopt: bool = False,
+    ) -> None:
+        self.spec = spec
+        self._on_event = on_event
+        self._launcher = launcher if launcher is not None else PlainLauncher()
+        self._folder = spec.folder.absolute()
+        self._checkpoints = (spec.checkpoints or self._folder / "checkpoints").absolute()
+        for made in (self._folder, self._checkpoints, self._folder / "rendezvous", self._folder / "logs"):
+            made.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._group = ElasticGroup(f"file:{self._folder}/rendezvous/")
+        self._workers: dict[str, _Known] = {}
+        self._strangers: dict[Connection, float] = {}
+        self._joined: dict[str, messages.Joined] = {}
+        self._first_steps: dict[str, float] = {}
+        self._forming_since_s = 0.0
+        self._finished_generation: int | None = None
+        self._phase, self._reason, self._failures = JobPhase.IDLE, "", 0
+        self._ready: messages.Ready | None = None
+        self._progress: messages.Progress | None = None
+        self._checkpoint: messages.Checkpointed | None = None
+        self._best_samples = -1
+        self._lost_since_s: float | None = None
+        self._detached = False
+        self._token = secrets.token_hex(32)
+        if adopt:
+            self._load()
+        self._listener, self._address = Address(path=str(self._folder / "control")).listen()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._selector = selectors.DefaultSelector()
+        self._changed = threading.Condition()
+        self._status = JobStatus(phase=self._phase)
+        self._thread = threading.Thread(target=self._serve, name=f"supervisor of {spec.name}", daemon=True)
+
+    # ------------------------------------------------------------------------------------------- for the user
+
+    def __enter__(self) -> Self:
+        """Begin to supervise."""
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End all workers at once, unless the job is over or detached."""
+        self.kill()
+        self._thread.join()
+
+    @property
+    def status(self) -> JobStatus:
+        """The job as it is now."""
+        with self._changed:
+            return self._status
+
+    def resize(self, slots: Sequence[str], plan: Plan | None = None) -> None:
+        """Have the job run on these slots: live if it is running, from its last checkpoint if it is not.
+
+        Raises:
+            ValueError: the slots are none, or more than the job's largest batch can be divided over.
+        """
+        if not slots:
+            raise ValueError("a job cannot run on no slots: stop it instead")
+        ready = self.status.ready
+        if ready is not None and len(slots) * ready.smallest_per_slot > ready.largest_batch:
+            raise ValueError(
+                f"{len(slots)} slots are too many: each needs at least {ready.smallest_per_slot} samples of a batch, "
+                f"which has at most {ready.largest_batch}"
+            )
+        self._do(lambda: self._resize(tuple(slots), plan))
+
+    def retune(self, plan: Plan | None) -> None:
+        """Have the job train with this batch plan; with None, have it choose for itself again."""
+        self._do(lambda: self._tell_members(messages.Retune(plan=plan)))
+
+    def checkpoint(self) -> None:
+        """Have the job write a checkpoint now."""
+        self._do(lambda: self._tell_members(messages.SaveCheckpoint()))
+
+    def stop(self, *, save: bool = True) -> None:
+        """Have the workers save and end; whoever has not after the grace period is ended."""
+        self._do(lambda: self._stop(save))
+
+    def kill(self) -> None:
+        """End all workers now."""
+        self._do(self._kill)
+
+    def detach(self) -> None:
+        """Stop supervising and leave the workers alone; they look for a new supervisor at the same address."""
+        self._do(self._detach)
+        self._thread.join()
+
+    def wait(self, reached: Callable[[JobStatus], bool], timeout_s: float = 60.0) -> JobStatus:
+        """Wait until the status is such, or the job is over; the status then.
+
+        Raises:
+            TimeoutError: it did not happen in time.
+        """
+        deadline = monotonic() + timeout_s
+        with self._changed:
+            while not (reached(self._status) or self._status.phase.over):
+                if not self._changed.wait(deadline - monotonic()):
+                    raise TimeoutError(f"{self.spec.name} was still {self._status.phase} after {timeout_s:g} s")
+            return self._status
+
+    # ------------------------------------------------------------------------------------------- the thread
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"\0")
+
+    def _serve(self) -> None:
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._wake)
+        for worker, known in self._workers.items():
+            self._watch(worker, known)
+        try:
+            while not ((self._phase.over and not self._workers) or self._detached):
+                for key, _ in self._selector.select(TICK_S):
+                    key.data()
+                while self._commands:
+                    self._commands.popleft()()
+                self._tick()
+                self._publish()
+        except BaseException as problem:
+            self._phase, self._reason = JobPhase.FAILED, f"the supervisor failed: {problem!r}"
+            for known in self._workers.values():
+                known.process.signal(signal.SIGKILL)
+            self._publish()
+            raise
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for known in self._workers.values():
+            if known.line is not None:
+                known.line.close()
+            known.process.close()
+        for line in self._strangers:
+            line.close()
+        self._selector.close()
+        self._listener.close()
+        self._wake_in.close()
+        self._wake_out.close()
+        if not self._detached:
+            Path(str(self._address.path)).unlink(missing_ok=True)
+
+    def _wake(self) -> None:
+        self._wake_in.recv(4096)
+
+    def _emit(self, event: JobEvent) -> None:
+        self._on_event(event)
+
+    def _publish(self) -> None:
+        group = self._group
+        status = JobStatus(
+            phase=self._phase,
+            generation=group.generation,
+            slots=tuple(self._workers[member].slot for member in group.members if member in self._workers),
+            settled=group.settled and self._phase is JobPhase.RUNNING,
+            workers=tuple(
+                WorkerStatus(
+                    worker, known.slot, known.process.pid, str(group.standing(worker) or "ending"), known.phase
+                )
+                for worker, known in self._workers.items()
+            ),
+            ready=self._ready,
+            progress=self._progress,
+            checkpoint=self._checkpoint,
+            plan=self._progress.plan if self._progress is not None else None,
+            failures=self._failures,
+            reason=self._reason,
+        )
+        with self._changed:
+            if status != self._status:
+                self._status = status
+                self._changed.notify_all()
+
+    # ------------------------------------------------------------------------------------------- commands
+
+    def _resize(self, slots: tuple[str, ...], plan: Plan | None) -> None:
+        if self._phase.over or self._phase is JobPhase.STOPPING:
+            return
+        if self._phase is JobPhase.IDLE:
+            self._phase = JobPhase.STARTING
+        self._carry_out(self._group.want(slots, plan))
+
+    def _stop(self, save: bool) -> None:
+        if self._phase.over:
+            return
+        self._phase = JobPhase.STOPPING
+        deadline = monotonic() + self.spec.patience.grace
+        for worker, known in self._workers.items():
+            known.ending = known.ending or "was told to stop"
+            known.kill_at_s = deadline
+            if known.line is None or self._group.standing(worker) not in (Standing.MEMBER, Standing.LEAVING):
+                known.process.signal(signal.SIGTERM)
+            else:
+                self._send(worker, messages.Stop(save=save))
+        self._check_over()
+
+    def _kill(self) -> None:
+        if self._phase.over:
+            return
+        self._phase = JobPhase.STOPPING
+        for worker in self._workers:
+            self._end(worker, "was ended")
+        self._check_over()
+
+    def _detach(self) -> None:
+        self._save()
+        self._detached = True
+
+    def _tell_members(self, message: FromSupervisor) -> None:
+        for worker in self._group.members:
+            self._send(worker, message)
+
+    def _carry_out(self, actions: Sequence[GroupAction]) -> None:
+        if self._finished_generation is not None:
+            return
+        for action in actions:
+            match action:
+                case StartWorker(worker, slot):
+                    self._start(worker, slot)
+                case EndWorker(worker):
+                    self._end(worker, "was not needed any more")
+                case Tell(worker, form):
+                    self._joined, self._first_steps, self._forming_since_s = {}, {}, monotonic()
+                    if worker not in form.members and worker in self._workers:
+                        self._workers[worker].ending = "left"
+                        self._workers[worker].kill_at_s = monotonic() + self.spec.patience.form
+                    self._send(worker, form)
+        if actions:
+            self._save()
+
+    # ------------------------------------------------------------------------------------------- processes
+
+    def _start(self, worker: str, slot: str) -> None:
+        environment = {
+            **self.spec.environment,
+            **self.spec.slot_environment(slot),
+            channel.CONTROL: str(self._address),
+            channel.TOKEN: self._token,
+            channel.WORKER: worker,
+            channel.JOB: self.spec.name,
+            channel.CHECKPOINTS: str(self._checkpoints),
+            channel.OPTIONS: json.dumps(dict(self.spec.options)),
+        }
+        log = self._folder / "logs" / f"{worker}.log"
+        launch = Launch(self.spec.command, environment, self.spec.working_folder or self._folder, log)
+        try:
+            process = self._launcher.start(launch)
+        except OSError as problem:
+            self._fail(f"{self.spec.command[0]} could not be started: {problem.strerror or problem}")
+            return
+        known = self._workers[worker] = _Known(process, slot, heard_at_s=monotonic())
+        self._watch(worker, known)
+        self._emit(WorkerStarted(worker, slot, process.pid))
+
+    def _watch(self, worker: str, known: _Known) -> None:
+        self._selector.register(known.process, selectors.EVENT_READ, lambda: self._ended(worker))
+
+    def _end(self, worker: str, why: str) -> None:
+        known = self._workers.get(worker)
+        if known is not None:
+            known.ending = known.ending or why
+            known.process.signal(signal.SIGKILL)
+
+    def _ended(self, worker: str) -> None:
+        known = self._workers[worker]
+        code = known.process.exit_code()
+        if code is None:
+            return
+        if known.line is not None:
+            self._hear(worker)  # its last words may still be on the line
+        del self._workers[worker]
+        self._selector.unregister(known.process)
+        known.process.signal(signal.SIGKILL)  # whatever it started ends with it
+        known.process.close()
+        self._drop_line(known)
+        done = known.finished and code in (
+            0,
+            -signal.SIGABRT,
+        )  # PyTorch may abort at its end: no harm done
+        expected = bool(known.ending) or done
+        reason = known.last_words or known.ending or ("finished" if expected else how_it_ended(code))
+        self._emit(WorkerEnded(worker, known.slot, reason, expected))
+        if not expected and not self._phase.over and self._phase is not JobPhase.STOPPING:
+            self._count_failure(f"worker {worker} on {known.slot} {_failed(known, code)}")
+        self._joined.pop(worker, None)
+        if done:
+            self._finished_generation = known.generation
+            self._check_over()
+        elif not self._phase.over:
+            if self._phase is not JobPhase.STOPPING:
+                self._carry_out(self._group.gone(worker))
+            self._check_over()
+
+    def _count_failure(self, reason: str) -> None:
+        samples = self._progress.samples if self._progress is not None else -1
+        self._failures = 1 if samples > self._best_samples else self._failures + 1
+        self._best_samples = max(samples, self._best_samples)
+        self._reason = reason
+        if self._failures > self.spec.most_failures:
+            self._fail(f"{reason}; {self._failures} failures without progress in between")
+        elif self._phase is JobPhase.RUNNING:
+            self._phase = JobPhase.RECOVERING
+
+    def _fail(self, reason: str) -> None:
+        self._phase, self._reason = JobPhase.FAILED, reason
+        for worker in self._workers:
+            self._end(worker, "was ended because the job failed")
+        self._emit(JobEnded(self._phase, reason))
+
+    def _check_over(self) -> None:
+        if self._phase.over:
+            return
+        if self._finished_generation is not None:
+            left = [worker for worker, known in self._workers.items() if known.generation == self._finished_generation]
+            for worker in self._workers:
+                if worker not in left:
+                    self._end(worker, "was not needed any more")
+            if not left:
+                self._phase, self._reason = JobPhase.FINISHED, ""
+                self._emit(JobEnded(self._phase, "finished"))
+        elif self._phase is JobPhase.STOPPING and not self._workers:
+            self._phase = JobPhase.STOPPED
+            self._emit(JobEnded(self._phase, "stopped"))
+
+    # ------------------------------------------------------------------------------------------- the lines
+
+    def _accept(self) -> None:
+        opened, _ = self._listener.accept()
+        line = Connection(opened)
+        self._strangers[line] = monotonic()
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._greet(line))
+
+    def _greet(self, line: Connection) -> None:
+        """Let a worker in that says who it is and knows the token; cut everybody else off."""
+        del self._strangers[line]
+        self._selector.unregister(line)
+        try:
+            heard = line.receive()
+            if not heard:
+                raise ProtocolError("the first line is too long")
+            first, *others = heard
+            hello = channel.admitted(first, self._token)
+            known = self._workers.get(hello.worker)
+            if known is None:
+                raise ProtocolError(f"there is no worker {hello.worker!r}")
+            line.send(messages.Welcome(heartbeat_s=self.spec.patience.heartbeat, orphan_s=self.spec.patience.orphan))
+        except (ProtocolError, EOFError, OSError) as problem:
+            print(f"geminid: {self.spec.name}: a connection was refused: {problem}", file=sys.stderr)
+            line.close()
+            return
+        self._drop_line(known)
+        known.line, known.heard_at_s = line, monotonic()
+        worker = hello.worker
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(worker))
+        for message in others:
+            self._listen_to(worker, known, message)
+
+    def _hear(self, worker: str) -> None:
+        known = self._workers.get(worker)
+        if known is None or known.line is None:
+            return
+        try:
+            heard = known.line.receive()
+        except (EOFError, OSError):
+            self._drop_line(known)
+            return
+        except ProtocolError as problem:
+            known.last_words = f"spoke nonsense: {problem}"
+            self._drop_line(known)
+            known.process.signal(signal.SIGKILL)
+            return
+        known.heard_at_s = monotonic()
+        for message in heard:
+            self._listen_to(worker, known, message)
+
+    def _listen_to(self, worker: str, known: _Known, message: Message) -> None:
+        match message:
+            case messages.Heartbeat():
+                known.phase, known.phase_s = message.phase, message.phase_s
+            case messages.Ready():
+                self._ready = message
+                self._carry_out(self._group.ready(worker))
+            case messages.Joined():
+                self._on_joined(worker, message)
+            case messages.FirstStep():
+                self._on_first_step(worker, message)
+            case messages.Lost():
+                self._lost_since_s = self._lost_since_s or monotonic()
+                self._phase = JobPhase.RECOVERING if self._phase is JobPhase.RUNNING else self._phase
+                self._carry_out(self._group.lost(worker, message.generation))
+            case messages.Leaving():
+                known.ending = known.ending or "left"
+            case messages.Progress():
+                self._progress = message
+                self._emit(Reported(message))
+            case messages.Checkpointed():
+                self._checkpoint = message
+                self._emit(CheckpointWritten(message))
+            case messages.Finished():
+                known.finished = True
+            case messages.Failed():
+                known.last_words = message.reason
+            case _:
+                known.last_words = f"said what only a supervisor may say: {type(message).__name__}"
+                known.process.signal(signal.SIGKILL)
+
+    def _on_joined(self, worker: str, message: messages.Joined) -> None:
+        self._workers[worker].generation = message.generation
+        if message.generation != self._group.generation:
+            return
+        self._joined[worker] = message
+        if set(self._joined) >= set(self._group.members):
+            self._lost_since_s = None
+            self._formed([self._joined[member] for member in self._group.members])
+        self._carry_out(self._group.joined(worker, message.generation))
+
+    def _formed(self, joined: Sequence[messages.Joined]) -> None:
+        stopped = [one.stopped_at_s for one in joined if one.stopped_at_s is not None]
+        stopped_at_s = min(stopped) if stopped else None
+        resumed_at_s = max(one.resumed_at_s for one in joined)
+        if self._phase in (JobPhase.STARTING, JobPhase.RECOVERING):
+            self._phase, self._reason = JobPhase.RUNNING, ""
+        slots = tuple(self._group.slot(member) for member in self._group.members)
+        self._emit(
+            GroupFormed(
+                generation=joined[0].generation,
+                slots=slots,
+                step=joined[0].step,
+                pause_s=resumed_at_s - stopped_at_s if stopped_at_s is not None else None,
+                restored=joined[0].restored,
+                stopped_at_s=stopped_at_s,
+                resumed_at_s=resumed_at_s,
+            )
+        )
+
+    def _on_first_step(self, worker: str, message: messages.FirstStep) -> None:
+        if message.generation != self._group.generation:
+            return
+        self._first_steps[worker] = message.ended_at_s
+        if set(self._first_steps) >= set(self._group.members):
+            self._emit(FirstStepDone(message.generation, max(self._first_steps.values())))
+
+    def _send(self, worker: str, message: FromSupervisor) -> None:
+        """Send, if there is a line; a worker without one is either starting or about to be found dead."""
+        known = self._workers.get(worker)
+        if known is None or known.line is None:
+            return
+        try:
+            known.line.send(message)
+        except OSError:
+            self._drop_line(known)
+
+    def _drop_line(self, known: _Known) -> None:
+        if known.line is not None:
+            self._selector.unregister(known.line)
+            known.line.close()
+            known.line = None
+
+    # ------------------------------------------------------------------------------------------- the clock
+
+    def _tick(self) -> None:
+        """End whoever has been silent, stuck or lingering for too long."""
+        now, patience = monotonic(), self.spec.patience
+        for line, since in list(self._strangers.items()):
+            if now - since > patience.hang:
+                del self._strangers[line]
+                self._selector.unregister(line)
+                line.close()
+        for worker, known in list(self._workers.items()):
+            standing = self._group.standing(worker)
+            if known.kill_at_s is not None and now > known.kill_at_s:
+                self._end(worker, "did not stop in time")
+            elif known.phase != "starting" and now - known.heard_at_s > patience.hang and not known.finished:
+                known.last_words = known.last_words or f"hung: it was silent for {patience.hang:g} s"
+                known.process.signal(signal.SIGKILL)
+            elif standing is Standing.MEMBER and known.phase == "training" and known.phase_s > patience.stall:
+                waiting = [
+                    other
+                    for other in self._group.members
+                    if other in self._workers and self._workers[other].phase == "synchronising"
+                ]
+                if waiting:
+                    known.last_words = f"hung: its peers have waited for it for {patience.stall:g} s"
+                    known.process.signal(signal.SIGKILL)
+        if self._phase.over or self._phase is JobPhase.STOPPING:
+            return
+        late = []
+        if self._group.members and not self._group.formed and now - self._forming_since_s > patience.form:
+            forming = [member for member in self._group.members if member in self._workers]
+            if any(self._workers[member].phase == "forming" for member in forming):
+                late = [member for member in forming if self._workers[member].phase != "forming"]
+                late = [member for member in late if member not in self._joined]
+        if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
+            late += self._group.silent()
+        for worker in late:
+            self._workers[worker].last_words = "hung: it did not join its peers"
+            self._workers[worker].process.signal(signal.SIGKILL)
+        if late:
+            self._lost_since_s = None
+
+    # ------------------------------------------------------------------------------------------- taking over
+
+    def _save(self) -> None:
+        """Write down what another supervisor needs to take over: readable by the owner only, whole or not at all."""
+        document = {
+            "token": self._token,
+            "generation": self._group.generation,
+            "members": self._group.members,
+            "slots": [self._group.slot(worker) for worker in self._group.members if self._group.standing(worker)],
+            "workers": {
+                worker: {
+                    "slot": known.slot,
+                    "pid": known.process.pid,
+                    "started_at": started_at(known.process.pid),
+                    "standing": str(self._group.standing(worker) or "leaving"),
+                }
+                for worker, known in self._workers.items()
+            },
+        }
+        made = self._folder / "supervisor.json.new"
+        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(document, file)
+        made.replace(self._folder / "supervisor.json")
+
+    def _load(self) -> None:
+        """Take over what an earlier supervisor left: its token, its group, and those of its workers that still live."""
+        saved = self._folder / "supervisor.json"
+        if not saved.exists():
+            return
+        document = json.loads(saved.read_text(encoding="utf-8"))
+        self._token = document["token"]
+        for worker, entry in document["workers"].items():
+            started = started_at(entry["pid"])
+            if started is None or started != entry["started_at"]:
+                continue
+            with contextlib.suppress(ProcessLookupError):
+                process = AdoptedProcess(entry["pid"])
+                self._workers[worker] = _Known(process, entry["slot"], heard_at_s=monotonic(), phase="adopted")
+                self._group.adopt(worker, entry["slot"], member=entry["standing"] == Standing.MEMBER)
+        alive = [member for member in document["members"] if member in self._workers]
+        self._group.resume(document["generation"], document["members"], document["slots"])
+        if alive:
+            self._phase = JobPhase.RUNNING
+
+
+def _failed(known: _Known, code: int) -> str:
+    """How a worker failed, in its own words if it had any."""
+    return f"failed: {known.last_words}" if known.last_words else how_it_ended(code)

@@ -1,0 +1,186 @@
+"""Choose a job's batch plan while it trains, from the step times and the gradient noise that it measures itself.
+
+The leader does this, now and then, in a thread of its own: fitting a model takes a few milliseconds, which training
+should not wait for.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from geminid.goodput.batchplan import BatchLimits, best_plan, evaluate, untuned_plan, worth_retuning
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.fit import ThroughputFit, fit
+from geminid.goodput.profile import Observation, Profile
+from geminid.train.messages import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Mean times of some steps with one plan on one number of slots; None where no step was timed."""
+
+    steps: int = 0
+    accumulation_s: float | None = None
+    step_s: float | None = None
+
+
+class StepClock:
+    """Collects the times of passes and steps until they are reported."""
+
+    #: The first steps after a change (another plan, another group) are slow for reasons of their own.
+    WARM_UP_STEPS = 2
+
+    def __init__(self) -> None:
+        self._skip = self.WARM_UP_STEPS
+        self._clear()
+
+    def _clear(self) -> None:
+        self._accumulation_s, self._accumulations = 0.0, 0
+        self._step_s, self._computing_s, self._steps = 0.0, 0.0, 0
+
+    def restart(self) -> None:
+        """Something changed: what was measured is reported no more, and the next steps are not measured."""
+        self._skip = self.WARM_UP_STEPS
+        self._clear()
+
+    def add_accumulation(self, seconds: float) -> None:
+        """A pass without synchronisation took this long."""
+        if not self._skip:
+            self._accumulation_s += seconds
+            self._accumulations += 1
+
+    def add_step(self, seconds: float, sync_s: float) -> None:
+        """The last pass of a step took this long, with so much of it spent waiting for the others."""
+        if self._skip:
+            self._skip -= 1
+            if not self._skip:
+                self._clear()
+            return
+        self._step_s += seconds
+        self._computing_s += seconds - sync_s
+        self._steps += 1
+
+    @property
+    def mean_step_s(self) -> float:
+        """How long the last pass of a step takes."""
+        return self._step_s / self._steps if self._steps else 0.0
+
+    def take(self) -> StepTimes:
+        """What was collected, once. Where no pass only accumulated, what a step computes stands for one."""
+        if not self._steps:
+            return StepTimes()
+        if self._accumulations:
+            accumulation_s = self._accumulation_s / self._accumulations
+        else:
+            accumulation_s = self._computing_s / self._steps
+        taken = StepTimes(self._steps, accumulation_s, self._step_s / self._steps)
+        self._clear()
+        return taken
+
+
+class Tuner:
+    """Knows what a job measured, and the plan that would be best."""
+
+    def __init__(self, limits: BatchLimits, *, round_down: bool = False) -> None:
+        self.limits = limits
+        self.pinned: Plan | None = None
+        self._round_down = round_down
+        self._profile = Profile()
+        self._fit: ThroughputFit | None = None
+        self._thread: threading.Thread | None = None
+        self._proposal: tuple[int, Plan] | None = None
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether there is anything to choose."""
+        return self.limits.largest > self.limits.initial
+
+    def observe(self, size: int, plan: Plan, times: StepTimes) -> None:
+        """Take in step times on ``size`` slots (of one node)."""
+        if times.accumulation_s is None or times.step_s is None:
+            return
+        self._profile = self._profile.record(
+            Observation(
+                nodes=1,
+                slots=size,
+                per_slot_batch=plan.per_slot_batch,
+                accumulation_s=times.accumulation_s,
+                step_s=times.step_s,
+                busiest_node_slots=size,
+                reports=1,
+            )
+        )
+
+    def first_plan(self, size: int, gradient: GradientStats) -> Plan:
+        """The plan to begin with on this many slots.
+
+        Raises:
+            ValueError: the limits leave none.
+        """
+        if self.pinned is not None:
+            return self.pinned
+        if self.adaptive and self._fit is None and self._profile.observations:
+            self._fit = fit(self._profile)
+        if self.adaptive and self._fit is not None:
+            best = best_plan(self._fit, gradient, self.limits, nodes=1, slots=size)
+            if best.goodput > 0.0:
+                return self._rounded(Plan(best.per_slot_batch, best.accumulation_steps), size)
+        found = untuned_plan(self.limits, size)
+        if found is None:
+            raise ValueError(
+                f"{size} slots are too many: each needs at least {self.limits.smallest_per_slot} samples of a batch, "
+                f"which has at most {self.limits.largest}"
+            )
+        return Plan(*found)
+
+    def consider(self, size: int, current: Plan, gradient: GradientStats) -> None:
+        """Fit and look for a better plan, in the background; ``proposal`` has it later."""
+        if not self.adaptive or self.pinned is not None or (self._thread is not None and self._thread.is_alive()):
+            return
+        profile = self._profile
+        if not profile.observations:
+            return
+        self._thread = threading.Thread(
+            target=self._consider, args=(profile, size, current, gradient), name="geminid tuner", daemon=True
+        )
+        self._thread.start()
+
+    def _consider(self, profile: Profile, size: int, current: Plan, gradient: GradientStats) -> None:
+        fitted = self._fit = fit(profile, previous=self._fit)
+        best = best_plan(fitted, gradient, self.limits, nodes=1, slots=size)
+        now = evaluate(
+            fitted,
+            gradient,
+            self.limits,
+            nodes=1,
+            slots=size,
+            per_slot_batch=current.per_slot_batch,
+            accumulation_steps=current.accumulation_steps,
+        )
+        if worth_retuning(now, best):
+            self._proposal = (size, self._rounded(Plan(best.per_slot_batch, best.accumulation_steps), size))
+
+    def proposal(self, size: int) -> Plan | None:
+        """A plan that is worth changing to, if one was found for this many slots; once."""
+        taken, self._proposal = self._proposal, None
+        return taken[1] if taken is not None and taken[0] == size else None
+
+    def _rounded(self, plan: Plan, size: int) -> Plan:
+        """Compiled models are compiled again for every batch size: use powers of two only."""
+        if not self._round_down:
+            return plan
+        smaller = 1 << (plan.per_slot_batch.bit_length() - 1)
+        total = size * smaller * (plan.accumulation_steps + 1)
+        if smaller < self.limits.smallest_per_slot or total < self.limits.initial:
+            return plan
+        return Plan(smaller, plan.accumulation_steps)
+
+    def state(self) -> dict[str, Any]:
+        """What to keep over a restart."""
+        return {"observations": [asdict(seen) for seen in self._profile.observations]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up what was kept."""
+        self._profile = Profile.of(Observation(**seen) for seen in state["observations"])

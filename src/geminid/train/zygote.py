@@ -1,0 +1,205 @@
+"""A warm process that worker processes are forked from: PyTorch is imported once, not by every worker.
+
+Only Python scripts for the same interpreter can be started this way; everything else is started afresh. The warm
+process never touches a GPU: CUDA does not survive a fork, and is initialised by each worker for itself.
+
+    with Zygote() as launcher:
+        Supervisor(spec, launcher=launcher)
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, python_command
+
+
+class Zygote:
+    """Starts worker processes by forking a warm one; may be shared by several supervisors."""
+
+    def __init__(self) -> None:
+        self._plain = PlainLauncher()
+        self._lock = threading.Lock()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "geminid.train.zygote", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._line = ours.makefile("rw", encoding="utf-8")
+        ours.close()
+
+    def __enter__(self) -> Self:
+        """Nothing more is needed: the process warms up by itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the warm process."""
+        self.close()
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Fork a worker, if the command is a Python script for this interpreter; otherwise start it afresh."""
+        program = shutil.which(launch.command[0])
+        if not python_command(launch.command) or program is None or not os.path.samefile(program, sys.executable):
+            return self._plain.start(launch)
+        answer = self._ask(
+            {
+                "start": {
+                    "command": list(launch.command),
+                    "environment": dict(launch.environment),
+                    "folder": str(launch.folder),
+                    "log": str(launch.log),
+                }
+            }
+        )
+        return ForkedProcess(int(answer["pid"]), self)
+
+    def exit_code(self, pid: int) -> int:
+        """The exit code of a worker that has ended."""
+        return int(self._ask({"wait": pid})["code"])
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            try:
+                self._line.write(json.dumps(request) + "\n")
+                self._line.flush()
+                line = self._line.readline()
+            except (OSError, ValueError):
+                line = ""
+        if not line:
+            raise OSError("the process that workers are forked from is gone")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def close(self) -> None:
+        """End the warm process; workers stay as they are."""
+        with contextlib.suppress(OSError):
+            self._line.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5.0)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class ForkedProcess(_Watched):
+    """A worker that was forked from the warm process, which alone can ask for its exit code."""
+
+    def __init__(self, pid: int, zygote: Zygote) -> None:
+        super().__init__(pid)
+        self._zygote = zygote
+        self._code: int | None = None
+
+    def exit_code(self) -> int | None:
+        """The exit code, if it has ended."""
+        if self._code is None and self.ended():
+            try:
+                self._code = self._zygote.exit_code(self.pid)
+            except OSError:
+                self._code = self.UNKNOWN_CODE
+        return self._code
+
+
+def serve(line: socket.socket) -> None:
+    """Import what workers need, then fork one for every request until the other side hangs up."""
+    import torch
+
+    import geminid.train.run  # noqa: F401
+
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimiser imports half of PyTorch
+    gc.collect()
+    gc.freeze()
+    with line, line.makefile("rw", encoding="utf-8") as file:
+        for text in file:
+            request = json.loads(text)
+            if "start" in request:
+                pid = os.fork()
+                if pid == 0:
+                    _become(request["start"], line.fileno())
+                answer = {"pid": pid}
+            else:
+                _, status = os.waitpid(request["wait"], 0)
+                answer = {"code": os.waitstatus_to_exitcode(status)}
+            file.write(json.dumps(answer) + "\n")
+            file.flush()
+
+
+def _become(start: dict[str, Any], line: int) -> NoReturn:
+    """Be the worker, in a session of its own, as if the command had been started afresh."""
+    code = 1
+    try:
+        os.close(line)
+        os.setsid()
+        os.chdir(start["folder"])
+        log = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        before = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
+        os.environ.clear()
+        os.environ.update(start["environment"])
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in before]
+        script = start["command"][1]
+        sys.argv = start["command"][1:]
+        sys.path[:0] = [str(Path(script).absolute().parent), *own]
+        random.seed()
+        _use_threads(os.environ.get("OMP_NUM_THREADS", ""))
+        code = _run(script)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(BaseException):
+            threading._shutdown()  # type: ignore[attr-defined]
+        with contextlib.suppress(BaseException):
+            atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _use_threads(count: str) -> None:
+    import torch
+
+    if count.isdigit() and int(count) > 0:
+        torch.set_num_threads(int(count))
+
+
+def _run(script: str) -> int:
+    """Run a script as the main program; its exit code."""
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    serve(socket.socket(fileno=int(sys.argv[1])))
