@@ -1,12 +1,35 @@
 """Training with PyTorch: real processes, real gradients, real clocks.
 
+What training scripts use:
+
 =====================  ===================================================================================
-``models``             a small model and data that it can learn, for measuring and demonstrating
-``worker``             one data-parallel worker process; the only module here that trains
+``run``                ``geminid.init`` and the run it returns
+``session``            training in one worker: which samples come next, what happens between steps
+``data`` ``shares``    one global order of samples, divided over workers and passes
+``gradients``          summed over passes, averaged over workers
+``norms``              the gradient noise, measured on the way
+``optim`` ``tuner``    the user's optimiser, scaler and schedule under changing batch plans; choosing them
+``peers``              forming process groups inside running processes, handing state over
+``checkpoint``         state on disk: atomic, checked, never unpickled (``tree``, ``rng``)
+=====================  ===================================================================================
+
+What schedulers use (``docs/worker-protocol.md``); none of it imports PyTorch:
+
+=====================  ===================================================================================
+``messages``           what supervisor and workers say to each other
+``channel`` ``agent``  the line between them, and a worker's end of it
+``group``              who belongs to a job's group of workers: decisions only
+``launcher``           starting and watching processes; ``zygote``: forked from a warm one
+``supervisor``         one job: its workers, its rescales, its failures (``jobevents``)
+=====================  ===================================================================================
+
+What the demo measures with:
+
+=====================  ===================================================================================
+``models``             a small model and data that it can learn
+``worker``             one data-parallel worker process
 ``workers``            starts worker processes, gives them orders, and ends them
 ``measure``            has workers train, and collects step times and gradient norms
 ``study``              fits the goodput model to measurements and checks it on those it was not shown
 =====================  ===================================================================================
-
-Only ``models`` and ``worker`` import PyTorch, so the others load quickly and without it.
 """

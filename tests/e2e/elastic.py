@@ -1,0 +1,52 @@
+"""Run training scripts under a supervisor, with workers forked from one warm process for all tests."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from geminid.train.jobevents import JobEvent
+from geminid.train.launcher import Launcher
+from geminid.train.supervisor import JobSpec, Patience, Supervisor
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+#: Quick to notice, slow to give up: the machine may be busy.
+PATIENCE = Patience(heartbeat=0.2, hang=3.0, grace=20.0, orphan=20.0)
+
+
+class Job(Supervisor):
+    """A supervised script, with what happened to it."""
+
+    def __init__(
+        self, folder: Path, script: str, *args: object, launcher: Launcher, adopt: bool = False, **more
+    ) -> None:
+        self.events: list[JobEvent] = []
+        self.out = folder / "out"
+        command = (sys.executable, str(SCRIPTS / script), str(self.out), *map(str, args))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        spec = JobSpec(command=command, folder=folder / "job", environment=environment, patience=PATIENCE, **more)
+        super().__init__(spec, on_event=self.events.append, launcher=launcher, adopt=adopt)
+
+    def resized(self, slots: str) -> None:
+        """Resize to these slots (one letter each), and wait until it trains there."""
+        self.resize(list(slots))
+        self.wait(lambda status: status.settled and set(status.slots) == set(slots))
+
+    def trained(self, samples: int) -> None:
+        """Wait until it has consumed this many samples."""
+        self.wait(lambda status: status.progress is not None and status.progress.samples >= samples)
+
+    def of_kind(self, kind: type) -> list:
+        """The events of one kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def ended(self) -> str:
+        """How it ended."""
+        return str(self.wait(lambda status: False).phase)
+
+    @property
+    def logs(self) -> str:
+        """What the workers printed."""
+        return "".join(path.read_text() for path in sorted((self.spec.folder / "logs").iterdir()))

@@ -1,0 +1,143 @@
+"""Checkpoints: whole or not at all, checked before they are believed, never unpickled."""
+
+import contextlib
+import json
+import math
+import pickle
+import struct
+from collections import OrderedDict
+
+import pytest
+
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+from geminid.train import rng  # noqa: E402
+from geminid.train.checkpoint import (  # noqa: E402
+    BackgroundWriter,
+    BadCheckpoint,
+    CheckpointFolder,
+    read,
+    take_snapshot,
+    write,
+)
+from geminid.train.tree import CannotSave, put_together, take_apart  # noqa: E402
+
+STATE = {
+    "model": OrderedDict(weight=torch.arange(6.0).reshape(2, 3), scalar=torch.tensor(3), empty=torch.empty(0, 4)),
+    "half": torch.ones(3, dtype=torch.bfloat16),
+    "flags": torch.tensor([True, False]),
+    "optimizer": {"state": {0: {"step": torch.tensor(5.0)}}, "param_groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]},
+    "numbers": [1, 2.5, True, None, "text", math.inf, -math.inf],
+    "numpy": np.arange(4, dtype=np.uint32),
+    "raw": b"\x00\x01",
+    "$": "a key that looks like ours",
+}
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and (one == other).all()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+def snapshot(state=STATE, step=1):
+    return take_snapshot(state, step=step, samples=8 * step)
+
+
+def test_state_survives_being_taken_apart():
+    document, tensors = take_apart(STATE)
+    assert same(put_together(json.loads(json.dumps(document)), tensors), STATE)
+    assert "state/model/weight" in tensors
+
+
+def test_what_cannot_be_saved_is_named():
+    with pytest.raises(CannotSave, match="state/user/x is a function"):
+        take_apart({"user": {"x": same}})
+
+
+def test_a_file_gives_back_what_was_written(tmp_path):
+    write(snapshot(), tmp_path / "one")
+    assert same(read(tmp_path / "one"), STATE)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+def test_random_number_generators_go_on_where_they_were(tmp_path):
+    write(snapshot({"rng": rng.states()}), tmp_path / "one")
+    expected = (torch.rand(3), np.random.rand(3))
+    rng.seed_all(99)
+    rng.restore(read(tmp_path / "one")["rng"])
+    assert torch.equal(torch.rand(3), expected[0])
+    assert (np.random.rand(3) == expected[1]).all()
+
+
+def test_any_flipped_bit_and_any_missing_byte_is_noticed(tmp_path):
+    path = tmp_path / "one"
+    write(snapshot({"w": torch.arange(3)}), path)
+    intact = path.read_bytes()
+    for position in range(0, len(intact), 7):
+        damaged = bytearray(intact)
+        damaged[position] ^= 1 << position % 8
+        path.write_bytes(damaged)
+        with contextlib.suppress(BadCheckpoint):
+            assert same(read(path), {"w": torch.arange(3)})  # white space only: it means the same
+    for length in range(0, len(intact), 11):
+        path.write_bytes(intact[:length])
+        with pytest.raises(BadCheckpoint):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        pickle.dumps({"model": 1}),
+        struct.pack("<Q", 1 << 60),
+        struct.pack("<Q", 2) + b"{}",
+        struct.pack("<Q", 4) + b"null",
+    ],
+)
+def test_other_files_are_refused(tmp_path, content):
+    (tmp_path / "one").write_bytes(content)
+    with pytest.raises(BadCheckpoint):
+        read(tmp_path / "one")
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
+    folder = CheckpointFolder(tmp_path, keep=3)
+    for step in range(1, 6):
+        folder.save(snapshot({"step": step}, step))
+    names = [path.name for path in folder.paths()]
+    assert names == [f"checkpoint-0000000{n}.safetensors" for n in (5, 4, 3)]
+    newest = folder.paths()[0]
+    newest.write_bytes(newest.read_bytes()[:-3])
+    state, path = folder.load()
+    assert state == {"step": 4}
+    assert path.name == names[1]
+    assert "warning" in capsys.readouterr().err
+    assert newest.with_suffix(".damaged").exists()
+    assert CheckpointFolder(tmp_path / "other").load() is None
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, capsys, monkeypatch):
+    folder = CheckpointFolder(tmp_path)
+    written = []
+    writer = BackgroundWriter(folder, written.append)
+    writer.begin(snapshot({"step": 1}))
+    assert writer.finish() is None
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    writer.begin(snapshot({"step": 2}))
+    assert writer.finish().errno == 28
+    assert "No space left on device" in capsys.readouterr().err
+    assert folder.load()[0] == {"step": 1}
+    assert len(list(tmp_path.iterdir())) == len(written) == 1

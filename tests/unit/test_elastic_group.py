@@ -1,0 +1,148 @@
+"""Who is in a job's group: decisions about membership, without any process."""
+
+from geminid.train.group import ElasticGroup, EndWorker, Standing, StartWorker, Tell
+from geminid.train.messages import Form
+
+
+def started(actions):
+    return [(action.worker, action.slot) for action in actions if isinstance(action, StartWorker)]
+
+
+def told(actions):
+    """The one order to form a group among the actions, and who gets it."""
+    orders = [action for action in actions if isinstance(action, Tell)]
+    assert len({order.form.generation for order in orders}) <= 1
+    return (orders[0].form if orders else None), [order.worker for order in orders]
+
+
+def formed(group: ElasticGroup, form: Form):
+    """Have all members join; what follows from that."""
+    actions = []
+    for member in form.members:
+        actions += group.joined(member, form.generation)
+    return actions
+
+
+def running(slots: str) -> ElasticGroup:
+    """A group that trains on these slots."""
+    group = ElasticGroup("file:/x/")
+    actions = group.want(list(slots))
+    for worker, _ in started(actions):
+        actions = group.ready(worker)
+    form, _ = told(actions)
+    assert form is not None
+    assert formed(group, form) == []
+    assert group.settled
+    return group
+
+
+def test_a_job_begins_when_all_of_its_workers_are_warm():
+    group = ElasticGroup("file:/x/")
+    assert started(group.want(["a", "b"])) == [("w1", "a"), ("w2", "b")]
+    assert group.ready("w2") == []
+    form, receivers = told(group.ready("w1"))
+    assert form == Form(generation=1, members=("w1", "w2"), rendezvous="file:/x/1")
+    assert receivers == ["w1", "w2"]
+    assert not group.formed
+    assert formed(group, form) == []
+    assert group.settled
+
+
+def test_growing_waits_for_warm_newcomers_and_keeps_who_has_the_state_first():
+    group = running("a")
+    assert started(group.want(["c", "a", "b"])) == [("w2", "c"), ("w3", "b")]
+    assert group.ready("w3") == []
+    assert group.formed  # still training on one slot
+    form, _ = told(group.ready("w2"))
+    assert form.members[0] == "w1"
+    assert set(form.members) == {"w1", "w2", "w3"}
+
+
+def test_shrinking_happens_at_once_and_tells_the_leavers():
+    group = running("abcd")
+    form, receivers = told(group.want(["b", "c"]))
+    assert form.members == ("w2", "w3")
+    assert set(receivers) == {"w1", "w2", "w3", "w4"}
+    assert group.standing("w1") is Standing.LEAVING
+    assert formed(group, form) == []
+    assert group.gone("w1") == []
+    assert group.settled
+
+
+def test_a_slot_that_must_be_freed_is_freed_before_newcomers_are_warm():
+    group = running("ab")
+    actions = group.want(["b", "c"])
+    assert started(actions) == [("w3", "c")]
+    form, _ = told(actions)
+    assert form.members == ("w2",)
+    formed(group, form)
+    grown, _ = told(group.ready("w3"))
+    assert grown.members == ("w2", "w3")
+
+
+def test_moving_to_other_slots_hands_the_state_over_first():
+    group = running("ab")
+    assert told(group.want(["c"])) == (None, [])
+    union, _ = told(group.ready("w3"))
+    assert union.members == ("w1", "w2", "w3")
+    alone, receivers = told(formed(group, union))
+    assert alone.members == ("w3",)
+    assert set(receivers) == {"w1", "w2", "w3"}
+
+
+def test_survivors_go_on_at_once_and_the_dead_one_is_replaced():
+    group = running("abc")
+    actions = group.gone("w2")
+    assert started(actions) == [("w4", "b")]
+    form, _ = told(actions)
+    assert form.members == ("w1", "w3")
+    formed(group, form)
+    grown, _ = told(group.ready("w4"))
+    assert grown.members == ("w1", "w3", "w4")
+
+
+def test_when_nobody_is_left_new_workers_begin_together():
+    group = running("ab")
+    group.gone("w1")
+    assert started(group.gone("w2")) == [("w4", "b")]
+    assert group.ready("w3") == []
+    form, _ = told(group.ready("w4"))
+    assert form.members == ("w3", "w4")
+
+
+def test_a_newcomer_that_dies_while_joining_is_left_out():
+    group = running("a")
+    group.want(["a", "b"])
+    group.ready("w2")
+    assert group.joined("w1", 2) == []
+    form, _ = told(group.gone("w2"))
+    assert form.generation == 3
+    assert form.members == ("w1",)
+
+
+def test_workers_that_lost_each_other_form_again_when_all_have_noticed():
+    group = running("ab")
+    assert group.lost("w1", 1) == []
+    assert group.silent() == ["w2"]
+    form, _ = told(group.lost("w2", 1))
+    assert form.members == ("w1", "w2")
+    assert group.lost("w1", 1) == []  # an old message changes nothing
+
+
+def test_who_is_not_wanted_any_more_before_it_joined_is_ended():
+    group = running("a")
+    group.want(["a", "b"])
+    assert group.want(["a"]) == [EndWorker("w2")]
+    assert group.gone("w2") == []
+    assert group.settled
+
+
+def test_another_supervisor_takes_over_where_the_first_one_was():
+    group = ElasticGroup("file:/x/")
+    for worker, slot in (("w1", "a"), ("w7", "b")):
+        group.adopt(worker, slot, member=True)
+    group.resume(5, ["w1", "w7"], ["a", "b"])
+    assert group.settled
+    actions = group.gone("w7")
+    assert started(actions) == [("w8", "b")]
+    assert told(actions)[0].generation == 6

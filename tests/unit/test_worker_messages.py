@@ -1,0 +1,124 @@
+"""The worker protocol on the wire: strict, plain JSON, and nobody gets in without the token."""
+
+import pickle
+import socket
+
+import pytest
+
+from geminid.train import messages
+from geminid.train.channel import Address, Connection, admitted
+from geminid.train.messages import (
+    Form,
+    Hello,
+    Plan,
+    Progress,
+    ProtocolError,
+    Retune,
+    Stop,
+    credible_metrics,
+    decode,
+    encode,
+)
+
+EXAMPLES = [
+    Hello(token="t", worker="w1", pid=7),
+    messages.Ready(
+        initial_batch=8, largest_batch=64, smallest_per_slot=1, largest_per_slot=8, parameter_count=10, work_samples=5
+    ),
+    messages.Joined(generation=1, rank=0, size=2, step=3, resumed_at_s=1.5),
+    messages.FirstStep(generation=1, ended_at_s=2.0),
+    messages.Lost(generation=1, reason="gone"),
+    messages.Leaving(generation=2),
+    messages.Heartbeat(generation=1, step=4, phase="training", phase_s=0.25),
+    Progress(
+        generation=1,
+        step=4,
+        epoch=0,
+        samples=32,
+        progress=31.5,
+        size=2,
+        plan=Plan(4),
+        total_batch=8,
+        metrics={"loss": 1.0},
+    ),
+    messages.Checkpointed(step=1, samples=8, path="/x", size_bytes=9, seconds=0.1, pause_s=0.01),
+    messages.Finished(step=9, samples=72),
+    messages.Failed(reason="ValueError"),
+    messages.Welcome(heartbeat_s=0.5, orphan_s=60.0),
+    Form(generation=2, members=("w1", "w2"), rendezvous="file:/x/2", plan=Plan(4, 1)),
+    Retune(plan=None),
+    messages.SaveCheckpoint(),
+    Stop(save=False),
+]
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_what_is_sent_is_what_arrives(message):
+    line = encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "a JSON object"),
+        (b'{"kind": "spawn"}', "unknown kind of message: 'spawn'"),
+        (b'{"kind": ["stop"]}', "unknown kind"),
+        (b'{"kind": "stop", "save": 1}', "stop.save cannot be '1'"),
+        (b'{"kind": "stop", "now": true}', "surplus field 'now'"),
+        (b'{"kind": "leaving"}', "field 'generation' is missing"),
+        (b'{"kind": "leaving", "generation": true}', "leaving.generation cannot be 'True'"),
+        (b'{"kind": "retune", "plan": {"per_slot_batch": "4"}}', "retune.plan.per_slot_batch"),
+        (b'{"kind": "firststep", "generation": 1, "ended_at_s": NaN}', "not JSON"),
+        (b'{"kind": "form", "generation": 1, "members": [1], "rendezvous": "x"}', "form.members"),
+        (pickle.dumps(Stop()), "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b" " * (messages.LONGEST_LINE_BYTES + 1), "longer than"),
+    ],
+)
+def test_anything_else_is_refused(line, complaint):
+    with pytest.raises(ProtocolError, match=complaint.replace("[", r"\[")):
+        decode(line)
+
+
+def test_absurd_metrics_are_left_out():
+    metrics = {"good": 1, "nan": float("nan"), "inf": float("inf"), "text": "x", "n" * 100: 2.0}
+    assert credible_metrics(metrics) == {"good": 1.0, "n" * 64: 2.0}
+    assert len(credible_metrics({str(i): i for i in range(1000)})) == messages.MOST_METRICS
+
+
+def test_only_the_token_opens_the_door():
+    assert admitted(Hello(token="secret", worker="w1", pid=1), "secret").worker == "w1"
+    with pytest.raises(ProtocolError, match="token is wrong"):
+        admitted(Hello(token="guess", worker="w1", pid=1), "secret")
+    with pytest.raises(ProtocolError, match="version 99"):
+        admitted(Hello(token="secret", worker="w1", pid=1, version=99), "secret")
+    with pytest.raises(ProtocolError, match="not a hello"):
+        admitted(Stop(), "secret")
+
+
+def test_lines_arrive_whole_however_they_are_cut(tmp_path):
+    ours, theirs = socket.socketpair()
+    receiver = Connection(theirs)
+    raw = b"".join(encode(message) for message in EXAMPLES)
+    heard = []
+    for begin in range(0, len(raw), 37):
+        ours.sendall(raw[begin : begin + 37])
+        heard += receiver.receive()
+    assert heard == EXAMPLES
+    ours.close()
+    with pytest.raises(EOFError):
+        receiver.receive()
+    receiver.close()
+
+
+def test_a_socket_file_is_open_to_its_owner_only(tmp_path):
+    listener, address = Address(path=str(tmp_path / "control")).listen()
+    assert (tmp_path / "control").stat().st_mode & 0o077 == 0
+    assert Address.parse(str(address)) == address
+    listener.close()
+    with pytest.raises(ValueError, match="must be unix:/path or tcp:host:port"):
+        Address.parse("http://x")
