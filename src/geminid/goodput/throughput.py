@@ -16,6 +16,7 @@ a :class:`Shape`, so the same lines serve one job and a table of ten thousand.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -102,6 +103,17 @@ class LogSensitivities:
 
     accumulation: Array
     step: Array
+
+    @classmethod
+    def of(
+        cls, accumulation: Mapping[int, Array], step: Mapping[int, Array], shape: tuple[int, ...]
+    ) -> LogSensitivities:
+        """From the derivatives by each parameter that matters; the others are zero."""
+        arrays = np.zeros(shape), np.zeros(shape)
+        for array, derivatives in zip(arrays, (accumulation, step), strict=True):
+            for parameter, derivative in derivatives.items():
+                array[..., parameter] = derivative
+        return cls(*arrays)
 
 
 def log_p_norm(log_a: Array, log_b: Array, exponent: Array) -> Array:
@@ -217,21 +229,17 @@ class PolluxModel(ThroughputModel):
         sync_share = (1.0 - grad_share) / sync_s
         by_alpha_c = alpha_c * np.exp(log_compute_factor) / grad_s
         by_beta_c = 1.0 - by_alpha_c
-        zero = np.zeros_like(grad_s)
-        accumulation = np.stack([by_alpha_c, by_beta_c, zero, zero, zero, zero, zero], axis=-1)
-        step = np.stack(
-            [
-                grad_share * by_alpha_c,
-                grad_share * by_beta_c,
-                sync_share * across_nodes * alpha_n,
-                sync_share * across_nodes * beta_n * beyond_two,
-                sync_share * within_node * alpha_r,
-                sync_share * within_node * beta_r * beyond_two,
-                by_gamma,
-            ],
-            axis=-1,
-        )
-        return times, LogSensitivities(accumulation, step)
+        accumulation = {0: by_alpha_c, 1: by_beta_c}
+        step = {
+            0: grad_share * by_alpha_c,
+            1: grad_share * by_beta_c,
+            2: sync_share * across_nodes * alpha_n,
+            3: sync_share * across_nodes * beta_n * beyond_two,
+            4: sync_share * within_node * alpha_r,
+            5: sync_share * within_node * beta_r * beyond_two,
+            6: by_gamma,
+        }
+        return times, LogSensitivities.of(accumulation, step, (*times.step_s.shape, len(self.parameters)))
 
 
 class TopologyModel(ThroughputModel):
@@ -338,19 +346,16 @@ class TopologyModel(ThroughputModel):
         compute_terms = [floor_share, 1.0 - floor_share, by_sharpness]
         host_terms = [p[8] * shared, p[9] * m * shared, -host_s * p[10] * shared]
         in_accumulation, in_step = compute_s / accumulation_s, overlapped_s / step_s
-        zero = np.zeros_like(step_s)
-        accumulation = [term * in_accumulation for term in compute_terms] + [zero] * 5
-        accumulation += [p[11] * term / accumulation_s for term in host_terms]
-        accumulation += [host_s / accumulation_s, zero]
-        step = [term * compute_share * in_step for term in compute_terms]
-        step += [term * (1.0 - compute_share) / sync_s * in_step for term in terms]
-        step += [term / step_s for term in host_terms]
-        step += [zero, by_gamma * in_step]
+        accumulation = {i: term * in_accumulation for i, term in enumerate(compute_terms)}
+        accumulation |= {i: p[11] * term / accumulation_s for i, term in enumerate(host_terms, start=8)}
+        accumulation[11] = host_s / accumulation_s
+        by_compute, by_sync = compute_share * in_step, (1.0 - compute_share) / sync_s * in_step
+        step = {i: term * by_compute for i, term in enumerate(compute_terms)}
+        step |= {i: term * by_sync for i, term in enumerate(terms, start=3)}
+        step |= {i: term / step_s for i, term in enumerate(host_terms, start=8)}
+        step[12] = by_gamma * in_step
         times = StepTimes(np.broadcast_to(accumulation_s, step_s.shape), step_s)
-        return times, LogSensitivities(
-            np.stack([np.broadcast_to(x, step_s.shape) for x in accumulation], axis=-1),
-            np.stack([np.broadcast_to(x, step_s.shape) for x in step], axis=-1),
-        )
+        return times, LogSensitivities.of(accumulation, step, (*step_s.shape, len(p)))
 
 
 MODELS: dict[str, ThroughputModel] = {model.name: model for model in (PolluxModel(), TopologyModel())}
