@@ -278,6 +278,72 @@ def solver(
 
 
 @app.command()
+def policies(
+    peers: Annotated[
+        Path, typer.Option(help="Folder that holds the peers' tables; without it, jobs are synthetic.")
+    ] = Path("../shared/peers"),
+    sizes: Annotated[str, typer.Option(help="Numbers of jobs, separated by commas.")] = "32,128,256,512,1024,2048,8192",
+    types: Annotated[str, typer.Option(help="Numbers of GPU types, separated by commas.")] = "3,8",
+    policy: Annotated[list[str] | None, typer.Option(help="Only this policy (repeatable).")] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Time of one solve of the policies over time fractions as jobs grow, beside the published code's."""
+    from geminid.bench.gavel import TABLE
+    from geminid.bench.policies import CASES, run
+    from geminid.fields import InvalidInput, Problem
+
+    names = [case.name for case in CASES]
+    unknown = [name for name in policy or () if name not in names]
+    if unknown:
+        raise InvalidInput([Problem("policy", name, f"must be one of {', '.join(names)}") for name in unknown])
+    numbers = {"sizes": _whole_numbers("sizes", sizes, 1), "types": _whole_numbers("types", types, 1)}
+    with error_console.status("solving …") as status:
+        rows = run(
+            peers=peers if (peers / TABLE).is_file() else None,
+            sizes=numbers["sizes"],
+            types=numbers["types"],
+            policies=policy,
+            seed=seed,
+            progress=status.update,
+        )
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        "One solve, from the problem to every job's time fractions",
+        ["policy", "input", "types", "jobs", "CPU", "wall", "published CPU", "faster", "objective", "notes"],
+        [
+            [
+                row.policy,
+                row.input,
+                str(row.types),
+                f"{row.jobs:,}",
+                f"{1000 * row.cpu_s:,.1f} ms",
+                f"{1000 * row.wall_s:,.1f} ms",
+                "–" if row.published_cpu_s is None else f"{1000 * row.published_cpu_s:,.0f} ms",
+                "–" if row.times_faster is None else f"{row.times_faster:,.0f}×",
+                f"{row.objective:.5g}",
+                ", ".join(row.notes) or "–",
+            ]
+            for row in rows
+        ],
+        text_columns=2,
+    )
+    console.print("Medians of three. Single-GPU jobs, three quarters as many GPUs. Published: ECOS, one thread.")
+
+
+def _whole_numbers(name: str, text: str, smallest: int) -> list[int]:
+    """Numbers separated by commas, or a sentence on what is wrong with them."""
+    from geminid.fields import InvalidInput, Problem
+
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) >= smallest for part in parts):
+        raise InvalidInput([Problem(name, text, f"must be whole numbers of at least {smallest}, separated by commas")])
+    return [int(part) for part in parts]
+
+
+@app.command()
 def fidelity(
     peers: Annotated[Path, typer.Option(help="Folder that holds the peers' workloads and profiles.")] = Path(
         "../shared/peers"

@@ -130,7 +130,7 @@ class TimeProgram:
             return None
         self._lp.set_bounds(self.level, -np.inf, bound)
         self._add_tangents(requirement, np.append(np.zeros(self.level), bound))
-        found = self._settle(requirement)
+        found = self._settle(requirement, centre=choice == "centre")
         if found is None:
             return None
         level = float(found.values[-1])
@@ -138,9 +138,7 @@ class TimeProgram:
         tight = self._tight(found, slope)
         if level >= bound - 1e-9 * abs(bound):
             tight |= (slope > 0) & (need >= self.best * (1 - 1e-9))
-        if choice == "centre":
-            found = self._settle(requirement, centre=True)
-        elif choice == "total":
+        if choice == "total":
             self._lp.set_bounds(self.level, level - 1e-9 * max(1.0, abs(level)), level)
             self._lp.set_gain(np.append(self._total_gain(), 0.0))
             found = self._settle(requirement)

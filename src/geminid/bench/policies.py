@@ -1,0 +1,225 @@
+"""How long one solve of each policy over time fractions takes, beside the published code's.
+
+Inputs are of the published kind: n single-GPU jobs and 3n/4 GPUs, as many of each type. With Gavel's tables at hand
+they are the very jobs of the published measurements (models drawn as its generator draws them); without, or with eight
+types, kinds of jobs are drawn from a synthetic table. The time covers everything from the problem to every job's fractions.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from geminid.bench.gavel import TABLE, figure_8
+from geminid.policies.gavel.allox import allox
+from geminid.policies.gavel.finish_time import finish_time_fairness
+from geminid.policies.gavel.makespan import min_makespan
+from geminid.policies.gavel.maxmin import max_min_fairness
+from geminid.policies.gavel.problem import AllocationProblem, Array, GangJob, PairThroughputs, TimeFractions
+from geminid.policies.gavel.throughput import max_total_throughput
+from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
+from geminid.sim.profiles.gavel import JobType, ThroughputTable, load_throughputs
+from geminid.sim.workload import TraceJob
+
+SIZES = (32, 128, 256, 512, 1024, 2048, 8192)
+GPU_TYPES = ("v100", "p100", "k80")
+
+#: As in the published measurements: there are not enough for everyone.
+GPUS_PER_JOB = 0.75
+
+#: Solved this often; the median counts.
+REPETITIONS = 3
+
+#: CPU seconds of one solve by the published code (ECOS, one thread, three types), from peers/gavel/results.
+PUBLISHED_CPU_S: dict[tuple[str, int], float] = {
+    **{("max_min_fairness_perf", n): s for n, s in ((32, 0.010), (128, 0.012), (256, 0.016), (512, 0.024))},
+    **{("max_min_fairness_perf", n): s for n, s in ((1024, 0.033), (2048, 0.058))},
+    **{("max_min_fairness_packed", n): s for n, s in ((32, 0.07), (128, 0.484), (256, 3.095), (512, 41.818))},
+    **{("hierarchical", n): s for n, s in ((32, 0.026), (128, 0.098), (256, 0.458), (512, 3.309), (1024, 0.965))},
+    **{("min_total_duration_perf", n): s for n, s in ((32, 0.029), (128, 0.037), (512, 0.08), (2048, 0.22))},
+    **{("finish_time_fairness_perf", n): s for n, s in ((32, 0.111), (128, 0.272), (512, 1.091), (1024, 2.436))},
+    **{("allox", n): s for n, s in ((32, 0.002), (128, 0.362), (256, 5.379), (512, 88.586))},
+}
+
+_TEAMS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One policy at one size: time of a solve, of the published code's, and the objective reached."""
+
+    policy: str
+    jobs: int
+    types: int
+    input: str
+    cpu_s: float
+    wall_s: float
+    published_cpu_s: float | None
+    times_faster: float | None
+    objective: float
+    notes: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A policy to measure: how it solves, whether with pairs, and the jobs it is meant for."""
+
+    name: str
+    solve: Callable[[AllocationProblem], TimeFractions]
+    pairs: bool = False
+    prepare: Callable[[AllocationProblem], AllocationProblem] = lambda problem: problem
+
+
+def teams(problem: AllocationProblem) -> AllocationProblem:
+    """The jobs dealt out to five teams."""
+    jobs = tuple(replace(job, entity=(f"team-{i % _TEAMS}",), arrived_s=float(i)) for i, job in enumerate(problem.jobs))
+    return replace(problem, jobs=jobs)
+
+
+def under_way(problem: AllocationProblem) -> AllocationProblem:
+    """The jobs some way into their work, each as far as chance has it, so that no two are alike."""
+    rng = np.random.default_rng(len(problem.jobs))
+    share_s = problem.steps_left / problem.isolated_throughput
+    done, luck = rng.uniform(0.0, 0.9, len(share_s)), rng.uniform(0.5, 2.0, len(share_s))
+    jobs = tuple(
+        replace(job, steps_left=left, elapsed_s=elapsed_s, isolated_s=isolated_s)
+        for job, left, elapsed_s, isolated_s in zip(
+            problem.jobs,
+            (problem.steps_left * (1 - done)).tolist(),
+            (share_s * done * luck).tolist(),
+            (share_s * done).tolist(),
+            strict=True,
+        )
+    )
+    return replace(problem, jobs=jobs)
+
+
+TEAM_WEIGHTS = Hierarchy({(f"team-{i}",): Entity(i + 1.0) for i in range(_TEAMS)})
+
+CASES: Sequence[Case] = (
+    Case("max_min_fairness_perf", max_min_fairness),
+    Case("max_min_fairness_packed", max_min_fairness, pairs=True),
+    Case("max_min_fairness_water_filling_perf", water_filling),
+    Case("hierarchical", lambda p: water_filling(p, hierarchy=TEAM_WEIGHTS), prepare=teams),
+    Case("hierarchical_packed", lambda p: water_filling(p, hierarchy=TEAM_WEIGHTS), pairs=True, prepare=teams),
+    Case("finish_time_fairness_perf", finish_time_fairness, prepare=under_way),
+    Case("finish_time_fairness_packed", finish_time_fairness, pairs=True, prepare=under_way),
+    Case("min_total_duration_perf", min_makespan),
+    Case("min_total_duration_packed", min_makespan, pairs=True),
+    Case("max_sum_throughput_perf", max_total_throughput),
+    Case("allox", allox),
+)
+
+
+def run(
+    *,
+    peers: Path | None = None,
+    sizes: Iterable[int] = SIZES,
+    types: Iterable[int] = (3, 8),
+    policies: Iterable[str] | None = None,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[PolicyRow]:
+    """Measure every policy at every size and number of types."""
+    chosen = [case for case in CASES if policies is None or case.name in set(policies)]
+    rows = []
+    for count in types:
+        for size in sizes:
+            published = count == len(GPU_TYPES) and peers is not None
+            if published and peers is not None:
+                problem = published_input(peers, size)
+            else:
+                problem = synthetic_input(size, count, seed)
+            for case in chosen:
+                progress(f"{case.name}, {size} jobs, {count} types …")
+                prepared = case.prepare(problem if case.pairs else replace(problem, pairs=None))
+                rows.append(_measure(case, prepared, "Gavel's table" if published else "synthetic"))
+    return rows
+
+
+def _measure(case: Case, problem: AllocationProblem, source: str) -> PolicyRow:
+    cpu_s, wall_s = [], []
+    for _ in range(REPETITIONS):
+        fresh = replace(problem)  # nothing that was computed from the problem is kept
+        started, cpu_started = time.perf_counter(), time.process_time()
+        answer = case.solve(fresh)
+        wall_s.append(time.perf_counter() - started)
+        cpu_s.append(time.process_time() - cpu_started)
+        if wall_s[-1] > 10.0:
+            break
+    jobs, types = len(problem.jobs), len(problem.gpu_types)
+    published = PUBLISHED_CPU_S.get((case.name, jobs)) if types == len(GPU_TYPES) else None
+    seconds = float(np.median(cpu_s))
+    return PolicyRow(
+        case.name,
+        jobs,
+        types,
+        source,
+        seconds,
+        float(np.median(wall_s)),
+        published,
+        published / seconds if published is not None else None,
+        answer.objective,
+        [note.reason for note in answer.notes],
+    )
+
+
+def published_input(peers: Path, jobs: int) -> AllocationProblem:
+    """The jobs of the published measurements: the first n that Gavel's generator draws."""
+    table = load_throughputs(peers / TABLE)
+    workload = figure_8(peers, jobs_per_hour=2.0, jobs=jobs)
+    return problem_of(table, workload.jobs, GPU_TYPES, np.full(len(GPU_TYPES), GPUS_PER_JOB * jobs / len(GPU_TYPES)))
+
+
+def problem_of(
+    table: ThroughputTable, jobs: Sequence[TraceJob], gpu_types: Sequence[str], slots: Array
+) -> AllocationProblem:
+    """The problem of some jobs of a trace that are all there at once, with the throughputs of a table."""
+    job_types: list[JobType] = [(job.application or "", job.requested_slots) for job in jobs]
+    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(job_types))}
+    alone = np.array([[table.alone(kind, gpu_type) for gpu_type in gpu_types] for kind in kinds])
+    rates = np.zeros((len(kinds), len(kinds), len(gpu_types)))
+    for j, gpu_type in enumerate(gpu_types):
+        for (first, second), (mine, theirs) in table.by_type[gpu_type].pairs.items():
+            if first in kinds and second in kinds:
+                rates[kinds[first], kinds[second], j] = mine
+                rates[kinds[second], kinds[first], j] = theirs
+    made = tuple(
+        GangJob(
+            id=job.name,
+            gang=job.requested_slots,
+            kind=kind,
+            weight=job.weight,
+            arrived_s=job.submit_s,
+            steps_left=float(job.steps or 1),
+        )
+        for job, kind in zip(jobs, job_types, strict=True)
+    )
+    rows = alone[[kinds[kind] for kind in job_types]]
+    return AllocationProblem(tuple(gpu_types), slots, made, rows, PairThroughputs(tuple(kinds), rates))
+
+
+def synthetic_input(jobs: int, types: int, seed: int, kinds: int = 26) -> AllocationProblem:
+    """Kinds of jobs that gain more or less from faster types, and lose more or less beside others."""
+    rng = np.random.default_rng(seed)
+    speed = np.geomspace(1.0, 8.0, types)
+    alone = rng.lognormal(1.0, 1.0, (kinds, 1)) * speed ** rng.uniform(0.2, 1.2, (kinds, 1))
+    alone *= rng.lognormal(0.0, 0.1, alone.shape)
+    appetite = rng.uniform(0.2, 0.9, (kinds, types))
+    kept = np.clip(1.3 - appetite[:, None] * 0.5 - appetite[None, :], 0.0, 1.0)
+    kept[appetite[:, None] + appetite[None, :] > 1.5] = 0.0  # not enough memory for both
+    drawn = rng.integers(0, kinds, jobs)
+    hours = np.where(rng.random(jobs) < 0.8, rng.uniform(1.5, 3, jobs), rng.uniform(3, 4, jobs))
+    steps = 60 * 10**hours * alone[drawn].max(axis=1)
+    made = tuple(
+        GangJob(id=f"job-{i}", kind=kind, arrived_s=float(i), steps_left=left)
+        for i, (kind, left) in enumerate(zip(drawn.tolist(), steps.tolist(), strict=True))
+    )
+    pairs = PairThroughputs(tuple(range(kinds)), alone[:, None] * kept)
+    return AllocationProblem(
+        tuple(f"type-{j}" for j in range(types)), np.full(types, GPUS_PER_JOB * jobs / types), made, alone[drawn], pairs
+    )
