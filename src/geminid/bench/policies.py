@@ -2,7 +2,8 @@
 
 Inputs are of the published kind: n single-GPU jobs and 3n/4 GPUs, as many of each type. With Gavel's tables at hand
 they are the very jobs of the published measurements (models drawn as its generator draws them); without, or with eight
-types, kinds of jobs are drawn from a synthetic table. The time covers everything from the problem to every job's fractions.
+types, kinds of jobs are drawn from a synthetic table. The time covers everything from the problem to every job's
+fractions.
 """
 
 from __future__ import annotations
