@@ -36,9 +36,10 @@ class FinishBy:
     def at(self, level: float) -> tuple[Array, Array]:
         """The throughput with which each job just makes it."""
         left = self.work_s > 0
-        time_s = np.where(left, -level * self.isolated_s - self.elapsed_s, 1.0)
+        isolated_s = np.where(left, self.isolated_s, 1.0)
+        time_s = np.where(left, -level * isolated_s - self.elapsed_s, 1.0)
         need = self.work_s / time_s
-        return need, need * self.isolated_s / time_s
+        return need, need * isolated_s / time_s
 
 
 def finish_time_fairness(

@@ -34,6 +34,9 @@ Choice = Literal["vertex", "centre", "total"]
 #: A requirement counts as violated beyond this, relative to what is required.
 TOLERANCE = 1e-8
 
+#: Interior points are less exact.
+CENTRE_TOLERANCE = 1e-6
+
 #: More rounds of tangents than this have never been needed.
 MAX_ROUNDS = 200
 
@@ -126,6 +129,9 @@ class TimeProgram:
     def raise_level(self, requirement: Requirement, choice: Choice = "vertex") -> Raised | None:
         """The highest level at which every need is met, or None if there is none or the solver fails."""
         bound = requirement.highest(self.best)
+        if bound == np.inf:  # nobody needs anything
+            nothing = np.zeros(len(self.best))
+            return Raised(0.0, np.zeros(self.level), nothing, nothing > 0)
         if not np.isfinite(bound):
             return None
         self._lp.set_bounds(self.level, -np.inf, bound)
@@ -154,12 +160,15 @@ class TimeProgram:
         return found.values[:-1] if found is not None else None
 
     def _settle(self, requirement: Requirement, *, centre: bool = False) -> Optimum | None:
-        """Solve, and add violated tangents until there are none."""
+        """Solve, and add violated tangents until there are none; a vertex where the centre cannot be found."""
+        tolerance = CENTRE_TOLERANCE if centre else TOLERANCE
         for _ in range(MAX_ROUNDS):
             found = self._lp.solve(centre=centre)
-            if found is None or not self._add_tangents(requirement, found.values):
+            if found is None:
+                break
+            if not self._add_tangents(requirement, found.values, tolerance):
                 return found
-        return None
+        return self._settle(requirement) if centre else None
 
     def _tight(self, found: Optimum, slope: Array) -> Mask:
         """Jobs in requirements whose dual value shows that they are tight in every optimal solution."""
@@ -174,7 +183,7 @@ class TimeProgram:
         np.add.at(gain, self.groups.use_column, self.groups.use_time * self.groups.use_rate)
         return gain
 
-    def _add_tangents(self, requirement: Requirement, values: Array) -> bool:
+    def _add_tangents(self, requirement: Requirement, values: Array, tolerance: float = TOLERANCE) -> bool:
         """Add the requirements that a point violates; whether there were any."""
         groups, level = self.groups, float(values[-1])
         need, slope = requirement.at(level)
@@ -184,7 +193,7 @@ class TimeProgram:
         positive = need > 0
         required = np.bincount(groups.group_of[positive], need[positive], minlength=count)
         grows = np.bincount(groups.group_of[positive], slope[positive], minlength=count)
-        short = np.flatnonzero(reached < required - TOLERANCE * np.maximum(1.0, required))
+        short = np.flatnonzero(reached < required - tolerance * np.maximum(1.0, required))
         cuts = []
         for g in short.tolist():
             members = groups.members[g]
@@ -192,18 +201,18 @@ class TimeProgram:
         for g, members in self._several:
             needs = need[members]
             if needs.max() - needs.min() > 1e-12:
-                cuts += self._steepest(g, values, needs, slope[members])
+                cuts += self._steepest(g, values, needs, slope[members], tolerance)
         if cuts:
             self._add(cuts, level)
         return bool(cuts)
 
-    def _steepest(self, g: int, values: Array, need: Array, slope: Array) -> list[Cut]:
+    def _steepest(self, g: int, values: Array, need: Array, slope: Array, tolerance: float) -> list[Cut]:
         """The rate θ > 0 at which a group's requirement is violated most, if any."""
         theta, excess, columns = self._supply(g)
         beyond = np.maximum(need - theta[:, None], 0.0)
         short = beyond.sum(axis=1) - excess @ values[columns]
         worst = int(short.argmax())
-        if short[worst] <= TOLERANCE * max(1.0, float(need.sum())):
+        if short[worst] <= tolerance * max(1.0, float(need.sum())):
             return []
         above = beyond[worst] > 0
         jobs = self.groups.members[g][above]

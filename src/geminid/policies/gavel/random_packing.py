@@ -50,11 +50,11 @@ def random_packing(problem: AllocationProblem, *, seed: int = 0, held: Iterable[
 def _worth(problem: AllocationProblem) -> Array:
     """How many jobs alone each pair is worth, on average over the types; 0 where it is impossible on one of them."""
     jobs = len(problem.jobs)
-    if problem.pairs is None:
+    there = problem.slots > 0
+    if problem.pairs is None or not there.any():
         return np.zeros((jobs, jobs))
     kinds = problem.pairs.index
     kind = np.array([kinds.get(job.kind, -1) for job in problem.jobs], dtype=np.int64)
-    there = problem.slots > 0
     rates = problem.pairs.rates[np.ix_(np.maximum(kind, 0), np.maximum(kind, 0))][:, :, there]
     alone = problem.usable[:, there]
     kept = np.divide(rates, alone[:, None, :], out=np.zeros_like(rates), where=alone[:, None, :] > 0)

@@ -1,0 +1,154 @@
+"""What holds for every policy over time fractions, on random problems: feasible, no exceptions, merging is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from geminid.policies.gavel.allox import allox
+from geminid.policies.gavel.auction import themis_auction
+from geminid.policies.gavel.finish_time import finish_time_fairness
+from geminid.policies.gavel.in_order import first_in_first_out, shortest_job_first
+from geminid.policies.gavel.makespan import min_makespan
+from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
+from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, Solver, TimeFractions, agnostic
+from geminid.policies.gavel.random_packing import random_packing
+from geminid.policies.gavel.static import isolated, proportional
+from geminid.policies.gavel.throughput import max_total_throughput
+from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
+
+HIERARCHY = Hierarchy({(): Entity(), ("x",): Entity(2.0, "fifo"), ("y",): Entity(1.0), ("y", "v"): Entity(3.0)})
+
+SOLVERS: dict[str, Solver] = {
+    "max_min_fairness": max_min_fairness,
+    "max_min_fairness, centre": lambda p: max_min_fairness(p, choice="centre"),
+    "max_min_fairness, total": lambda p: max_min_fairness(p, choice="total"),
+    "water filling": water_filling,
+    "hierarchy": lambda p: water_filling(p, hierarchy=HIERARCHY),
+    "makespan": min_makespan,
+    "finish-time fairness": finish_time_fairness,
+    "total throughput": max_total_throughput,
+    "total throughput by cost, deadlines": lambda p: max_total_throughput(p, by_cost=True, deadlines=True),
+    "fifo": first_in_first_out,
+    "fifo, unaware": lambda p: first_in_first_out(p, aware=False, skip=True),
+    "shortest job first": shortest_job_first,
+    "random packing": random_packing,
+    "isolated": isolated,
+    "proportional": proportional,
+    "allox": allox,
+    "auction": themis_auction,
+}
+
+
+@st.composite
+def problems(draw: st.DrawFn, *, pairs: bool | None = None, jobs: int = 9) -> AllocationProblem:
+    """Few kinds, so that jobs repeat; types without slots, jobs that nothing runs, gangs that do not fit."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    count, types, kinds = draw(st.integers(0, jobs)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
+    alone = rng.choice([0.0, 1.0, 2.0, 3.5, 8.0], (kinds, types), p=[0.15, 0.3, 0.25, 0.2, 0.1])
+    gang_of_kind = rng.choice([1, 2, 4], kinds, p=[0.6, 0.25, 0.15])
+    slots = rng.integers(0, 5, types).astype(float)
+    kind = rng.integers(0, kinds, count)
+    deadline_s = [float(rng.uniform(-1, 300)) if rng.random() < 0.3 else None for _ in range(count)]
+    made = tuple(
+        GangJob(
+            id=f"job-{i}",
+            gang=int(gang_of_kind[kind[i]]),
+            kind=int(kind[i]),
+            weight=float(rng.choice([1.0, 1.0, 2.0, 5.0])),
+            arrived_s=float(rng.integers(0, 5)),
+            steps_left=float(rng.choice([0.0, 10.0, 100.0, 1000.0], p=[0.05, 0.35, 0.3, 0.3])),
+            elapsed_s=float(rng.choice([0.0, 50.0, 500.0])),
+            isolated_s=float(rng.choice([0.0, 50.0])),
+            deadline_s=deadline_s[i],
+            entity=[("x",), ("y",), ("y", "u"), ("y", "v")][int(rng.integers(4))],
+        )
+        for i in range(count)
+    )
+    rates = alone[:, None] * rng.choice([0.0, 0.4, 0.7, 0.95], (kinds, kinds, types))
+    space = draw(st.booleans()) if pairs is None else pairs
+    return AllocationProblem(
+        tuple(f"type-{j}" for j in range(types)),
+        slots,
+        made,
+        alone[kind],
+        PairThroughputs(tuple(range(kinds)), rates) if space else None,
+        costs=np.arange(1.0, types + 1.0),
+    )
+
+
+def _check(problem: AllocationProblem, answer: TimeFractions) -> None:
+    gang = {job.id: job.gang for job in problem.jobs}
+    assert answer.fractions.shape == (len(answer.combinations), len(problem.gpu_types))
+    assert (answer.fractions >= 0).all()
+    assert (answer.by_job(problem).sum(axis=1) <= 1 + 1e-7).all()
+    assert (answer.slots_used(problem) <= problem.slots * (1 + 1e-7)).all()
+    assert len(set(answer.combinations)) == len(answer.combinations)
+    assert all(len(set(c)) == len(c) and len({gang[job] for job in c}) == 1 for c in answer.combinations)
+    assert not (answer.by_job(problem)[problem.usable <= 0] > 0).any()
+    named = {job for note in answer.notes if note.reason == "no_type_runs" for job in note.jobs}
+    assert named == {problem.jobs[i].id for i in np.flatnonzero(~problem.runs)}
+    assert "solver_failed" not in {note.reason for note in answer.notes}
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@settings(max_examples=40)
+@given(problem=problems())
+def test_every_answer_is_feasible(name: str, problem: AllocationProblem) -> None:
+    _check(problem, SOLVERS[name](problem))
+    blind = agnostic(problem)
+    _check(blind, SOLVERS[name](blind))
+
+
+MERGING: dict[str, Callable[..., TimeFractions]] = {
+    "max_min_fairness": max_min_fairness,
+    "makespan": min_makespan,
+    "finish-time fairness": finish_time_fairness,
+    "total throughput": max_total_throughput,
+    "deadlines": lambda p, merged: max_total_throughput(p, deadlines=True, merged=merged),
+}
+
+
+@pytest.mark.parametrize("name", MERGING)
+@settings(max_examples=40)
+@given(problem=problems())
+def test_merging_identical_jobs_changes_nothing(name: str, problem: AllocationProblem) -> None:
+    merged, apart = MERGING[name](problem, merged=True), MERGING[name](problem, merged=False)
+    assert merged.objective == pytest.approx(apart.objective, rel=1e-5, abs=1e-7)
+    assert {(n.reason, frozenset(n.jobs)) for n in merged.notes} == {(n.reason, frozenset(n.jobs)) for n in apart.notes}
+
+
+@settings(max_examples=40)
+@given(problem=problems())
+def test_merged_water_filling_reaches_the_same_throughputs(problem: AllocationProblem) -> None:
+    for hierarchy in (None, HIERARCHY):
+        merged = water_filling(problem, hierarchy=hierarchy).effective_throughput(problem)
+        apart = water_filling(problem, hierarchy=hierarchy, merged=False).effective_throughput(problem)
+        np.testing.assert_allclose(merged, apart, rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=40)
+@given(problem=problems())
+def test_water_filling_serves_the_least_served_as_well_as_max_min_fairness(problem: AllocationProblem) -> None:
+    shares = normalised_shares(problem, water_filling(problem))
+    fair = max_min_fairness(problem).objective
+    if np.isfinite(fair):
+        assert np.nanmin(shares) == pytest.approx(fair, rel=1e-5, abs=1e-7)
+
+
+@settings(max_examples=30)
+@given(weights=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=4), jobs=st.integers(2, 5))
+def test_shares_of_entities_add_up_to_their_weights(weights: list[float], jobs: int) -> None:
+    # Slot time is in proportion to weights as long as nobody has all of the time.
+    entity = [(f"team-{e}",) for e in range(len(weights)) for _ in range(jobs + e)]
+    made = tuple(GangJob(id=f"job-{i}", entity=path) for i, path in enumerate(entity))
+    problem = AllocationProblem(("a", "b"), np.array([1.0, 1.0]), made, np.ones((len(made), 2)))
+    hierarchy = Hierarchy({(f"team-{e}",): Entity(weight) for e, weight in enumerate(weights)})
+    time = water_filling(problem, hierarchy=hierarchy).by_job(problem).sum(axis=1)
+    by_team = np.array([time[[path == (f"team-{e}",) for path in entity]].sum() for e in range(len(weights))])
+    if time.max() < 1 - 1e-6:
+        np.testing.assert_allclose(by_team / by_team.sum(), np.array(weights) / sum(weights), rtol=1e-4)
