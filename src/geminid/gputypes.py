@@ -231,8 +231,8 @@ def _catalogue() -> Iterator[GpuType]:
     rows = (
         # name, memory in GiB, relative cost, bytes/s within a node, bytes/s within a rack
         ("cpu", 4, 0.02, 10 * _GB, 1.25 * _GB),
-        ("k80", 11, 0.18, _PCIE, _ETHERNET),
-        ("p100", 15, 0.58, _PCIE, _ETHERNET),
+        ("k80", 11, 0.1824, _PCIE, _ETHERNET),
+        ("p100", 15, 0.5811, _PCIE, _ETHERNET),
         ("v100", 15, 1.0, 150 * _GB, _ETHERNET),
         ("v100-32gb", 31, 1.2, 150 * _GB, _ETHERNET),
         ("t4", 14, 0.14, _PCIE, _ETHERNET),

@@ -205,22 +205,24 @@ def test_shortest_job_first() -> None:
     }
 
 
-def test_random_packing_only_under_overload_and_only_what_pays() -> None:
+def test_random_packing_only_under_overload_and_pairs_stay_while_they_pay() -> None:
     rates = np.full((4, 4, 1), 0.6)
     rates[0, :], rates[:, 0] = 0.3, 0.3  # nobody gains beside a
+    rates[1, 2] = rates[2, 1] = 0.0  # b and c cannot share
     pairs = PairThroughputs((0, 1, 2, 3), rates)
     alone = _problem([[1]] * 4, [4])
     assert all(len(c) == 1 for c in random_packing(replace(alone, pairs=pairs)).combinations)
     crowded = replace(alone, pairs=pairs, slots=np.array([2.0]))
-    tried = [random_packing(crowded, seed=seed) for seed in range(6)]
-    pairs_of = [[c for c in answer.combinations if len(c) == 2] for answer in tried]
-    assert {len(found) for found in pairs_of} == {0, 1}  # a trial with a is in vain
-    assert all("a" not in pair for found in pairs_of for pair in found)
-    for answer in tried:
-        np.testing.assert_allclose(answer.fractions, 2 / len(answer.combinations))
-        if len(answer.combinations) == 3:
-            again = random_packing(crowded, seed=99, held=answer.combinations)
-            assert set(again.combinations) == set(answer.combinations)
+    for seed in range(6):
+        answer = random_packing(crowded, seed=seed)
+        assert len(answer.combinations) == 2  # everyone is tried beside someone
+        np.testing.assert_allclose(
+            answer.fractions.ravel(), [0.0 if set(c) == {"b", "c"} else 1.0 for c in answer.combinations]
+        )
+        again = random_packing(crowded, seed=99, held=answer.combinations)
+        kept = {c for c in answer.combinations if "a" not in c and set(c) != {"b", "c"}}
+        assert kept <= set(again.combinations)
+    assert all(len(c) == 1 for c in random_packing(replace(alone, pairs=pairs), held=[("c", "d")]).combinations)
 
 
 def test_allox_places_jobs_for_the_least_average_completion() -> None:

@@ -114,7 +114,8 @@ def view(cluster: str, **held: tuple[tuple[int, int], ...]) -> ClusterView:
         )
         for name, allocation in held.items()
     )
-    return ClusterView(0.0, parsed, jobs, tuple(int(s) for s in parsed.node_slots))
+    slots = tuple(int(s) for s in parsed.node_slots)
+    return ClusterView(0.0, parsed, jobs, slots, slots)
 
 
 def test_jobs_stay_where_they_are_and_gangs_are_kept_together() -> None:

@@ -11,7 +11,37 @@ from typing import Any
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem, suggestion
 from geminid.policies.base import Policy
 from geminid.policies.fifo import Fifo
-from geminid.policies.gavel.fairness import Isolated, MaxMinFairness, MaxMinFairnessPacked, MaxMinFairnessPerf
+from geminid.policies.gavel.completion import (
+    AlloX,
+    FinishTimeFairness,
+    FinishTimeFairnessPacked,
+    FinishTimeFairnessPerf,
+    MinTotalDuration,
+    MinTotalDurationPacked,
+    MinTotalDurationPerf,
+    ShortestJobFirst,
+    Themis,
+)
+from geminid.policies.gavel.fairness import (
+    Hierarchical,
+    HierarchicalPacked,
+    HierarchicalPerf,
+    Isolated,
+    MaxMinFairness,
+    MaxMinFairnessPacked,
+    MaxMinFairnessPerf,
+    Proportional,
+    WaterFilling,
+    WaterFillingPacked,
+    WaterFillingPerf,
+)
+from geminid.policies.gavel.queues import FifoAgnostic, FifoPacked, FifoPerf, Gandiva
+from geminid.policies.gavel.totals import (
+    MaxSumThroughputByCostPackedSLOs,
+    MaxSumThroughputByCostPerf,
+    MaxSumThroughputByCostPerfSLOs,
+    MaxSumThroughputPerf,
+)
 from geminid.policies.las import LeastAttainedService
 from geminid.policies.optimus import Optimus
 from geminid.policies.pollux import Pollux
@@ -32,7 +62,31 @@ BUILT_IN: Mapping[str, type[Policy]] = {
         MaxMinFairness,
         MaxMinFairnessPerf,
         MaxMinFairnessPacked,
+        WaterFilling,
+        WaterFillingPerf,
+        WaterFillingPacked,
+        Hierarchical,
+        HierarchicalPerf,
+        HierarchicalPacked,
         Isolated,
+        Proportional,
+        FinishTimeFairness,
+        FinishTimeFairnessPerf,
+        FinishTimeFairnessPacked,
+        MinTotalDuration,
+        MinTotalDurationPerf,
+        MinTotalDurationPacked,
+        ShortestJobFirst,
+        AlloX,
+        Themis,
+        MaxSumThroughputPerf,
+        MaxSumThroughputByCostPerf,
+        MaxSumThroughputByCostPerfSLOs,
+        MaxSumThroughputByCostPackedSLOs,
+        FifoAgnostic,
+        FifoPerf,
+        FifoPacked,
+        Gandiva,
     )
 }
 

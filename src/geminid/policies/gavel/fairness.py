@@ -1,12 +1,21 @@
-"""Max-min fairness (least attained service, generalised) and static shares, in rounds."""
+"""Policies of fair shares, in rounds: max-min fairness, by one program or by water filling, hierarchies, static shares.
+
+Each exists unaware of GPU types, aware of them (``_perf``), and with pairs of jobs on the same slots (``_packed``),
+where the paper has it. The problems are in ``maxmin.py``, ``waterfill.py`` and ``static.py``, the rounds and what
+deviates in all of them in ``timesharing.py``. Where several fractions are optimal, the middle of them is taken, as an
+interior-point solver would.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from geminid.fields import InvalidInput, Problem
+from geminid.policies.gavel import static
 from geminid.policies.gavel.maxmin import max_min_fairness
-from geminid.policies.gavel.problem import AllocationProblem, TimeFractions, single_fractions
+from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
+from geminid.policies.gavel.waterfill import Entity, Hierarchy, Order, water_filling
 
 
 @dataclass
@@ -14,7 +23,7 @@ class MaxMinFairness(TimeSharingPolicy):
     """The smallest share of time, weighted and per slot, is as large as possible; unaware of GPU types."""
 
     name = "max_min_fairness"
-    objective = "largest smallest share of time, unaware of GPU types (least attained service)"
+    objective = "largest smallest share of time (least attained service), unaware of GPU types"
     aware = False
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
@@ -41,6 +50,94 @@ class MaxMinFairnessPacked(MaxMinFairnessPerf):
 
 
 @dataclass
+class WaterFilling(TimeSharingPolicy):
+    """Max-min fairness all the way up: who can have more without harm to those with less gets it."""
+
+    name = "max_min_fairness_water_filling"
+    objective = "max-min fair shares of time at every level, by water filling, unaware of GPU types"
+    aware = False
+
+    def solve(self, problem: AllocationProblem) -> TimeFractions:
+        """A few linear programs, each raising those that the last did not hold."""
+        return water_filling(problem)
+
+
+@dataclass
+class WaterFillingPerf(WaterFilling):
+    """Water filling over effective throughputs."""
+
+    name = "max_min_fairness_water_filling_perf"
+    objective = "max-min fair effective throughputs at every level, by water filling"
+    aware = True
+
+
+@dataclass
+class WaterFillingPacked(WaterFillingPerf):
+    """Water filling, with pairs of jobs on the same slots."""
+
+    name = "max_min_fairness_water_filling_packed"
+    objective = "max-min fair effective throughputs at every level, with pairs of jobs on the same slots"
+    packed = True
+
+
+@dataclass
+class Hierarchical(TimeSharingPolicy):
+    """Fairness or FIFO between entities and within them, to any depth, by water filling; unaware of GPU types.
+
+    A job belongs to its owner; an owner's parts between slashes are the levels of the hierarchy, the outermost first.
+    ``weights`` are written ``a=2;a/b=1``, one for entities that are not named; ``outer`` is how the whole cluster is
+    shared by the outermost entities, ``inner`` how every entity's part is by its members.
+    """
+
+    name = "hierarchical"
+    objective = "weighted fairness or FIFO between entities and within them, by water filling, unaware of GPU types"
+    aware = False
+
+    weights: tuple[str, ...] = ()
+    outer: Order = "fairness"
+    inner: Order = "fairness"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._weights = {path: weight for text in self.weights for path, weight in [self._weight(text)]}
+
+    def _weight(self, text: str) -> tuple[tuple[str, ...], float]:
+        path, _, number = text.partition("=")
+        try:
+            weight = float(number)
+        except ValueError:
+            weight = 0.0
+        if not path or not 0 < weight < float("inf"):
+            where = f"option weights of {self.name}"
+            raise InvalidInput([Problem(where, text, "must be like team=2;team/person=1, with weights above 0")])
+        return tuple(path.split("/")), weight
+
+    def solve(self, problem: AllocationProblem) -> TimeFractions:
+        """Water filling with weights that are shared out level by level."""
+        paths = {job.entity[:depth] for job in problem.jobs for depth in range(1, len(job.entity) + 1)}
+        entities = {path: Entity(self._weights.get(path, 1.0), self.inner) for path in paths}
+        return water_filling(problem, hierarchy=Hierarchy({**entities, (): Entity(1.0, self.outer)}))
+
+
+@dataclass
+class HierarchicalPerf(Hierarchical):
+    """The same over effective throughputs."""
+
+    name = "hierarchical_perf"
+    objective = "weighted fairness or FIFO between entities and within them, over effective throughputs"
+    aware = True
+
+
+@dataclass
+class HierarchicalPacked(HierarchicalPerf):
+    """The same, with pairs of jobs on the same slots."""
+
+    name = "hierarchical_packed"
+    objective = "weighted fairness or FIFO between and within entities, with pairs of jobs on the same slots"
+    packed = True
+
+
+@dataclass
 class Isolated(TimeSharingPolicy):
     """Everyone has an equal static share of every GPU type, whatever it is worth to them."""
 
@@ -50,4 +147,17 @@ class Isolated(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """No optimisation."""
-        return single_fractions(problem, problem.isolated_fractions, float("nan"))
+        return static.isolated(problem)
+
+
+@dataclass
+class Proportional(TimeSharingPolicy):
+    """Everyone has the same time, spread over the types as the slots are."""
+
+    name = "proportional"
+    objective = "the same time for every job, spread over the GPU types as the slots are"
+    aware = False
+
+    def solve(self, problem: AllocationProblem) -> TimeFractions:
+        """No optimisation."""
+        return static.proportional(problem)

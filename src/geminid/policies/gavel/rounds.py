@@ -6,8 +6,9 @@ A combination (one job, or a pair on the same slots) that should have a type for
 it for a time t since the fractions were last computed, has priority x/t there. Every combination starts with half a
 round's credit in t, so that nobody's priority is infinite. In each round the types are gone through one after the
 other; combinations are taken by priority, then by deficit (time owed from before), then by x, as long as their gang
-fits into the slots that are left and none of their jobs is taken yet. Priorities of zero come last: they fill slots
-that would be idle.
+fits into the slots that are left and none of their jobs is taken yet. Priorities of zero come last and fill slots that
+would be idle: where speeds are known, first with jobs that are nearly as fast there as anywhere. (In the published code
+the remainders that an interior-point solver leaves in place of zeros decide: much the same, by accident.)
 """
 
 from __future__ import annotations
@@ -79,6 +80,7 @@ class Account:
         free: Mapping[str, int],
         *,
         backfill: bool = True,
+        aware: bool = True,
         taken: Collection[str] = (),
     ) -> list[tuple[Combination, str]]:
         """Who gets which type now.
@@ -88,6 +90,7 @@ class Account:
             gangs: Slots that each of them takes.
             free: Free slots of each type, in the order in which types are handed out.
             backfill: Whether priority zero may run at all.
+            aware: Whether their speeds decide who of those goes first.
             taken: Jobs that run already.
         """
         busy = set(taken)
@@ -98,13 +101,18 @@ class Account:
         priority, owed_s, target = self.priorities(known), self._owed_s[rows], self._target[rows]
         size = np.array([gangs[c[0]] for c in known])
         single = np.array([len(c) == 1 for c in known])
+        fastest = [max(jobs[c[0]].values(), default=1.0) for c in known]
         chosen: list[tuple[Combination, str]] = []
         for gpu_type, left in free.items():
             column = self.gpu_types.index(gpu_type)
             candidates = priority[:, column] > 0
             if backfill:
                 candidates |= single
-            order = np.lexsort((-target[:, column], -owed_s[:, column], -priority[:, column]))
+            spare = np.zeros(len(known))
+            if backfill and aware:
+                speed = [jobs[c[0]].get(gpu_type, 0.0) / best for c, best in zip(known, fastest, strict=True)]
+                spare = np.where(priority[:, column] > 0, 0.0, speed)
+            order = np.lexsort((-target[:, column], -owed_s[:, column], -spare, -priority[:, column]))
             for row in order[candidates[order]].tolist():
                 if left <= 0:
                     break

@@ -43,13 +43,14 @@ class TimeSharingPolicy(Policy):
 
     ``aware`` policies know how fast jobs run on each GPU type, others treat all types that can run a job alike (and go
     through the types in random order). ``packed`` ones may run two jobs on the same slots. With ``backfill`` off, jobs
-    run only where they should have time.
+    run only where they should have time; with ``fills_by_speed`` slots that nobody should have go to who is fast there.
     """
 
     paper = "Narayanan et al., OSDI '20 (Gavel)"
     aware: ClassVar[bool] = True
     packed: ClassVar[bool] = False
     backfill: ClassVar[bool] = True
+    fills_by_speed: ClassVar[bool] = True
 
     round_s: float = 360.0
     recompute_s: float = 1920.0
@@ -66,6 +67,7 @@ class TimeSharingPolicy(Policy):
     _present: frozenset[str] = field(default=frozenset(), repr=False)
     _running: dict[Combination, tuple[str, float]] = field(default_factory=dict, repr=False)
     _notes: tuple[Note, ...] = field(default=(), repr=False)
+    _fractions: TimeFractions | None = field(default=None, repr=False)
     _speeds: SpeedReader = field(default_factory=SpeedReader, repr=False)
     _isolated: dict[str, tuple[float, float, float]] = field(default_factory=dict, repr=False)
 
@@ -78,6 +80,26 @@ class TimeSharingPolicy(Policy):
     @abstractmethod
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """The policy itself: which fraction of the time everyone should have each type."""
+
+    def held_types(self) -> dict[str, str]:
+        """The GPU types that jobs should have had all the time under the last fractions."""
+        last = self._fractions
+        if last is None:
+            return {}
+        return {
+            job_id: last.gpu_types[int(row.argmax())]
+            for combination, row in zip(last.combinations, last.fractions, strict=True)
+            for job_id in combination
+            if row.max() > 0.5
+        }
+
+    def held_pairs(self) -> list[Combination]:
+        """The pairs of jobs under the last fractions."""
+        return (
+            [combination for combination in self._fractions.combinations if len(combination) == 2]
+            if self._fractions
+            else []
+        )
 
     # --- Rounds ---
 
@@ -100,7 +122,9 @@ class TimeSharingPolicy(Policy):
         speeds = self._speeds.speeds(view.cluster, view.jobs)
         account = self._up_to_date(view, speeds)
         gangs = {job.id: job.facts.requested_slots for job in view.jobs}
-        chosen = account.select(speeds, gangs, self._free(view), backfill=self.backfill)
+        chosen = account.select(
+            speeds, gangs, self._free(view), backfill=self.backfill, aware=self.aware and self.fills_by_speed
+        )
         if self.reserve and self._solved_for is not None:
             known, _ = self._solved_for
             chosen = [(combination, gpu_type) for combination, gpu_type in chosen if known.issuperset(combination)]
@@ -129,7 +153,9 @@ class TimeSharingPolicy(Policy):
                     self._account.add(job.id)
                 gangs = {job.id: job.facts.requested_slots for job in view.jobs}
                 taken = {job.id for job in view.jobs if job.allocation}
-                chosen = self._account.select(speeds, gangs, free, backfill=self.backfill, taken=taken)
+                chosen = self._account.select(
+                    speeds, gangs, free, backfill=self.backfill, aware=self.aware and self.fills_by_speed, taken=taken
+                )
                 placed = place_gangs(view, chosen, gangs, list(kept.values()))
                 kept |= placed
                 self._running |= {c: (gpu_type, view.now_s) for c, gpu_type in chosen if c in placed}
@@ -171,7 +197,7 @@ class TimeSharingPolicy(Policy):
         due = self._solved_for is None or view.now_s - account.since_s >= self.recompute_s - INSTANT_S
         due |= not any(job.allocation for job in view.jobs)
         if due and now_for != self._solved_for:
-            fractions = self.solve(self.problem(view, speeds))
+            fractions = self._fractions = self.solve(self.problem(view, speeds))
             self._notes = fractions.notes
             account.retarget(fractions, [job.id for job in view.jobs], view.now_s)
             self._solved_for = now_for
