@@ -330,7 +330,8 @@ def policies(
     json_output: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
     """List the built-in policies with their papers, objectives and options."""
-    from geminid.policies.registry import BUILT_IN, describe, options_of
+    from geminid.policies.options import describe
+    from geminid.policies.registry import BUILT_IN, options_of
 
     rows: list[dict[str, Any]] = [
         {

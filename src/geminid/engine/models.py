@@ -22,10 +22,7 @@ class _Known:
     gradient: GradientStats = field(default_factory=GradientStats)
     dirty: set[str] = field(default_factory=set)
     changed: bool = True
-
-    @property
-    def most_slots(self) -> int:
-        return max((profile.most_slots for profile in self.profiles.values()), default=0)
+    most_slots: int = 0
 
 
 @dataclass(slots=True)
@@ -42,6 +39,7 @@ class ModelKeeper:
             profile = known.profiles.get(job.gpu_type, Profile())
             recorded = profile.record(observation)
             if recorded is not profile:
+                known.most_slots = max(known.most_slots, recorded.most_slots)
                 known.profiles[job.gpu_type] = recorded
                 known.dirty.add(job.gpu_type)
                 known.changed = True
@@ -51,9 +49,14 @@ class ModelKeeper:
                 known.gradient, known.changed = clamped, True
 
     def add_profile(self, job_id: str, gpu_type: str, profile: Profile) -> None:
-        """Start with measurements made elsewhere (a one-slot profile, an earlier run)."""
+        """Start with measurements made elsewhere (a one-slot profile, an earlier run).
+
+        A profile of single slots says nothing about how a job scales, and does not count towards the slots measured.
+        """
         known = self._known.setdefault(job_id, _Known())
         known.profiles[gpu_type] = profile
+        if profile.most_slots > 1:
+            known.most_slots = max(known.most_slots, profile.most_slots)
         known.dirty.add(gpu_type)
         known.changed = True
 

@@ -60,9 +60,10 @@ class JobFacts:
 class JobView:
     """One active job as a policy sees it. Quantities that grow with time are asked for at a time.
 
-    ``most_slots_measured`` is the largest number of slots the job has been measured on; ``model`` what has been
-    fitted to its measurements, None before the first. ``slots`` are those of the allocation. ``restarts`` counts
-    changes of the allocation after the first start. ``partner`` is the job that it shares its slots with, if any.
+    ``most_slots_measured`` is the largest number of slots the job has been measured on (one slot measured beforehand
+    does not count); ``model`` what has been fitted to its measurements, None before the first. ``slots`` are those of
+    the allocation. ``restarts`` counts changes of the allocation after the first start. ``partner`` is the job that it
+    shares its slots with, if any.
     """
 
     facts: JobFacts

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from geminid.policies.base import ClusterView, JobView
+from geminid.policies.options import Positive
 from geminid.policies.queued import QueuedPolicy
 
 
@@ -20,7 +21,7 @@ class LeastAttainedService(QueuedPolicy):
     paper = "Nuyens and Wierman, 2008 (foreground-background)"
     objective = "least attained service first; needs no durations"
 
-    interval_s: float | None = 60.0
+    interval_s: Positive | None = 60.0
 
     def order(self, view: ClusterView) -> Sequence[JobView]:
         """By attained service, then by submission."""

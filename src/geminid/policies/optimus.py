@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy
+from geminid.policies.options import Positive
 from geminid.policies.packing import FreeSlots, usable_types
 
 
@@ -37,7 +38,7 @@ class Optimus(Policy):
     objective = "slots one by one to the job whose completion each brings forward most"
     needs_oracle = True
 
-    interval_s: float | None = 60.0
+    interval_s: Positive | None = 60.0
     remaining: Literal["published", "exact"] = "published"
 
     def decide(self, view: ClusterView) -> Decision:

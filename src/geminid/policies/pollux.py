@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,7 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.table import GoodputTable, JobModel
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+from geminid.policies.options import AtLeast, Positive
 from geminid.policies.pollux_objective import IntArray, Objective, mean_of_cost
 from geminid.solve.genetic import Space, evolve
 from geminid.solve.pareto import Array
@@ -146,10 +147,10 @@ class Pollux(Policy):
     needs_models = True
 
     p: float = -1.0
-    interval_s: float | None = 60.0
-    population: int = 100
-    generations: int = 100
-    restart_s: float | None = 30.0
+    interval_s: Positive | None = 60.0
+    population: Annotated[int, AtLeast(2)] = 100
+    generations: Annotated[int, AtLeast(0)] = 100
+    restart_s: Annotated[float, AtLeast(0.0)] | None = 30.0
     interference: bool = True
     autoscale: bool = False
     pinned: tuple[str, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,6 +43,7 @@ from geminid.policies.gavel.totals import (
 )
 from geminid.policies.las import LeastAttainedService
 from geminid.policies.optimus import Optimus
+from geminid.policies.options import describe, parse
 from geminid.policies.pollux import Pollux
 from geminid.policies.sia import Sia
 from geminid.policies.srtf import ShortestRemainingTimeFirst
@@ -106,7 +106,7 @@ class Option:
 
 def options_of(policy: type[Policy]) -> list[Option]:
     """The options of a policy: its public dataclass fields, without their units."""
-    kinds = typing.get_type_hints(policy)
+    kinds = typing.get_type_hints(policy, include_extras=True)
     result = []
     fields = dataclasses.fields(typing.cast(Any, policy)) if hasattr(policy, "__dataclass_fields__") else ()
     for field in fields:
@@ -146,7 +146,7 @@ def make_policy(text: str, load: Callable[[str], type[Policy]] | None = None, **
             problems.append(Problem(f"option {part!r}", NOT_SHOWN, expected))
             continue
         try:
-            values[option.field] = _parse(raw, option.kind)
+            values[option.field] = parse(raw, option.kind)
         except ValueError:
             problems.append(Problem(f"option {key} of {policy.name}", raw, f"must be {describe(option.kind)}"))
     if problems:
@@ -154,42 +154,4 @@ def make_policy(text: str, load: Callable[[str], type[Policy]] | None = None, **
     for field, value in defaults.items():
         if any(option.field == field for option in available.values()):
             values.setdefault(field, value)
-    built = policy(**values)
-    if built.interval_s is not None and not 0 < built.interval_s < float("inf"):
-        where = f"option interval of {policy.name}"
-        raise InvalidInput([Problem(where, built.interval_s, "must be a positive number or none")])
-    return built
-
-
-def _parse(text: str, kind: Any) -> Any:
-    """Read a value of an annotated type."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        if type(None) in arguments and text.lower() == "none":
-            return None
-        return _parse(text, next(a for a in arguments if a is not type(None)))
-    if origin is tuple:
-        return tuple(_parse(part, arguments[0]) for part in text.split(";"))
-    if origin is typing.Literal:
-        if text not in arguments:
-            raise ValueError
-        return text
-    if kind is bool:
-        if text.lower() not in ("true", "false", "on", "off"):
-            raise ValueError
-        return text.lower() in ("true", "on")
-    return kind(text)
-
-
-def describe(kind: Any) -> str:
-    """A type in words."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        inner = describe(next(a for a in arguments if a is not type(None)))
-        return f"{inner} or none" if type(None) in arguments else inner
-    if origin is tuple:
-        return f"{describe(arguments[0])}, several separated by ';'"
-    if origin is typing.Literal:
-        return " or ".join(map(str, arguments))
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return names.get(kind, str(kind))
+    return policy(**values)

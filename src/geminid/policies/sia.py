@@ -9,8 +9,8 @@ per job within the slots of each type, minimising Σ G^p + λ·(jobs left out) f
 served) for p > 0).
 
 A type that a job has not run on in several slots is predicted from one it has, by the ratio of the one-slot step times;
-jobs bring a one-slot profile of every type. A job may use at most twice the largest number of slots it has been
-measured on. Rigid jobs choose a type only. Jobs that are still restarting keep what they have.
+jobs bring a one-slot profile of every type. A job starts on one slot, and may then use at most twice the largest number
+of slots it has run on. Rigid jobs choose a type only. Jobs that are still restarting keep what they have.
 
 Deviations. δ is the job's own rescale cost (the published code has a second table of slightly different constants for
 it). Goodputs are not rounded to two decimals before the program is solved. Moves within one configuration are charged
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,7 @@ from geminid.goodput.table import GoodputTable, JobModel
 from geminid.goodput.transfer import Method, transfer
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+from geminid.policies.options import AtLeast, Not, Positive
 from geminid.solve.lp import minimise
 
 Array = NDArray[np.float64]
@@ -78,9 +80,9 @@ class Sia(Policy):
     needs_models = True
     brings_profiles = True
 
-    p: float = -0.5
-    serve: float = 1.1
-    interval_s: float | None = 60.0
+    p: Annotated[float, Not(0.0)] = -0.5
+    serve: Annotated[float, AtLeast(0.0)] = 1.1
+    interval_s: Positive | None = 60.0
     transfer_method: Method = "scaled"
     _table: GoodputTable | None = None
     _rigid_sizes: set[int] = field(default_factory=set)

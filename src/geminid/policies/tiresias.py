@@ -29,9 +29,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from geminid.policies.base import ClusterView, JobView
+from geminid.policies.options import AtLeast, Positive
 from geminid.policies.queued import QueuedPolicy
 
 
@@ -55,11 +56,11 @@ class Tiresias(QueuedPolicy):
     objective = "least attained service (slots × seconds) first, in discrete queues; fixed sizes"
     profiled_defaults: ClassVar[Mapping[str, Any]] = {"interval_s": 60.0, "running_first": False}
 
-    limits_gpu_s: tuple[float, ...] = (57_600.0,)
-    promote: float | None = None
+    limits_gpu_s: tuple[Positive, ...] = (57_600.0,)
+    promote: Annotated[float, AtLeast(0.0)] | None = None
     index: Literal["las", "gittins"] = "las"
     running_first: bool = True
-    interval_s: float | None = None
+    interval_s: Positive | None = None
     _places: dict[str, _Place] = field(default_factory=dict)
     _entered: int = 0
     _services_gpu_s: list[float] = field(default_factory=list)

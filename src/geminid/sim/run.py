@@ -162,4 +162,12 @@ def load_policy(text: str) -> type[Policy]:
         raise InvalidInput(
             [Problem("policy class", class_name, f"must be a subclass of Policy in {path}, which has: {known}")]
         )
+    missing = [word for word in ("name", "paper", "objective") if not isinstance(getattr(found, word, None), str)]
+    if missing:
+        raise InvalidInput(
+            [Problem(f"policy class {class_name}", NOT_SHOWN, f"must say its {' and '.join(missing)}, as text")]
+        )
+    if found.__abstractmethods__:
+        lacking = ", ".join(sorted(found.__abstractmethods__))
+        raise InvalidInput([Problem(f"policy class {class_name}", NOT_SHOWN, f"must define {lacking}")])
     return found

@@ -20,7 +20,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from geminid.policies.gavel.gangs import place_gangs
 from geminid.policies.gavel.problem import AllocationProblem, Combination, GangJob, Note, TimeFractions, agnostic
 from geminid.policies.gavel.rounds import Account
 from geminid.policies.gavel.speeds import SpeedReader, kind_of
+from geminid.policies.options import AtLeast, Positive
 
 #: Slack when comparing times.
 INSTANT_S = 1e-6
@@ -52,8 +53,8 @@ class TimeSharingPolicy(Policy):
     backfill: ClassVar[bool] = True
     fills_by_speed: ClassVar[bool] = True
 
-    round_s: float = 360.0
-    recompute_s: float = 1920.0
+    round_s: Positive = 360.0
+    recompute_s: Annotated[float, AtLeast(0.0)] = 1920.0
     fill: bool = False
     adaptive: bool = False
     reserve: bool = False

@@ -1,0 +1,62 @@
+"""Options of policies: read from text, checked, and refused in words that say what would be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from geminid.fields import InvalidInput
+from geminid.policies.registry import BUILT_IN, make_policy, options_of
+from geminid.sim.run import load_policy
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("pollux:population=1", "option population of pollux is '1', but must be a whole number at least 2"),
+        ("pollux:generations=-1", "option generations of pollux is '-1', but must be a whole number at least 0"),
+        ("sia:p=0", "option p of sia is '0', but must be a number other than 0"),
+        ("sia:serve=inf", "option serve of sia is 'inf', but must be a number at least 0"),
+        ("tiresias:limits=100;-5", "option limits of tiresias is '100;-5', but must be a number above 0"),
+        ("tiresias:promote=nan", "option promote of tiresias is 'nan', but must be a number at least 0 or none"),
+        ("tiresias:index=mean", "option index of tiresias is 'mean', but must be las or gittins"),
+    ],
+)
+def test_a_value_out_of_range_is_refused(text: str, sentence: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        make_policy(text)
+    assert sentence in str(refused.value)
+
+
+def test_values_are_read_by_their_types() -> None:
+    policy = make_policy("tiresias:limits=100;5e3,promote=2,index=gittins,interval=none")
+    assert vars_of(policy) >= {"limits_gpu_s": (100.0, 5000.0), "promote": 2.0, "index": "gittins"}.items()
+
+
+def vars_of(policy: object) -> set[tuple[str, object]] | object:
+    return {option.field: getattr(policy, option.field) for option in options_of(type(policy))}.items()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_policy_is_built_from_its_name_and_says_what_it_is(name: str) -> None:
+    policy = make_policy(name)
+    assert policy.name == name
+    assert policy.paper
+    assert policy.objective
+    assert all(option.name.isidentifier() for option in options_of(type(policy)))
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("    def decide(self, view): ...", "must say its name and paper and objective, as text"),
+        ("    name = paper = objective = 'x'", "must define decide"),
+    ],
+)
+def test_a_users_class_that_lacks_something_is_told_what(body: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"from geminid.policies.base import Policy\nclass Mine(Policy):\n{body}\n", encoding="utf-8")
+    with pytest.raises(InvalidInput) as refused:
+        load_policy(f"{file}:Mine")
+    assert sentence in str(refused.value)
