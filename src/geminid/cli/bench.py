@@ -333,6 +333,42 @@ def policies(
     console.print("Medians of three. Single-GPU jobs, three quarters as many GPUs. Published: ECOS, one thread.")
 
 
+@app.command()
+def estimation(
+    peers: Annotated[Path, typer.Option(help="Folder that holds the peers' tables.")] = Path("../shared/peers"),
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Error of estimated throughputs of unseen jobs, alone and beside others, on entries held out of Gavel's tables."""
+    from geminid.bench.estimation import run
+
+    with error_console.status("estimating …"):
+        rows = run(peers, seed=seed)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        "Error of estimated throughputs on held-out entries",
+        ["estimated", "unseen", "measured", "method", "mean error", "wrong whether they fit", "entries"],
+        [
+            [
+                row.estimated,
+                row.unseen,
+                row.measured,
+                row.method,
+                _percent(row.mean_error),
+                "–" if row.wrong_fit is None else _percent(row.wrong_fit),
+                f"{row.entries:,}",
+            ]
+            for row in rows
+        ],
+        text_columns=4,
+    )
+    console.print(
+        "Errors of pairs are in points of the throughput alone; those of GPU types relative to the true value."
+    )
+
+
 def _whole_numbers(name: str, text: str, smallest: int) -> list[int]:
     """Numbers separated by commas, or a sentence on what is wrong with them."""
     from geminid.fields import InvalidInput, Problem
