@@ -64,6 +64,11 @@ def simulate(
     node_mtbf: Annotated[
         float | None, typer.Option(min=0.01, help="Mean hours between failures of a node; never when left out.")
     ] = None,
+    repair: Annotated[float, typer.Option(min=0.0, help="Hours until a node that failed is back.")] = 0.5,
+    checkpoint: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds of work between checkpoints, to which jobs on a failed node fall back."),
+    ] = 600.0,
     oracle: Annotated[bool, typer.Option("--oracle", help="Let every policy know what only an oracle can.")] = False,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the results as JSON to this file.")
@@ -104,6 +109,8 @@ def simulate(
             rescale_s=_rescale(rescale),
             interference=interference,
             node_mtbf_s=None if node_mtbf is None else 3600.0 * node_mtbf,
+            repair_s=3600.0 * repair,
+            checkpoint_s=checkpoint,
             seed=seed,
             model=model or ("pollux" if profiles is not None else "geminid"),
             oracle=oracle,
