@@ -70,6 +70,13 @@ def simulate(
         typer.Option(min=1.0, help="Seconds of work between checkpoints, to which jobs on a failed node fall back."),
     ] = 600.0,
     oracle: Annotated[bool, typer.Option("--oracle", help="Let every policy know what only an oracle can.")] = False,
+    estimates: Annotated[
+        str,
+        typer.Option(
+            help="What jobs know of how much they have to do: exact, none, or the standard deviation of the logarithm "
+            "by which they are wrong."
+        ),
+    ] = "exact",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="OUT", help="Write the results as JSON to this file.")
     ] = None,
@@ -114,6 +121,7 @@ def simulate(
             seed=seed,
             model=model or ("pollux" if profiles is not None else "geminid"),
             oracle=oracle,
+            estimate_error=_estimate_error(estimates),
         ),
         seed=seed,
         timings=timings,
@@ -199,6 +207,18 @@ def _rescale(text: str) -> float | None:
     if not 0 <= seconds < float("inf"):
         raise InvalidInput([Problem("rescale", text, "must be cold, live, or a number of seconds")])
     return seconds
+
+
+def _estimate_error(text: str) -> float | None:
+    if text in ("exact", "none"):
+        return 0.0 if text == "exact" else None
+    try:
+        error = float(text)
+    except ValueError:
+        error = -1.0
+    if not 0 <= error <= 5:
+        raise InvalidInput([Problem("estimates", text, "must be exact, none, or a number from 0 to 5")])
+    return error
 
 
 def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]) -> None:

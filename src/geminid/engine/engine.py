@@ -5,6 +5,7 @@ The simulator drives it in virtual time, the service in real time; neither the e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import sub
@@ -61,6 +62,7 @@ class Engine:
     _drained: set[int] = field(default_factory=set)
     _usable: tuple[int, ...] = ()
     _held: list[int] = field(default_factory=list)
+    _ended: list[JobView] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._held = [0] * len(self.cluster.nodes)
@@ -76,8 +78,11 @@ class Engine:
         match event:
             case Submitted(job=facts):
                 self._jobs.setdefault(facts.id, JobView(facts=facts, since_s=event.at_s))
-            case Completed(job_id=job_id):
+            case Completed(job_id=job_id, progress=progress):
                 commands += self._part(job_id)
+                if job_id in self._jobs:
+                    done = self._jobs[job_id].progress if progress is None else progress
+                    self._ended.append(replace(self._jobs[job_id], progress=done))
                 self._forget(job_id)
             case Failed(job_id=job_id, final=final):
                 commands += self._part(job_id)
@@ -85,9 +90,11 @@ class Engine:
                     self._forget(job_id)
                 elif job_id in self._jobs:
                     self._release(job_id)
-            case Reported(job_id=job_id, observation=observation, gradient=gradient):
+            case Reported(job_id=job_id, observation=observation, gradient=gradient, progress=progress):
                 if job_id in self._jobs:
                     self.models.report(self._jobs[job_id], observation, gradient)
+                    if progress is not None and 0.0 <= progress < math.inf:
+                        self._jobs[job_id] = replace(self._jobs[job_id], progress=progress)
                 matters = False
             case NodeDown(node=node):
                 self._down.add(node)
@@ -124,7 +131,8 @@ class Engine:
             jobs = self.models.attach(jobs)
             self._jobs.update((job.id, job) for job in jobs)
         free = tuple(map(sub, self._usable, self._held))
-        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, self.oracle, self.sharing)
+        ended = tuple(self._ended)
+        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, self.oracle, self.sharing, ended)
 
     def _count_usable(self) -> None:
         gone = self._down | self._drained
@@ -134,6 +142,7 @@ class Engine:
         if not self._jobs:
             return Outcome()
         view = self.view()
+        self._ended = []
         try:
             decision = self.policy.decide(view)
             plan = (

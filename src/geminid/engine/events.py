@@ -25,18 +25,23 @@ class Submitted(Event):
 
 @dataclass(frozen=True, slots=True)
 class Reported(Event):
-    """A job measured its step times or its gradient noise. Reports are not trusted: nonsense is left out."""
+    """A job measured its step times or its gradient noise, or tells its progress (in the unit of its work).
+
+    Reports are not trusted: nonsense is left out.
+    """
 
     job_id: str
     observation: Observation | None = None
     gradient: GradientStats | None = None
+    progress: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completed(Event):
-    """A job finished its work."""
+    """A job finished its work; ``progress`` is how much that was in the end."""
 
     job_id: str
+    progress: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

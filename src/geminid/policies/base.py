@@ -35,7 +35,10 @@ class JobFacts:
     exactly that. ``limits`` (batch sizes by GPU type) are empty for opaque jobs, whose inside is not known: they run
     on exactly their requested slots. ``throughputs`` (steps per second on the requested slots, by GPU type) are filled
     for jobs whose speeds are known without a model, and ``steps`` is then the work of the whole job; ``kind`` names
-    what jobs of equal speeds have in common. ``deadline_s`` is a time, not a duration.
+    what jobs of equal speeds have in common. ``deadline_s`` is a time, not a duration. ``work`` is all that the job has
+    to do, as far as its specification tells (epochs × dataset; it may be wrong), in the unit of its goodput: useful
+    samples, or seconds for opaque jobs. None where nobody knows. ``budget_gpu_s`` is the most
+    slots × time that it may use.
     """
 
     id: str
@@ -54,6 +57,11 @@ class JobFacts:
     throughputs: Mapping[str, float] = field(default_factory=dict)
     steps: float | None = None
     deadline_s: float | None = None
+    work: float | None = None
+    queue: str = "default"
+    priority: int = 0
+    budget_gpu_s: float | None = None
+    preferred_types: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +71,7 @@ class JobView:
     ``most_slots_measured`` is the largest number of slots the job has been measured on (one slot measured beforehand
     does not count); ``model`` what has been fitted to its measurements, None before the first. ``slots`` are those of
     the allocation. ``restarts`` counts changes of the allocation after the first start. ``partner`` is the job that it
-    shares its slots with, if any.
+    shares its slots with, if any. ``progress`` is how much of its work was done at its last report.
     """
 
     facts: JobFacts
@@ -78,6 +86,7 @@ class JobView:
     service_before_gpu_s: float = 0.0
     paused_until_s: float = 0.0
     most_slots_measured: int = 0
+    progress: float = 0.0
     model: JobModel | None = None
 
     @property
@@ -125,7 +134,8 @@ class ClusterView:
 
     ``usable_slots`` are those of every node, none on nodes that are down or drained; ``free_slots`` what nobody holds
     of them (below zero where jobs still sit on a drained node). ``sharing`` is what is known of jobs on shared slots;
-    without it, no two jobs should share any.
+    without it, no two jobs should share any. ``ended`` are the jobs that were completed since the last decision, with
+    their final progress.
     """
 
     now_s: float
@@ -135,6 +145,7 @@ class ClusterView:
     free_slots: tuple[int, ...]
     oracle: Oracle | None = None
     sharing: SharingModel | None = None
+    ended: tuple[JobView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from geminid.policies.gavel.totals import (
     MaxSumThroughputByCostPerfSLOs,
     MaxSumThroughputPerf,
 )
+from geminid.policies.geminid import Geminid
 from geminid.policies.las import LeastAttainedService
 from geminid.policies.optimus import Optimus
 from geminid.policies.options import describe, parse
@@ -59,6 +60,7 @@ BUILT_IN: Mapping[str, type[Policy]] = {
         Optimus,
         Pollux,
         Sia,
+        Geminid,
         MaxMinFairness,
         MaxMinFairnessPerf,
         MaxMinFairnessPacked,

@@ -92,11 +92,32 @@ class SimJob:
     _next_checkpoint_s: float = float("inf")
     _tuner: Tuner | None = None
     _requested_duration_s: float | None = None
+    _work: float | None = None
 
     @property
     def stint(self) -> Stint | None:
         """The current stint, None while the job waits."""
         return self.stints[-1] if self.stints and self.stints[-1].end_s is None else None
+
+    @property
+    def work(self) -> float:
+        """All that the job has to do, in the unit of its goodput: samples worth as much as at its initial batch size.
+
+        Jobs that keep a batch size count its samples; jobs without an application count steps or seconds.
+        """
+        if self._work is None:
+            self._work = self._compute_work()
+        return self._work
+
+    def _compute_work(self) -> float:
+        if self.application is None:
+            return self.total
+        app, initial = self.application.value, next(iter(self.facts.limits.values())).initial
+        if initial == app.initial_batch:
+            return self.total * initial
+        squared, variance = _epoch_gradients(self.application, initial)
+        steps = np.diff(app.progress_steps, prepend=0.0)
+        return initial * float(np.sum(steps / gain(squared, variance, initial / app.initial_batch)))
 
     # --- Progress ---
 

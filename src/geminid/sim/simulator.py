@@ -47,6 +47,8 @@ class Settings:
     ``interference`` is the fraction of speed that distributed jobs lose when they share a node. Nodes fail at random,
     ``node_mtbf_s`` apart on average (None: never), and are back after ``repair_s``; a job on one falls back to its
     last checkpoint, made every ``checkpoint_s``. ``oracle`` lets every policy know what only a simulator can.
+    ``estimate_error`` is the standard deviation of the logarithm by which jobs are wrong about how much they have to do
+    (0: they know, from epochs and dataset; None: nobody knows).
     """
 
     rescale_s: float | None = None
@@ -57,6 +59,7 @@ class Settings:
     seed: int = 0
     model: str = "geminid"
     oracle: bool = False
+    estimate_error: float | None = 0.0
     debug: bool = False
 
 
@@ -96,6 +99,7 @@ class Simulator:
         self.policy = policy
         self.models = ModelKeeper(self.settings.model)
         self._rng = np.random.default_rng(self.settings.seed)
+        self._estimates_rng = np.random.default_rng([self.settings.seed, 1])
         self.jobs = self._make_jobs(workload.jobs, applications)
         self.engine = Engine(
             cluster,
@@ -145,10 +149,19 @@ class Simulator:
             assert total is not None
             key = None if app is None else by_identity(app, known)
             checkpoint_s = self.settings.checkpoint_s if self.settings.node_mtbf_s is not None else math.inf
-            jobs[trace.name] = SimJob(trace, facts, key, total, checkpoint_s=checkpoint_s)
+            job = SimJob(trace, facts, key, total, checkpoint_s=checkpoint_s)
+            job.facts = replace(facts, work=self._told_work(job))
+            jobs[trace.name] = job
         if problems:
             raise InvalidInput(problems[:20])
         return jobs
+
+    def _told_work(self, job: SimJob) -> float | None:
+        """What a job says it has to do; how long opaque jobs take is known to oracles only."""
+        error = self.settings.estimate_error
+        if error is None or (job.trace.duration_s is not None and not self.settings.oracle):
+            return None
+        return job.work * math.exp(error * float(self._estimates_rng.standard_normal()))
 
     def _unknown_speeds(self, traces: Sequence[TraceJob]) -> list[Problem]:
         """Jobs that make steps at a speed that no table tells, all of a kind in one sentence."""
@@ -414,7 +427,7 @@ class Simulator:
             job.completed_s = self.now_s
             job.finish_stint(self.now_s)
             self._running.pop(job.facts.id, None)
-            self._feed(Completed(self.now_s, job.facts.id))
+            self._feed(Completed(self.now_s, job.facts.id, job.work))
             return
         self._retune(job)
         if job.version == version:
@@ -449,8 +462,8 @@ class Simulator:
             observation = None if stint.reported else job.observation()
             stint.reported = True
             gradient = job.gradient()
-            if observation is not None or gradient is not None:
-                self.engine.handle(Reported(self.now_s, job.facts.id, observation, gradient))
+            done = job.work * job.progress / job.total
+            self.engine.handle(Reported(self.now_s, job.facts.id, observation, gradient, done))
 
     def _spread_interference(self) -> None:
         """Distributed jobs that share a node slow each other down."""

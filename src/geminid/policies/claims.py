@@ -1,0 +1,157 @@
+"""Who has which claim on the cluster: priorities, fair shares, queues with quotas, deadlines, budgets, preferences.
+
+Everything here ends up either as a factor on a job's weight, as a configuration that a job may not have, or as a limit
+on a group of jobs, so that one and the same problem decides it all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.cluster import Cluster
+from geminid.configuration import Configuration
+from geminid.fields import InvalidInput, Problem
+from geminid.policies.base import ClusterView, JobView
+
+Array = NDArray[np.float64]
+
+#: One level of priority counts as much as so many jobs.
+PRIORITY_FACTOR = 4.0
+#: A fair share moves weights by at most this factor in either direction.
+MOST_FAVOUR = 4.0
+#: A job that needs all of the time until its deadline on its fastest configuration counts as much as so many jobs.
+MOST_URGENT = 8.0
+#: How much more a slot of a preferred type is worth.
+PREFERENCE = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """A queue of jobs: how much it counts, the slots that it can always have, and the most that it may have.
+
+    Written ``NAME:WEIGHT:QUOTA:LIMIT``; quota and limit may be left out. What a queue leaves of its quota others may
+    borrow, and have to give back as soon as its own jobs want it.
+    """
+
+    name: str
+    weight: float = 1.0
+    quota: float | None = None
+    limit: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Queue:
+        """Read the short form."""
+        name, *numbers = text.split(":")
+        try:
+            values = [float(number) if number else None for number in numbers]
+        except ValueError:
+            values = [-1.0]
+        weight, quota, limit = [*values, None, None, None][:3]
+        weight = 1.0 if weight is None else weight
+        bad = not name or len(numbers) > 3 or weight <= 0 or (quota or 0) < 0 or (limit or 0) < 0
+        if bad or not math.isfinite(sum(value or 0.0 for value in values)):
+            expected = "must be NAME:WEIGHT:QUOTA:LIMIT with a positive weight and slots that are not negative"
+            raise InvalidInput([Problem("option queues of geminid", text, expected)])
+        return cls(name, weight, quota, limit)
+
+
+@dataclass(slots=True)
+class FairShares:
+    """What owners (and queues) have used of the cluster lately; usage counts half after ``half_life_s``."""
+
+    half_life_s: float
+    _used: dict[str, float] = field(default_factory=dict)
+    _service: dict[str, float] = field(default_factory=dict)
+    _at_s: float = 0.0
+
+    def update(self, view: ClusterView) -> None:
+        """Charge what jobs have had since the last decision."""
+        decay = 0.5 ** ((view.now_s - self._at_s) / self.half_life_s)
+        self._used = {name: used * decay for name, used in self._used.items() if used * decay > 1.0}
+        self._at_s = view.now_s
+        service = {}
+        for job in view.jobs:
+            service[job.id] = job.attained_service_gpu_s(view.now_s)
+            more = service[job.id] - self._service.get(job.id, 0.0)
+            self._used[_account(job)] = self._used.get(_account(job), 0.0) + max(more, 0.0)
+        self._service = service
+
+    def factors(self, jobs: Sequence[JobView], weights: Mapping[str, float]) -> Array:
+        """Per job, how much its account is behind its share (above one) or ahead (below)."""
+        accounts = {_account(job) for job in jobs}
+        if len(accounts) < 2:
+            return np.ones(len(jobs))
+        entitled = {name: weights.get(name.partition("/")[0], 1.0) for name in accounts}
+        whole, used = sum(entitled.values()), sum(self._used.get(name, 0.0) for name in accounts)
+        if used <= 0:
+            return np.ones(len(jobs))
+        favour = {
+            name: math.sqrt(entitled[name] / whole / max(self._used.get(name, 0.0) / used, 1e-3)) for name in accounts
+        }
+        return np.clip([favour[_account(job)] for job in jobs], 1.0 / MOST_FAVOUR, MOST_FAVOUR)
+
+
+def _account(job: JobView) -> str:
+    return f"{job.facts.queue}/{job.facts.owner}"
+
+
+def priority_factors(jobs: Sequence[JobView]) -> Array:
+    """Weights that users and operators have given."""
+    return np.array([job.facts.weight * PRIORITY_FACTOR**job.facts.priority for job in jobs])
+
+
+def deadline_factors(view: ClusterView, fastest_s: Array) -> Array:
+    """Jobs that need much of the time until their deadline go first, as long as they can still make it."""
+    factors = np.ones(len(view.jobs))
+    for row, job in enumerate(view.jobs):
+        if job.facts.deadline_s is not None:
+            until_s = job.facts.deadline_s - view.now_s
+            need = fastest_s[row] / until_s if until_s > 0 else math.inf
+            if need <= 1.0:
+                factors[row] = MOST_URGENT**need
+    return factors
+
+
+def finish_time_factors(age_s: Array, done_s: Array, left_s: Array, fair_speedup: Array, bound: float) -> Array:
+    """Jobs that would take longer than ``bound`` times what a fair share takes, even on one from now on, count more.
+
+    ``done_s`` and ``left_s`` are on the slowest configuration. The factor grows with the square of the ratio and with
+    the age of the job without end: nobody waits for ever.
+    """
+    ratio = (age_s + left_s / fair_speedup) / np.maximum((done_s + left_s) / fair_speedup, 1.0)
+    return np.asarray(np.maximum(ratio / bound, 1.0) ** 2)
+
+
+def preference_factors(jobs: Sequence[JobView], configurations: Sequence[Configuration]) -> Array | None:
+    """Per job and configuration, how much a preferred type is worth more; None where nobody prefers any."""
+    if not any(job.facts.preferred_types for job in jobs):
+        return None
+    types = [c.gpu_type for c in configurations]
+    return np.array([[PREFERENCE if t in job.facts.preferred_types else 1.0 for t in types] for job in jobs])
+
+
+def within_budget(
+    view: ClusterView, configurations: Sequence[Configuration], left_s: Array, speedup: Array
+) -> NDArray[np.bool_] | None:
+    """Where a job's budget lasts to its end; its most frugal configuration if it lasts on none. None: no budgets."""
+    if all(job.facts.budget_gpu_s is None for job in view.jobs):
+        return None
+    slots = np.array([c.slots for c in configurations], dtype=float)
+    allowed = np.ones(speedup.shape, dtype=bool)
+    for row, job in enumerate(view.jobs):
+        if job.facts.budget_gpu_s is not None:
+            with np.errstate(divide="ignore"):
+                need = slots * left_s[row] / speedup[row]
+            left = job.facts.budget_gpu_s - job.attained_service_gpu_s(view.now_s)
+            allowed[row] = need <= max(left, float(need.min()) * (1.0 + 1e-9))
+    return allowed
+
+
+def relative_costs(cluster: Cluster, configurations: Sequence[Configuration]) -> Array:
+    """What a configuration costs per hour, in slot-hours of a V100."""
+    return np.array([c.slots * cluster.gpu_type(c.gpu_type).relative_cost for c in configurations])

@@ -1,0 +1,265 @@
+"""Geminid's own policy: least mean completion time on mixed GPU types, decided when something happens.
+
+At arrivals, completions, failures, ends of pauses and from time to time it chooses one configuration per job, within
+the slots of every GPU type, that together are worth most (``geminid_objective.py``), with the price solver
+(``solve/prices.py``). What users and operators want enters as weights, forbidden configurations and limits of the same
+problem (``claims.py``). docs/policy.md says where it comes from and what was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.configuration import Configuration
+from geminid.policies.autoscale import Wish, wishes
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+from geminid.policies.claims import (
+    FairShares,
+    Queue,
+    deadline_factors,
+    finish_time_factors,
+    preference_factors,
+    priority_factors,
+    within_budget,
+)
+from geminid.policies.geminid_objective import JobArrays, Objective, slowest
+from geminid.policies.goodputs import Goodputs
+from geminid.policies.remaining import RemainingWork
+from geminid.solve.prices import Choices, Priced, solve
+
+Array = NDArray[np.float64]
+
+#: A pause that has just ended is followed by a decision so much later: the job has measured its new speed by then.
+MEASURING_S = 1.0
+
+
+@dataclass(slots=True)
+class Geminid(Policy):
+    """Speed-ups weighted by rank of remaining time, pauses amortised; see the module's docstring.
+
+    Options: ``p`` and ``q`` are the powers of rank and speed-up; ``growth`` how many times the slots that it was
+    measured on a job may get; ``gap`` the least time between two decisions and ``refresh`` the most; ``ratio`` the
+    finish-time ratio above which a job counts more; ``queues`` NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` of usage in
+    fair shares, none for no fair shares; ``economy`` the share of the best goodput per dollar up to which an
+    autoscaled cluster should grow, none for no wishes.
+    """
+
+    name = "geminid"
+    paper = "this project, docs/policy.md"
+    objective = "least mean JCT: goodput relative to each job's smallest, weighted by rank of remaining time"
+    adapts_batch = True
+    needs_models = True
+    brings_profiles = True
+
+    p: float = 0.6
+    q: float = 0.5
+    growth: float = 4.0
+    gap_s: float = 10.0
+    refresh_s: float = 60.0
+    ratio: float = 2.0
+    e: float = 0.5
+    root: float = 0.25
+    high: float = 600.0
+    times: float = 6.0
+    queues: tuple[str, ...] = ()
+    half_life_s: float | None = None
+    economy: float | None = None
+    interval_s: float | None = None
+    _solution: Priced | None = None
+    _wishes: list[Wish] = field(default_factory=list)
+    _goodputs: Goodputs = field(init=False)
+    _remaining: RemainingWork = field(default_factory=RemainingWork)
+    _shares: FairShares | None = field(init=False)
+    _queues: dict[str, Queue] = field(init=False)
+    _decided_s: float = float("-inf")
+
+    def __post_init__(self) -> None:
+        self._goodputs = Goodputs(self.growth)
+        self._shares = FairShares(self.half_life_s) if self.half_life_s is not None else None
+        self._queues = {queue.name: queue for queue in map(Queue.parse, self.queues)}
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Solve the problem, unless the last decision is too recent: then all stays as it is until it is not."""
+        self._remaining.learn(view.ended)
+        if view.now_s < self._decided_s + self.gap_s:
+            return _unchanged(view, self._decided_s + self.gap_s)
+        self._decided_s = view.now_s
+        configurations, goodput = self._goodputs.of(view)
+        utility = self._utilities(view, configurations, goodput)
+        choices = _choices(view, configurations, utility)
+        found = self._solve(choices, view.jobs)
+        self._solution = found
+        assignments: dict[str, Configuration | Allocation] = {
+            job.id: configurations[column]
+            for job, column in zip(view.jobs, found.choice.tolist(), strict=True)
+            if column >= 0
+        }
+        return Decision(
+            assignments, wake_at_s=self._wake_at_s(view, assignments), desired_nodes=_nodes(view, self._wishes)
+        )
+
+    @property
+    def solution(self) -> Priced | None:
+        """The last decision with its certificate and prices, for ``explain`` and operators."""
+        return self._solution
+
+    @property
+    def wishes(self) -> Sequence[Wish]:
+        """What an autoscaled cluster should have, and why."""
+        return self._wishes
+
+    def _utilities(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> Array:
+        """What each configuration is worth to each job, with everybody's claims."""
+        jobs, now_s = view.jobs, view.now_s
+        least = slowest(goodput)
+        left_s = self._remaining.seconds(jobs, least)
+        age_s = np.array([job.age_s(now_s) for job in jobs])
+        speedup = goodput / least[:, None]
+        weight = priority_factors(jobs) * deadline_factors(view, left_s / np.maximum(speedup.max(axis=1), 1.0))
+        if self.ratio > 0:
+            done_s = np.array([job.progress for job in jobs]) / least
+            fair = _fair_speedup(view, configurations, speedup)
+            weight *= finish_time_factors(age_s, done_s, left_s, fair, self.ratio)
+        if self._shares is not None:
+            self._shares.update(view)
+            weight *= self._shares.factors(jobs, {name: queue.weight for name, queue in self._queues.items()})
+        elif self._queues:
+            weight *= [self._queues.get(job.facts.queue, DEFAULT_QUEUE).weight for job in jobs]
+        arrays = JobArrays(
+            weight=weight,
+            left_s=left_s,
+            age_s=age_s,
+            restarts=np.array([job.restarts for job in jobs], dtype=float),
+            rescale_s=np.array([job.facts.rescale_s for job in jobs]),
+            pause_left_s=np.array([max(job.paused_until_s - now_s, 0.0) for job in jobs]),
+            current=_current(view, configurations),
+        )
+        objective = Objective(
+            rank_power=self.p,
+            speed_power=self.q,
+            pause_power=self.e,
+            restart_power=self.root,
+            horizon_s=self.high,
+            horizon_pauses=self.times,
+        )
+        utility = objective.utilities(arrays, goodput)
+        preferred = preference_factors(jobs, configurations)
+        if preferred is not None:
+            utility *= preferred
+        affordable = within_budget(view, configurations, left_s, speedup)
+        if affordable is not None:
+            utility[~affordable] = -np.inf
+        if self.economy is not None:
+            dollars = {name: view.cluster.gpu_type(name).relative_cost for name in view.cluster.type_index}
+            self._wishes = wishes(configurations, goodput, dollars, self.economy)
+        return utility
+
+    def _solve(self, choices: Choices, jobs: Sequence[JobView]) -> Priced:
+        """Find the decision; where queues have quotas, first within them, and then with what is left over lent out."""
+        start = self._solution.prices if self._solution is not None else None
+        limited = [q for q in self._queues.values() if q.quota is not None or q.limit is not None]
+        if not limited:
+            return solve(choices, start=start, finish_above=None)
+        index = {queue.name: i for i, queue in enumerate(limited)}
+        group = np.array([index.get(job.facts.queue, -1) for job in jobs])
+        whole = float(choices.capacity.sum())
+        limit = np.array([whole if q.limit is None else q.limit for q in limited])
+        quota = np.minimum(limit, [whole if q.quota is None else q.quota for q in limited])
+        within = replace(choices, group=group, group_capacity=quota)
+        found = solve(within, start=start, finish_above=None)
+        served = np.flatnonzero(found.choice >= 0)
+        slots = choices.slots[found.choice[served]]
+        left_over = whole - float(slots.sum())
+        member = group[served] >= 0
+        used = np.bincount(group[served][member], slots[member], len(limited))
+        lent = np.minimum(limit, np.maximum(quota, used + left_over))
+        if left_over < 1.0 or (lent <= quota).all():
+            return found
+        return solve(replace(within, group_capacity=lent), start=found.prices, finish_above=None)
+
+    def _wake_at_s(self, view: ClusterView, assignments: Mapping[str, Configuration | Allocation]) -> float:
+        """When to look again if nothing happens: when a job has measured its new speed, at the latest after a while."""
+        ends = []
+        for job in view.jobs:
+            wanted = assignments.get(job.id)
+            if isinstance(wanted, Configuration):
+                stays = _has(job, wanted)
+                end_s = job.paused_until_s if stays else view.now_s + job.facts.rescale_s
+                if end_s + MEASURING_S > view.now_s:
+                    ends.append(end_s + MEASURING_S)
+        return max(view.now_s + self.gap_s, min([view.now_s + self.refresh_s, *ends]))
+
+
+DEFAULT_QUEUE = Queue("default")
+
+
+def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:
+    kept = {job.id: job.allocation for job in view.jobs if job.allocation and _stands(job, view.usable_slots)}
+    return Decision(kept, wake_at_s=wake_at_s)
+
+
+def _choices(view: ClusterView, configurations: Sequence[Configuration], utility: Array) -> Choices:
+    types = view.cluster.type_index
+    capacity = _slots_by_type(view)
+    slots = np.array([c.slots for c in configurations], dtype=float)
+    return Choices(utility, slots, np.array([types[c.gpu_type] for c in configurations], dtype=np.intp), capacity)
+
+
+def _slots_by_type(view: ClusterView) -> Array:
+    slots = np.zeros(len(view.cluster.type_index))
+    np.add.at(slots, view.cluster.node_type, np.array(view.usable_slots, dtype=float))
+    return slots
+
+
+def _current(view: ClusterView, configurations: Sequence[Configuration]) -> NDArray[np.bool_]:
+    """Where a job has a configuration that it can keep."""
+    columns = {(c.gpu_type, c.nodes, c.slots): column for column, c in enumerate(configurations)}
+    current = np.zeros((len(view.jobs), len(configurations)), dtype=bool)
+    for row, job in enumerate(view.jobs):
+        if job.allocation and _stands(job, view.usable_slots):
+            column = columns.get((job.gpu_type or "", len(job.allocation), job.slots))
+            if column is not None:
+                current[row, column] = True
+    return current
+
+
+def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array) -> Array:
+    """How fast each job would be on its share of the cluster: the mean over types of as many slots as all could have.
+
+    Of each type, the largest configuration within the share counts, and a part of the smallest where that is larger.
+    """
+    share = sum(view.usable_slots) / max(len(view.jobs), 1)
+    slots = np.array([c.slots for c in configurations], dtype=float)
+    scaled = speedup * np.minimum(share / slots, 1.0)
+    per_type = [
+        scaled[:, [i for i, c in enumerate(configurations) if c.gpu_type == name and c.slots <= max(share, 1.0)]].max(
+            axis=1
+        )
+        for name in view.cluster.type_index
+    ]
+    mean = np.average(np.array(per_type), axis=0, weights=np.maximum(_slots_by_type(view), 1e-9))
+    return np.asarray(np.maximum(mean, 1e-3))
+
+
+def _nodes(view: ClusterView, wished: Sequence[Wish]) -> int | None:
+    """The wishes in nodes as large as the cluster has them."""
+    if not wished:
+        return None
+    size = {node.gpu_type: node.slots for node in view.cluster.nodes}
+    return sum(-(-wish.slots // size[wish.gpu_type]) for wish in wished)
+
+
+def _has(job: JobView, configuration: Configuration) -> bool:
+    return (
+        job.gpu_type == configuration.gpu_type
+        and job.slots == configuration.slots
+        and len(job.allocation) == configuration.nodes
+    )
+
+
+def _stands(job: JobView, usable_slots: Sequence[int]) -> bool:
+    return all(usable_slots[node] >= slots for node, slots in job.allocation)

@@ -1,0 +1,96 @@
+"""The objective of the geminid policy: what every configuration is worth to every job, as one matrix.
+
+For jobs of known sizes whose speed grows with a power of their slots, the allocation of least mean completion time
+(heSRPT: Berg, Vesilo, Harchol-Balter, 2020) depends on sizes only by their order: work on a job is worth the more the
+more jobs would be done after it, and that grows like a power of its rank. So a job's speed-up counts with its rank
+among all jobs, the one with the longest time left first, to the power ``rank_power``. The speed-up itself counts with
+``speed_power`` below one: real jobs stop scaling where models say they go on, and slots are worth more to many jobs
+than to one.
+
+A change of slots costs a pause. It is weighed against the time for which the new slots will be kept: until the job is
+done, but no longer than a horizon, after which something else will have happened. Jobs that have often been changed
+are changed less gladly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobArrays:
+    """The jobs as vectors; ``current`` is (jobs, configurations), where a job has a configuration and may keep it.
+
+    ``left_s`` is the expected time left on the job's slowest configuration; ``pause_left_s`` what is left of a pause
+    under way.
+    """
+
+    weight: Array
+    left_s: Array
+    age_s: Array
+    restarts: Array
+    rescale_s: Array
+    pause_left_s: Array
+    current: Mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """The constants of the objective; what they are and why is in docs/policy.md."""
+
+    rank_power: float = 0.6
+    speed_power: float = 0.5
+    shortest_horizon_s: float = 60.0
+    horizon_s: float = 600.0
+    horizon_pauses: float = 6.0
+    pause_power: float = 0.5
+    restart_power: float = 0.25
+
+    def utilities(self, jobs: JobArrays, goodput: Array) -> Array:
+        """What each configuration is worth to each job, −inf where its goodput is zero."""
+        possible = goodput > 0
+        speedup = np.where(possible, goodput, 0.0) / slowest(goodput)[:, None]
+        weight = jobs.weight * rank(jobs.left_s) ** self.rank_power
+        worth = weight[:, None] * speedup**self.speed_power * self._after_pauses(jobs, speedup)
+        return np.where(possible, worth, -np.inf)
+
+    def _after_pauses(self, jobs: JobArrays, speedup: Array) -> Array:
+        """The share of a configuration's worth that its pause leaves."""
+        with np.errstate(divide="ignore"):
+            finish_s = jobs.left_s[:, None] / speedup
+        longest_s = np.maximum(self.horizon_s, self.horizon_pauses * jobs.rescale_s)
+        horizon_s = np.clip(finish_s, self.shortest_horizon_s, longest_s[:, None])
+        pause_s = np.where(jobs.current, jobs.pause_left_s[:, None], jobs.rescale_s[:, None])
+        share = np.maximum(1.0 - pause_s / horizon_s, LEAST_SHARE) ** self.pause_power
+        glad = restart_share(jobs) ** self.restart_power
+        return np.asarray(np.where(jobs.current, share, share * glad[:, None]))
+
+
+#: What is left of a configuration's worth where its pause takes as long as the horizon.
+LEAST_SHARE = 0.02
+
+
+def slowest(goodput: Array) -> Array:
+    """Each job's smallest positive goodput; one where it has none."""
+    least = np.where(goodput > 0, goodput, np.inf).min(axis=1, initial=np.inf)
+    return np.asarray(np.where(np.isfinite(least), least, 1.0))
+
+
+def rank(left_s: Array) -> Array:
+    """Ranks in (0, 1]: the job with the longest time left has the lowest, equals in order of arrival."""
+    order = np.argsort(-left_s, kind="stable")
+    ranks = np.empty(len(left_s))
+    ranks[order] = np.arange(1, len(left_s) + 1) / max(len(left_s), 1)
+    return ranks
+
+
+def restart_share(jobs: JobArrays) -> Array:
+    """The share of its life that a job would not have paused after one more change (Sia's restart factor)."""
+    share = np.maximum(jobs.age_s - jobs.restarts * jobs.rescale_s, 0.0) / np.maximum(jobs.age_s + jobs.rescale_s, 1e-9)
+    return np.asarray(np.where(jobs.age_s < jobs.rescale_s, 1.0, share))

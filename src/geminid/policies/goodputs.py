@@ -1,0 +1,80 @@
+"""Goodput of every job on every configuration that it may use now, as policies that choose among them need it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.configuration import Configuration
+from geminid.goodput.table import GoodputTable, JobModel
+from geminid.goodput.transfer import Method, transfer
+from geminid.job import Adaptivity
+from geminid.policies.base import ClusterView, JobView
+from geminid.policies.sia import configurations_of
+
+Array = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Goodputs:
+    """A table that is kept from decision to decision, so that only jobs with news are computed again.
+
+    Types that a job has not run on in several slots are predicted from the one that it knows best. A job may use at
+    most ``growth`` times the most slots that it has run on (one, if it has not): beyond, its model is a guess.
+    """
+
+    growth: float
+    transfer_method: Method = "scaled"
+    _table: GoodputTable | None = None
+    _nodes: tuple[object, ...] = ()
+    _rigid_sizes: set[int] = field(default_factory=set)
+    _completed: dict[str, tuple[JobModel, JobModel]] = field(default_factory=dict)
+
+    def of(self, view: ClusterView) -> tuple[tuple[Configuration, ...], Array]:
+        """The configurations, and goodputs of the view's jobs (rows) on them; zero where a job may not use one."""
+        table = self._refreshed(view)
+        configurations = table.configurations
+        slots = np.array([c.slots for c in configurations])
+        goodput = table.goodput.copy()
+        least, most = np.empty(len(view.jobs)), np.empty(len(view.jobs))
+        for row, job in enumerate(view.jobs):
+            facts = job.facts
+            if not facts.limits:
+                goodput[row] = [facts.throughputs.get(c.gpu_type, 0.0) for c in configurations] if facts.steps else 1.0
+            if facts.adaptivity is Adaptivity.RIGID:
+                least[row] = most[row] = facts.requested_slots
+            else:
+                known = max(int(self.growth * max(job.most_slots_measured, 1)), facts.min_slots)
+                least[row], most[row] = facts.min_slots, min(known, facts.max_slots)
+        goodput[(slots > most[:, None]) | (slots < least[:, None])] = 0.0
+        return configurations, goodput
+
+    def _refreshed(self, view: ClusterView) -> GoodputTable:
+        rigid = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
+        if self._table is None or not rigid <= self._rigid_sizes or view.cluster.nodes != self._nodes:
+            self._rigid_sizes |= rigid
+            self._nodes = view.cluster.nodes
+            self._table = GoodputTable.empty(configurations_of(view.cluster, self._rigid_sizes))
+        models = {job.id: self._complete(job) for job in view.jobs}
+        self._completed = {job_id: self._completed[job_id] for job_id in models}
+        self._table = self._table.refresh(models)
+        return self._table
+
+    def _complete(self, job: JobView) -> JobModel:
+        """The job's model with types it has not run on in several slots carried over from the one it knows best."""
+        known = self._completed.get(job.id)
+        if known is not None and known[0] is job.model:
+            return known[1]
+        model = job.model or JobModel({}, job.facts.limits)
+        fits = dict(model.fits)
+        best = max(fits.values(), key=lambda fitted: fitted.most_slots, default=None)
+        if best is not None and best.most_slots > 1:
+            initial = next(iter(job.facts.limits.values())).initial
+            for gpu_type, fitted in fits.items():
+                if fitted.most_slots <= 1:
+                    fits[gpu_type] = transfer(best, fitted, typical_batch=initial, method=self.transfer_method)
+        completed = JobModel(fits, model.limits, model.gradient)
+        self._completed[job.id] = (job.model or model, completed)
+        return completed

@@ -1,0 +1,68 @@
+"""How much work a job has left, when what it told of its size may be wrong, or nothing.
+
+A job that told its size ŵ is taken to have a size W that is log-normal around it. Knowing that it has done p and is
+not finished, E[W − p | W > p] is what is left: close to ŵ − p at first, and never zero where a job has outlived its
+estimate. How wrong estimates are is learnt from the jobs that have ended. Of a job that told nothing, the sizes of
+published traces are all that is known: they are so heavy-tailed that what has run for long will run for as long again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import log_ndtr
+
+from geminid.policies.base import JobView
+
+Array = NDArray[np.float64]
+
+#: Before any job has ended, estimates are taken to be wrong by this much (standard deviation of the logarithm) …
+PRIOR_ERROR = 0.1
+#: … which counts as much as so many jobs.
+PRIOR_JOBS = 10
+#: A job that has outlived its estimate by some work is taken to have at least this share of it left.
+BEYOND_SHARE = 0.25
+#: Seconds on its smallest configuration that a job of unknown size is taken to have left when it has done nothing.
+UNKNOWN_S = 300.0
+
+
+@dataclass(slots=True)
+class RemainingWork:
+    """What is left to do, and what has been learnt about estimates."""
+
+    _squares: float = PRIOR_JOBS * PRIOR_ERROR**2
+    _jobs: float = PRIOR_JOBS
+
+    @property
+    def error(self) -> float:
+        """By how much estimates have been wrong: the standard deviation of the logarithm."""
+        return math.sqrt(self._squares / self._jobs)
+
+    def learn(self, ended: Sequence[JobView]) -> None:
+        """Compare what jobs that have ended had told with what they had done."""
+        for job in ended:
+            if job.facts.work and job.progress > 0:
+                self._squares += math.log(job.progress / job.facts.work) ** 2
+                self._jobs += 1
+
+    def seconds(self, jobs: Sequence[JobView], slowest: Array) -> Array:
+        """Expected seconds left on each job's slowest configuration, whose goodputs are given."""
+        told = np.array([job.facts.work or 0.0 for job in jobs])
+        done = np.array([job.progress for job in jobs])
+        known = told > 0
+        left = np.where(known, 0.0, done + UNKNOWN_S * slowest)
+        left[known] = expected_left(told[known], done[known], self.error)
+        return np.asarray(left / slowest)
+
+
+def expected_left(told: Array, done: Array, error: float) -> Array:
+    """E[W − done | W > done] for W log-normal around ``told``, of median ``told``."""
+    with np.errstate(divide="ignore"):
+        beyond = (np.log(told) - np.log(done)) / error
+    whole = np.exp(np.log(told) + 0.5 * error**2 + log_ndtr(beyond + error) - log_ndtr(beyond))
+    # Logarithms have thin tails: a job far beyond its estimate is given a share of what it is beyond, at least.
+    return np.asarray(np.maximum(whole - done, BEYOND_SHARE * np.maximum(done - told, 0.0)) + 1e-3 * told)

@@ -1,0 +1,304 @@
+"""The geminid policy: its objective by hand, what it knows of remaining work, and everybody's claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geminid.cluster import Cluster
+from geminid.configuration import Configuration
+from geminid.engine.plan import Plan, make_plan
+from geminid.fields import InvalidInput
+from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.fit import ThroughputFit
+from geminid.goodput.table import JobModel
+from geminid.job import Adaptivity
+from geminid.policies.autoscale import wishes
+from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, JobView, slots_of
+from geminid.policies.claims import FairShares, Queue, finish_time_factors
+from geminid.policies.geminid import Geminid
+from geminid.policies.geminid_objective import JobArrays, Objective, rank, restart_share, slowest
+from geminid.policies.registry import make_policy
+from geminid.policies.remaining import RemainingWork, expected_left
+
+LIMITS = BatchLimits(initial=128, largest=4096, smallest_per_slot=32, largest_per_slot=1024)
+
+
+def model(*gpu_types: str, sync_s: float = 0.02) -> JobModel:
+    """A job that takes 0.1 s + 1 ms a sample, and synchronises in this time, twice as long across nodes."""
+    fitted = ThroughputFit("pollux", (0.1, 0.001, 2 * sync_s, 0.002, sync_s, 0.001, 2.0), "fitted", 0.0, 8)
+    types = gpu_types or ("t4",)
+    return JobModel(dict.fromkeys(types, fitted), dict.fromkeys(types, LIMITS), GradientStats(1.0, 8.0))
+
+
+def job(name: str, *, allocation: Allocation = (), progress: float = 0.0, **changes: Any) -> JobView:
+    known = changes.pop("model", model())
+    view = {key: changes.pop(key) for key in ("restarts", "service_before_gpu_s", "gpu_type") if key in changes}
+    facts: dict[str, Any] = {
+        "submitted_s": 0.0,
+        "requested_slots": 1,
+        "max_slots": 64,
+        "limits": known.limits,
+        "work": 1e6,
+    }
+    return JobView(
+        facts=JobFacts(id=name, **(facts | changes)),
+        allocation=allocation,
+        slots=slots_of(allocation),
+        since_s=600.0,
+        most_slots_measured=64,
+        progress=progress,
+        model=known,
+        **({"gpu_type": "t4" if allocation else None} | view),
+    )
+
+
+def view(*jobs: JobView, cluster: str = "t4:4x4", now_s: float = 600.0, down: tuple[int, ...] = ()) -> ClusterView:
+    parsed = Cluster.parse(cluster)
+    usable = tuple(0 if n in down else int(slots) for n, slots in enumerate(parsed.node_slots))
+    return ClusterView(now_s, parsed, jobs, usable, usable)
+
+
+def slots(decision: Decision) -> dict[str, int]:
+    return {j: c.slots if isinstance(c, Configuration) else slots_of(c) for j, c in decision.assignments.items()}
+
+
+def opaque(name: str, size: int = 1, **changes: Any) -> JobView:
+    facts = {"requested_slots": size, "min_slots": size, "max_slots": size, "adaptivity": Adaptivity.RIGID}
+    return job(name, model=JobModel({}, {}), limits={}, work=None, **(facts | changes))
+
+
+# --- The objective ---
+
+
+def arrays(count: int, **changes: Any) -> JobArrays:
+    zeros, nobody = np.zeros(count), np.zeros((count, 2), dtype=bool)
+    values = {
+        "weight": np.ones(count),
+        "left_s": np.full(count, 1000.0),
+        "age_s": np.full(count, 1e6),
+        "restarts": zeros,
+        "rescale_s": zeros,
+        "pause_left_s": zeros,
+        "current": nobody,
+    }
+    return JobArrays(**(values | changes))
+
+
+def test_jobs_count_by_the_rank_of_what_they_have_left() -> None:
+    assert rank(np.array([5.0, 50.0, 1.0, 50.0])).tolist() == [0.75, 0.25, 1.0, 0.5]
+    found = Objective().utilities(arrays(2, left_s=np.array([100.0, 9000.0])), np.array([[2.0, 8.0], [1.0, 0.0]]))
+    assert found[0] == pytest.approx([1.0, 2.0])
+    assert found[1] == pytest.approx([0.5**0.6, -np.inf])
+
+
+def test_a_pause_is_weighed_against_the_time_for_which_it_pays() -> None:
+    objective = Objective(pause_power=1.0, restart_power=0.0)
+    goodput = np.array([[1.0, 4.0]])
+    stays = np.array([[True, False]])
+    changed = arrays(1, current=stays, rescale_s=np.array([30.0]), left_s=np.array([1000.0]))
+    assert objective.utilities(changed, goodput)[0] == pytest.approx([1.0, 2.0 * (1 - 30 / 250)])
+    long = replace(changed, left_s=np.array([1e6]))
+    assert objective.utilities(long, goodput)[0] == pytest.approx([1.0, 2.0 * (1 - 30 / 600)])
+    ending = replace(changed, left_s=np.array([1.0]))
+    assert objective.utilities(ending, goodput)[0] == pytest.approx([1.0, 2.0 * (1 - 30 / 60)])
+    pausing = replace(changed, pause_left_s=np.array([15.0]))
+    assert objective.utilities(pausing, goodput)[0, 0] == pytest.approx(1 - 15 / 600)
+
+
+def test_jobs_that_were_changed_often_are_changed_less_gladly() -> None:
+    many = arrays(1, age_s=np.array([1000.0]), restarts=np.array([10.0]), rescale_s=np.array([50.0]))
+    assert restart_share(many)[0] == pytest.approx(500 / 1050)
+    assert restart_share(replace(many, age_s=np.array([10.0])))[0] == 1.0
+    assert restart_share(replace(many, restarts=np.array([100.0])))[0] == 0.0
+
+
+def test_the_slowest_configuration_is_the_unit_and_nothing_is_one() -> None:
+    assert slowest(np.array([[3.0, 0.0, 2.0], [0.0, 0.0, 0.0]])).tolist() == [2.0, 1.0]
+
+
+# --- Remaining work ---
+
+
+def test_what_is_left_is_what_was_told_less_what_is_done_and_never_nothing() -> None:
+    told = np.full(4, 100.0)
+    left = expected_left(told, np.array([0.0, 50.0, 99.0, 200.0]), 0.1)
+    assert left[:2] == pytest.approx([100.0, 50.0], rel=0.02)
+    assert 1.0 < left[2] < 20.0
+    assert left[3] >= 25.0
+    assert (np.diff(expected_left(np.full(50, 100.0), np.linspace(0, 90, 50), 0.3)) < 0).all()
+
+
+def test_it_learns_how_wrong_estimates_are() -> None:
+    known = RemainingWork()
+    before = known.error
+    known.learn([job("a", progress=1e6), job("b", progress=1e6)])
+    assert known.error < before
+    known.learn([job(f"j{i}", progress=1e6 * float(np.exp(z))) for i, z in enumerate([-1.0, 1.0] * 30)])
+    assert known.error == pytest.approx(1.0, rel=0.15)
+
+
+def test_who_told_nothing_has_as_much_left_as_is_done() -> None:
+    known = RemainingWork()
+    left = known.seconds([job("new", work=None), job("old", work=None, progress=5000.0)], np.array([10.0, 10.0]))
+    assert left.tolist() == [300.0, 800.0]
+
+
+# --- Decisions ---
+
+
+def test_it_uses_the_cluster_and_favours_whom_little_is_left() -> None:
+    found = slots(Geminid().decide(view(job("short", work=1e6, submitted_s=599.0), job("long", work=1e8))))
+    assert sum(found.values()) == 16
+    assert found["short"] >= found["long"]
+
+
+def test_a_running_job_moves_only_for_more_than_its_pause_costs() -> None:
+    running = job("a", allocation=((0, 4),), rescale_s=500.0, work=1e5)
+    assert slots(Geminid().decide(view(running)))["a"] == 4
+    cheap = job("a", allocation=((0, 4),), rescale_s=0.0, work=1e7)
+    assert slots(Geminid().decide(view(cheap)))["a"] > 4
+
+
+def test_between_decisions_nothing_changes_but_nodes_that_are_gone_are_left() -> None:
+    policy = Geminid(gap_s=10.0)
+    policy.decide(view(job("a", allocation=((0, 4),))))
+    again = policy.decide(view(job("a", allocation=((0, 4),)), job("b"), now_s=603.0))
+    assert again.assignments == {"a": ((0, 4),)}
+    assert again.wake_at_s == 610.0
+    assert policy.decide(view(job("a", allocation=((0, 4),)), now_s=604.0, down=(0,))).assignments == {}
+
+
+def test_decisions_come_with_a_certificate_and_prices() -> None:
+    policy = Geminid()
+    policy.decide(view(*(job(f"j{i}") for i in range(20))))
+    assert policy.solution is not None
+    assert policy.solution.gap < 0.05
+    assert policy.solution.prices.types[0] > 0
+
+
+def test_all_decisions_can_be_carried_out() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        jobs = [job(f"j{i}", work=float(rng.uniform(1e4, 1e8))) for i in range(rng.integers(1, 40))]
+        jobs += [opaque(f"o{i}", int(rng.integers(1, 4))) for i in range(rng.integers(0, 4))]
+        now = view(*jobs)
+        assert isinstance(make_plan(Geminid().decide(now), now, {j.id: j for j in jobs}), Plan)
+
+
+# --- Claims ---
+
+
+def test_priorities_go_first() -> None:
+    jobs = [opaque(f"j{i}") for i in range(20)]
+    important = opaque("vip", priority=1, submitted_s=599.0)
+    assert "vip" in slots(Geminid().decide(view(*jobs, important)))
+    assert len(Geminid().decide(view(*jobs, important)).assignments) == 16
+
+
+def test_nobody_waits_for_ever() -> None:
+    waited = opaque("old", submitted_s=-1e5)
+    fresh = [opaque(f"j{i}", submitted_s=599.0, weight=5.0) for i in range(20)]
+    assert "old" not in slots(Geminid(ratio=0.0).decide(view(*fresh, waited)))
+    assert "old" in slots(Geminid().decide(view(*fresh, waited)))
+    ones = np.ones(2)
+    assert finish_time_factors(np.array([0.0, 990.0]), 0 * ones, 10 * ones, ones, 2.0) == pytest.approx([1.0, 2500.0])
+
+
+def test_queues_lend_what_they_do_not_need_and_get_it_back() -> None:
+    policy = Geminid(queues=("a:1:8", "b:1:8"))
+    of_a = [opaque(f"a{i}", queue="a") for i in range(20)]
+    of_b = [opaque(f"b{i}", queue="b") for i in range(20)]
+    assert len(slots(policy.decide(view(*of_a)))) == 16
+    shared = slots(Geminid(queues=("a:1:8", "b:1:8")).decide(view(*of_a, *of_b)))
+    assert sum(name.startswith("a") for name in shared) == 8
+    some = slots(Geminid(queues=("a:1:8", "b:1:8")).decide(view(*of_a, *of_b[:3])))
+    assert sum(name.startswith("b") for name in some) == 3
+    assert len(some) == 16
+    capped = slots(Geminid(queues=("a:1:8:10",)).decide(view(*of_a)))
+    assert len(capped) == 10
+
+
+def test_weights_of_queues_count() -> None:
+    jobs = [opaque(f"a{i}", queue="a") for i in range(16)] + [opaque(f"b{i}", queue="b") for i in range(16)]
+    found = slots(Geminid(queues=("a:1", "b:50")).decide(view(*jobs)))
+    assert all(name.startswith("b") for name in found)
+
+
+@pytest.mark.parametrize("text", ["", ":1", "a:x", "a:0", "a:1:-1", "a:1:2:3:4", "a:nan"])
+def test_queues_that_make_no_sense_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="NAME:WEIGHT:QUOTA:LIMIT"):
+        Queue.parse(text)
+
+
+def test_options_are_read() -> None:
+    policy = make_policy("geminid:p=0.5,queues=prod:2:8;dev:1,half_life=86400")
+    assert isinstance(policy, Geminid)
+    assert policy.p == 0.5
+    assert policy.queues == ("prod:2:8", "dev:1")
+
+
+def test_who_has_used_much_lately_counts_less() -> None:
+    shares = FairShares(half_life_s=3600.0)
+    heavy = job("h", owner="x", allocation=((0, 4),), service_before_gpu_s=9000.0)
+    light = job("l", owner="y", service_before_gpu_s=1000.0)
+    shares.update(view(heavy, light))
+    first = shares.factors([heavy, light], {})
+    assert first[0] < 1.0 < first[1]
+    assert shares.factors([heavy], {}).tolist() == [1.0]
+    shares.update(view(light, now_s=600.0 + 20 * 3600.0))
+    assert shares.factors([heavy, light], {})[0] > first[0]
+
+
+def test_a_deadline_that_can_be_met_is_urgent() -> None:
+    fits = job("d", work=1e6, deadline_s=600.0 + 600.0)
+    others = [job(f"j{i}", work=1e6) for i in range(8)]
+    urgent = slots(Geminid().decide(view(fits, *others)))
+    calm = slots(Geminid().decide(view(replace(fits, facts=replace(fits.facts, deadline_s=None)), *others)))
+    assert urgent["d"] >= calm["d"]
+    assert urgent["d"] >= max(urgent[f"j{i}"] for i in range(8))
+
+
+def test_a_budget_keeps_a_job_frugal() -> None:
+    free = slots(Geminid().decide(view(job("a"))))["a"]
+    tight = slots(Geminid().decide(view(job("a", budget_gpu_s=1.0))))["a"]
+    assert tight < free
+
+
+def test_preferred_types_are_taken_where_they_are_as_good() -> None:
+    both = model("t4", "v100")
+    for name in ("t4", "v100"):
+        chosen = Geminid().decide(
+            view(job("a", model=both, max_slots=4, preferred_types=frozenset({name})), cluster="t4:1x4,v100:1x4")
+        )
+        given = chosen.assignments["a"]
+        assert isinstance(given, Configuration)
+        assert given.gpu_type == name
+
+
+# --- Autoscaling ---
+
+
+def test_a_cluster_grows_as_long_as_it_pays() -> None:
+    configurations = [Configuration(gpu_type=t, nodes=1, slots=k) for t in ("cheap", "dear") for k in (1, 2, 4)]
+    goodput = np.array([[1.0, 1.8, 2.6, 2.0, 3.6, 5.2]] * 3)
+    dollars = {"cheap": 1.0, "dear": 10.0}
+    frugal = wishes(configurations, goodput, dollars, 0.95)
+    assert [(w.gpu_type, w.slots, w.jobs) for w in frugal] == [("cheap", 3, 3)]
+    assert frugal[0].goodput_per_dollar == pytest.approx(1.0)
+    assert sum(w.slots for w in wishes(configurations, goodput, dollars, 0.3)) == 12
+    assert [w.gpu_type for w in wishes(configurations, goodput, dollars, 0.0)] == ["dear"]
+    assert "of their best goodput per dollar" in frugal[0].reason
+    assert wishes(configurations, 0 * goodput, dollars, 0.5) == []
+
+
+def test_the_policy_wishes() -> None:
+    policy = Geminid(economy=0.5)
+    decision = policy.decide(view(*(job(f"j{i}") for i in range(40))))
+    assert policy.wishes[0].gpu_type == "t4"
+    assert decision.desired_nodes is not None
+    assert decision.desired_nodes > 4
