@@ -27,13 +27,38 @@ are placed on the emptiest nodes first, as in both evaluations.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
 
 from geminid.policies.base import ClusterView, JobView
 from geminid.policies.options import AtLeast, Positive
 from geminid.policies.queued import QueuedPolicy
+
+
+class ServiceDistribution:
+    """Total services (GPU-seconds) of the jobs that have ended, sorted, with their sums."""
+
+    def __init__(self, services: Sequence[float]) -> None:
+        self._sorted = sorted(services)
+        self._sums = [0.0, *accumulate(self._sorted)]
+
+    def with_another(self, service: float) -> ServiceDistribution:
+        """The distribution with one more job."""
+        return ServiceDistribution([*self._sorted, service])
+
+    def gittins_index(self, attained: float, limit: float) -> float:
+        """P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a] for attained service a, Δ up to the queue's limit."""
+        longer, beyond = bisect_right(self._sorted, attained), bisect_right(self._sorted, limit)
+        finished = beyond - longer
+        if longer == len(self._sorted) or limit <= attained:
+            return 0.0
+        expected = self._sums[beyond] - self._sums[longer] - attained * finished
+        if beyond < len(self._sorted):
+            expected += (len(self._sorted) - beyond) * (limit - attained)
+        return finished / expected
 
 
 @dataclass(slots=True)
@@ -63,8 +88,8 @@ class Tiresias(QueuedPolicy):
     interval_s: Positive | None = None
     _places: dict[str, _Place] = field(default_factory=dict)
     _entered: int = 0
-    _services_gpu_s: list[float] = field(default_factory=list)
-    _last_seen: dict[str, float] = field(default_factory=dict)
+    _services: ServiceDistribution = field(default_factory=lambda: ServiceDistribution(()))
+    _last_seen: dict[str, tuple[float, float, int]] = field(default_factory=dict)
 
     def order(self, view: ClusterView) -> Sequence[JobView]:
         """By queue, then by entry (or by Gittins index)."""
@@ -80,15 +105,17 @@ class Tiresias(QueuedPolicy):
 
     def _update(self, view: ClusterView) -> None:
         active = {job.id for job in view.jobs}
-        for job_id in [job_id for job_id in self._places if job_id not in active]:
-            self._services_gpu_s.append(self._last_seen.pop(job_id, 0.0))
+        gone = [job_id for job_id in self._places if job_id not in active]
+        for job_id in gone:
+            seen_at_s, service, slots = self._last_seen.pop(job_id)
+            self._services = self._services.with_another(service + slots * (view.now_s - seen_at_s))
             del self._places[job_id]
         for job in view.jobs:
             place = self._places.get(job.id)
             if place is None:
                 place = self._places[job.id] = _Place(0, self._next_entry(), waited_since_s=view.now_s)
             service = self._service(job, view.now_s)
-            self._last_seen[job.id] = service
+            self._last_seen[job.id] = (view.now_s, service, job.facts.requested_slots)
             if job.allocation:
                 place.waited_since_s = None
             elif place.waited_since_s is None:
@@ -116,8 +143,9 @@ class Tiresias(QueuedPolicy):
         return executed > 0 and now_s - place.waited_since_s >= self.promote * executed
 
     def _gittins(self, job: JobView, now_s: float) -> float:
-        limit = next((limit for limit in self.limits_gpu_s if limit > self._service(job, now_s)), float("inf"))
-        return gittins_index(self._service(job, now_s), limit, self._services_gpu_s)
+        service = self._service(job, now_s)
+        limit = next((limit for limit in self.limits_gpu_s if limit > service), float("inf"))
+        return self._services.gittins_index(service, limit)
 
     def wake_at_s(self, view: ClusterView, granted: Sequence[JobView]) -> float | None:
         """When the first granted job will reach its queue's limit, or a waiting one its promotion."""
@@ -134,14 +162,3 @@ class Tiresias(QueuedPolicy):
                     executed = job.executed_s(view.now_s) - place.executed_forgotten_s
                     instants.append(place.waited_since_s + self.promote * executed)
         return min((instant for instant in instants if instant > view.now_s + 1e-9), default=None)
-
-
-def gittins_index(attained: float, limit: float, services: Sequence[float]) -> float:
-    """P(S − a ≤ Δ | S > a) / E[min(S − a, Δ) | S > a] over the observed total services, Δ up to the queue's limit."""
-    remaining = [service - attained for service in services if service > attained]
-    quantum = limit - attained
-    if not remaining or quantum <= 0:
-        return 0.0
-    finished = sum(left <= quantum for left in remaining)
-    expected = sum(min(left, quantum) for left in remaining)
-    return finished / expected

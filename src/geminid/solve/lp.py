@@ -113,6 +113,11 @@ class LinearProgram:
         """Keep one column within other bounds."""
         self._solver.changeColBounds(column, lower, upper)
 
+    def set_row(self, row: int, column: int, coefficient: float, lower: float) -> None:
+        """Change one coefficient of a row, and its lower bound."""
+        self._solver.changeCoeff(row, column, coefficient)
+        self._solver.changeRowBounds(row, lower, np.inf)
+
     def solve(self, *, centre: bool = False) -> Optimum | None:
         """The optimum, or None where there is none (infeasible, unbounded, or the solver gave up).
 

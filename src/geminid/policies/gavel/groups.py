@@ -248,19 +248,31 @@ def by_need(rates: Array, totals: Array, need: Array) -> Array:
 
     Lay the time out by falling rate, idle time last. The neediest member takes the stretch of length one that makes
     exactly its need (the last one, if that makes more); the rest closes up. That never takes away what the others need
-    (the argument of Gonzalez and Sahni for preemptive schedules on machines of different speed).
+    (the argument of Gonzalez and Sahni for preemptive schedules on machines of different speed). Members that need the
+    same take a longer stretch together and share it equally.
     """
     result = np.zeros((len(need), len(rates)))
     order = np.argsort(-rates, kind="stable")
     need = need * common_factor(rates, totals, need)
     idle = max(0.0, len(need) - float(totals.sum()))
-    speed, length = np.append(rates[order], 0.0), np.append(totals[order], idle)
-    for member in np.argsort(-need, kind="stable").tolist():
-        ends = np.cumsum(length)
-        start = _window(speed, ends, float(need[member]))
-        taken = np.diff(np.clip(ends, start, start + 1.0), prepend=start)
-        length = np.maximum(length - taken, 0.0)
-        result[member, order] = taken[:-1]
+    speed, length = [*rates[order].tolist(), 0.0], [*totals[order].tolist(), idle]
+    by_need = np.argsort(-need, kind="stable")
+    falling = need[by_need]
+    blocks = np.flatnonzero(np.diff(falling, prepend=np.inf) < -1e-12 * max(1.0, float(falling[0])))
+    taken = np.zeros((len(blocks), len(rates)))
+    sizes = np.diff(np.append(blocks, len(need)))
+    for block, (value, size) in enumerate(zip(falling[blocks].tolist(), sizes.tolist(), strict=True)):
+        start = _window(speed, length, value * size, float(size))
+        at, room = 0.0, float(size)
+        for piece, here in enumerate(length):
+            mine = min(at + here - max(at, start), room)
+            at += here
+            if mine > 0:
+                room -= mine
+                length[piece] -= mine
+                if piece < len(order):
+                    taken[block, order[piece]] = mine / size
+    result[by_need] = np.repeat(taken, sizes, axis=0)
     return result
 
 
@@ -298,23 +310,40 @@ def common_factor(rates: Array, totals: Array, need: Array) -> float:
         above = np.searchsorted(-falling * factor, -theta, side="left")
 
 
-def _window(speed: Array, ends: Array, need: float) -> float:
-    """Where the stretch of length one begins that makes ``need``; the last one, if even that makes more."""
-    last = float(ends[-1]) - 1.0
+def _window(speed: list[float], length: list[float], need: float, width: float) -> float:
+    """Where the stretch of some width begins that makes ``need``; the last one, if even that makes more.
+
+    What a stretch makes falls with its start, by the difference of the speeds at its two ends.
+    """
+    last = sum(length) - width
     if last <= 0:
         return 0.0
-    corners = np.concatenate([[0.0], ends])
-    starts = np.clip(np.sort(np.concatenate([corners, corners - 1.0])), 0.0, last)
-    done = np.concatenate([[0.0], np.cumsum(speed * np.diff(corners))])
-    made = np.interp(starts + 1.0, corners, done) - np.interp(starts, corners, done)
-    after = int(np.searchsorted(-made, -need))  # what a stretch makes falls with its start, linearly between corners
-    if after == 0:
-        return 0.0
-    if after == len(starts):
-        return last
-    return float(
-        starts[after] - (starts[after] - starts[after - 1]) * (need - made[after]) / (made[after - 1] - made[after])
-    )
+    low, low_end = 0, length[0]
+    high, high_end = 0, length[0]
+    made, start = speed[0] * min(length[0], width), 0.0
+    while high_end < width:
+        high += 1
+        made += speed[high] * min(length[high], width - high_end)
+        high_end += length[high]
+    while start < last and made > need:
+        if low_end <= start:
+            low += 1
+            low_end += length[low]
+        elif high_end <= start + width and high < len(length) - 1:
+            high += 1
+            high_end += length[high]
+        else:
+            ends = high_end - width if high < len(length) - 1 else last
+            to = min(low_end, max(ends, start), last)
+            fall = speed[low] - speed[high]
+            if made - fall * (to - start) < need:
+                return start + (made - need) / fall
+            made -= fall * (to - start)
+            if to <= start and high < len(length) - 1:  # by rounding, the far end is past its corner already
+                high += 1
+                high_end += length[high]
+            start = to
+    return start
 
 
 def _join(left_ends: Array, right_ends: Array, total: float) -> tuple[Ints, Ints, Array]:

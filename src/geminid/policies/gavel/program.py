@@ -126,16 +126,27 @@ class TimeProgram:
         self._supplies: dict[int, tuple[Array, Array, Ints]] = {}
         self._uses = [by_group[bounds[g] : bounds[g + 1]] for g in range(count)]
 
-    def raise_level(self, requirement: Requirement, choice: Choice = "vertex") -> Raised | None:
-        """The highest level at which every need is met, or None if there is none or the solver fails."""
+    def raise_level(
+        self, requirement: Requirement, choice: Choice = "vertex", near: float | None = None
+    ) -> Raised | None:
+        """The highest level at which every need is met, or None if there is none or the solver fails.
+
+        Can be called again with another requirement: it then starts from the last solution. Tangents begin at ``near``,
+        a level that may be close to the highest, or at the highest that any one job could reach by itself.
+        """
         bound = requirement.highest(self.best)
         if bound == np.inf:  # nobody needs anything
             nothing = np.zeros(len(self.best))
             return Raised(0.0, np.zeros(self.level), nothing, nothing > 0)
         if not np.isfinite(bound):
             return None
+        self._lp.set_gain(self._gain)
         self._lp.set_bounds(self.level, -np.inf, bound)
-        self._add_tangents(requirement, np.append(np.zeros(self.level), bound))
+        begin = bound if near is None else min(near, bound)
+        if self._cuts:
+            self._move_tangents(requirement, begin)
+        else:
+            self._add_tangents(requirement, np.append(np.zeros(self.level), begin))
         found = self._settle(requirement, centre=choice == "centre")
         if found is None:
             return None
@@ -205,6 +216,20 @@ class TimeProgram:
         if cuts:
             self._add(cuts, level)
         return bool(cuts)
+
+    def _move_tangents(self, requirement: Requirement, level: float) -> None:
+        """Make the tangents there are, which belong to another requirement, those of this one at a level."""
+        need, slope = requirement.at(level)
+        moved: dict[tuple[int, float], Cut] = {}
+        for row, cut in enumerate(self._cuts):
+            again = (cut.group, cut.theta) in moved
+            members = self.groups.members[cut.group]
+            jobs = members[:0] if again else members[need[members] > cut.theta]
+            grows = float(slope[jobs].sum())
+            required = float(need[jobs].sum()) - len(jobs) * cut.theta
+            self._cuts[row] = moved[cut.group, cut.theta] = Cut(cut.group, cut.theta, jobs, required, grows)
+            lower = required - grows * level if len(jobs) else -np.inf
+            self._lp.set_row(self._rows + row, self.level, -grows, lower)
 
     def _steepest(self, g: int, values: Array, need: Array, slope: Array, tolerance: float) -> list[Cut]:
         """The rate θ > 0 at which a group's requirement is violated most, if any."""

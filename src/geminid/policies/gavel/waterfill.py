@@ -84,12 +84,13 @@ def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raise
     open_ = problem.runs.copy()
     first: float | None = None
     result = Raised(0.0, np.zeros(len(groups.first)), have, ~open_)
+    program = TimeProgram(groups)
     while open_.any():
         slope = np.where(open_, weights(open_) / problem.gangs, 0.0)
         top = float(slope.max())
         if top <= 0:
             break
-        raised = TimeProgram(groups).raise_level(Affine(have, slope / top))
+        raised = program.raise_level(Affine(have, slope / top), near=0.0 if first is not None else None)
         if raised is None:
             return result if first is not None else None
         first = raised.level / top if first is None else first
