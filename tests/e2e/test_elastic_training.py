@@ -1,14 +1,20 @@
 """Training on a changing number of workers: real processes, and every sample exactly once."""
 
+import json
 import os
+import random
 import signal
+import subprocess
+import sys
 from time import sleep
 
 import pytest
 
 pytest.importorskip("torch")
 
-from elastic import Job
+from elastic import SCRIPTS, Job
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
 from geminid.train.zygote import Zygote
@@ -119,3 +125,88 @@ def test_more_slots_than_samples_in_a_batch_are_refused(tmp_path, launcher):
             job.resize(list("abcd"))
         with pytest.raises(ValueError, match="stop it instead"):
             job.resize([])
+
+
+@pytest.fixture(scope="module")
+def unresized(tmp_path_factory):
+    """The result of the regression script under a plain python."""
+    out = tmp_path_factory.mktemp("plain") / "out"
+    subprocess.run([sys.executable, SCRIPTS / "regression.py", out], check=True)
+    return json.loads(out.read_text())
+
+
+def flat(weights):
+    return [value for tensor in weights for row in tensor for value in (row if isinstance(row, list) else [row])]
+
+
+@pytest.mark.parametrize("options", [("--per-slot", 3), ("--scaled", "--workers", 1)])
+def test_a_resized_run_equals_an_unresized_one(tmp_path, launcher, unresized, options):
+    """98 samples in batches of 16: the last step of an epoch has 2 samples, fewer than there are workers at times."""
+    with Job(tmp_path, "regression.py", "--pause", 0.02, *options, launcher=launcher) as job:
+        for slots in ("ab", "abc", "bcde", "c"):
+            job.resized(slots)
+        job.resized("cd")
+        assert job.ended() == "finished"
+    result = json.loads(job.out.read_text())
+    assert result["step"] == unresized["step"] == 42
+    assert result["lr"] == pytest.approx(unresized["lr"])
+    assert flat(result["weights"]) == pytest.approx(flat(unresized["weights"]), abs=2e-5)
+    other = json.loads((tmp_path / "out-1").read_text())
+    assert other["weights"] == result["weights"]  # to the last bit: workers never drift apart
+
+
+HAPPENINGS = ["a", "ab", "bcd", "abcd", "kill leader", "kill other", "kill all", "damage"]
+
+
+@settings(max_examples=6)
+@given(happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=3, max_size=6), seed=st.integers(0, 10**6))
+def test_whatever_happens_every_sample_counts_once_in_an_epoch(tmp_path_factory, launcher, happenings, seed):
+    dice = random.Random(seed)
+    folder = tmp_path_factory.mktemp("any")
+    arguments = ("--samples", 211, "--epochs", 4, "--every", 0.1, "--max-batch", 32, "--max-per-slot", 8)
+    with Job(folder, "counting.py", *arguments, launcher=launcher, most_failures=20) as job:
+        job.resized("ab")
+        for happening in happenings:
+            sleep(dice.random() * 0.2)
+            workers = job.status.workers
+            if happening in ("kill leader", "kill all", "kill other") and workers:
+                victims = {"kill leader": workers[:1], "kill all": workers, "kill other": workers[-1:]}[happening]
+                for worker in victims:
+                    os.kill(worker.pid, signal.SIGKILL)
+            elif happening == "damage":
+                for path in sorted((folder / "job/checkpoints").glob("*.safetensors"))[-1:]:
+                    path.write_bytes(path.read_bytes()[: dice.randrange(200)])
+            elif not job.status.phase.over:
+                job.resize(list(happening))
+        assert job.ended() == "finished"
+    assert exactly_once(job, 211, 4)
+
+
+def test_sigterm_saves_within_the_grace_period(tmp_path):
+    command = [sys.executable, SCRIPTS / "counting.py", tmp_path / "out", "--samples", "300", "--epochs", "2"]
+    environment = {**os.environ, "GEMINID_CHECKPOINTS": str(tmp_path / "checkpoints")}
+    environment["GEMINID_REPORTS"] = str(tmp_path / "reports")
+    first = subprocess.Popen(command, env=environment)
+    while not (tmp_path / "reports").exists() and first.poll() is None:
+        sleep(0.05)
+    first.terminate()
+    assert first.wait(20) == 143
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 1
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "going on from" in second.stderr
+    low, high, total, *_ = map(float, (tmp_path / "out").read_text().split())
+    assert (low, high, total) == (-2, -2, -600)
+
+
+def test_a_stranger_gets_nothing_from_a_supervisor(tmp_path, launcher, capsys):
+    import socket
+
+    with Job(tmp_path, "counting.py", "--epochs", 100, launcher=launcher) as job:
+        job.resized("a")
+        for greeting in (b'{"kind":"hello","token":"guess","worker":"w1","pid":1}\n', b"\x80\x04K\x01.\n"):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(str(tmp_path / "job/control"))
+                stranger.sendall(greeting)
+                assert stranger.recv(100) == b""
+        assert job.status.settled
+    assert "the token is wrong" in capsys.readouterr().err

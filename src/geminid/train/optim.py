@@ -114,19 +114,21 @@ class ScheduleSteps:
         epochs_done: Callable[[], float],
     ) -> None:
         self.taken = 0
-        inner = scheduler.step
+        kind: Any = type(scheduler)
+        steps = self
 
-        @functools.wraps(inner)
-        def step(*args: Any, **kwargs: Any) -> None:
+        @functools.wraps(kind.step)
+        def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             if args or kwargs:  # a metric, or an epoch of the user's own choice: nothing to count
-                inner(*args, **kwargs)
+                kind.step(scheduler, *args, **kwargs)
                 return
             due = int((batches_done() if in_loop() else epochs_done()) + 1e-6)
-            while self.taken < due:
-                inner()  # type: ignore[call-arg]
-                self.taken += 1
+            while steps.taken < due:
+                kind.step(scheduler)
+                steps.taken += 1
 
-        scheduler.step = step  # type: ignore[method-assign]
+        # A class of its own, because whatever a schedule's own attributes are goes into its state_dict.
+        scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
 
 
 def check_model(model: torch.nn.Module) -> None:

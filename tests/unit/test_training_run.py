@@ -1,0 +1,460 @@
+"""The training library in one process: the same results as the plain loop, whatever the batch plan does."""
+
+import math
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
+
+import geminid  # noqa: E402
+from geminid.train.messages import Plan  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+def toy(samples=50, seed=0):
+    """Inputs and noisy targets."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(samples, 6, generator=generator)
+    return TensorDataset(
+        x, x @ torch.randn(6, 1, generator=generator) + 0.3 * torch.randn(samples, 1, generator=generator)
+    )
+
+
+def network():
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def train(run, model, optimizer, loader, epochs, *, scaler=None, clip=0.5, schedule=None, each="batch"):
+    """An ordinary loop, with everything that people put into one; the losses."""
+    losses = []
+    for _ in run.epochs(epochs) if run is not None else range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            if scaler is None:
+                loss.backward()
+            else:
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+            if scaler is None:
+                optimizer.step()
+            else:
+                scaler.step(optimizer)
+                scaler.update()
+            if schedule is not None and each == "batch":
+                schedule.step()
+            losses.append(loss.item())
+        if schedule is not None and each == "epoch":
+            schedule.step()
+    return losses
+
+
+def in_order(**options):
+    """A run over data in its own order, with what it trains."""
+    run = geminid.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(toy(), batch_size=12)
+    extra = {name: make(optimizer) for name, make in options.pop("make", {}).items()}
+    _, _, elastic = run.prepare(model, optimizer, loader, **options, **extra)
+    return run, model, optimizer, elastic, extra
+
+
+def plain(**options):
+    """The same without us."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    make = options.pop("make", {})
+    extra = {name: build(optimizer) for name, build in make.items()}
+    return model, optimizer, DataLoader(toy(), batch_size=12), extra
+
+
+def close(one, other, tolerance=1e-6):
+    return all(torch.allclose(a, b, atol=tolerance) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_plain_run_is_the_plain_loop():
+    expected, optimizer, loader, _ = plain()
+    losses = train(None, expected, optimizer, loader, 2)
+    run, model, optimizer, elastic, _ = in_order()
+    assert run.is_leader
+    assert train(run, model, optimizer, elastic, 2) == losses
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), expected.parameters(), strict=True))
+    assert run.step == len(losses) == 10
+    assert run.progress == 100
+
+
+@pytest.mark.parametrize("per_slot", [1, 5, 6])
+def test_accumulated_passes_make_the_same_steps_even_where_the_loop_clips_and_zeroes(per_slot):
+    expected, optimizer, loader, _ = plain()
+    train(None, expected, optimizer, loader, 3)
+    run, model, optimizer, elastic, _ = in_order(max_per_slot_batch=per_slot)
+    losses = train(run, model, optimizer, elastic, 3)
+    assert len(losses) == 3 * (4 * math.ceil(12 / per_slot) + math.ceil(2 / per_slot))
+    assert run.step == 15
+    assert close(model, expected)
+
+
+def test_a_gradient_scaler_works_the_same_under_accumulation():
+    make = {"scaler": lambda optimizer: torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=3)}
+    expected, optimizer, loader, extra = plain(make=make)
+    train(None, expected, optimizer, loader, 3, **extra)
+    scale = extra["scaler"].get_scale()
+    run, model, optimizer, elastic, extra = in_order(make=make, max_per_slot_batch=5)
+    train(run, model, optimizer, elastic, 3, **extra)
+    assert close(model, expected)
+    assert extra["scaler"].get_scale() == scale == 64.0 * 2**5
+
+
+def test_a_step_that_overflows_is_skipped_and_left_out_of_the_statistics():
+    run = geminid.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=10), scaler=scaler, max_per_slot_batch=5)
+    for _ in run.epochs(1):
+        for number, (x, y) in enumerate(loader):
+            loss = nn.functional.mse_loss(model(x), y) * (math.inf if number == 3 else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert scaler.get_scale() == 2.0**9
+    assert run.step == 5
+    assert run.progress == 40
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    assert math.isfinite(run.noise_scale)
+
+
+@pytest.mark.parametrize("each", ["batch", "epoch"])
+def test_schedules_advance_by_samples_however_the_steps_are_made(each):
+    def exponential(optimizer):
+        return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    make = {"schedule": exponential}
+    expected, optimizer, loader, extra = plain(make=make)
+    train(None, expected, optimizer, loader, 2, each=each, **extra)
+    rate = optimizer.param_groups[0]["lr"]
+    run, model, optimizer, elastic, extra = in_order(make={"lr_scheduler": exponential}, max_per_slot_batch=5)
+    train(run, model, optimizer, elastic, 2, each=each, schedule=extra["lr_scheduler"])
+    if each == "epoch":
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+        assert close(model, expected)
+    else:  # 2 × 50 samples are 8.3 initial batches, although there were 10 steps
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**8)
+
+
+@pytest.mark.parametrize(
+    ("rule", "factor"), [("linear", 4.0), ("square_root", 2.0), ("none", 1.0), ("adascale", None), ("legw", 2.0)]
+)
+def test_learning_rates_follow_the_batch_size_by_their_rule(rule, factor):
+    run = geminid.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    _, _, loader = run.prepare(
+        model, optimizer, DataLoader(toy(200), batch_size=5), max_batch_size=20, scaling_rule=rule, warmup_epochs=0.1
+    )
+    pinned(run, Plan(5, 3))
+    for _ in run.epochs(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            assert optimizer.param_groups[0]["lr"] == 0.01  # the user's own is never touched
+    assert run.step == 20
+    measured = run.learning_rate_factors[0]
+    if factor is None:
+        assert 1.0 < measured < 4.0
+        assert run.progress < 400
+    else:
+        assert measured == pytest.approx(factor)
+
+
+def pinned(run, plan):
+    """Fix the batch plan, as a scheduler's order does."""
+    run._session._tuner.pinned = plan
+
+
+def test_the_noise_scale_is_that_of_theory(monkeypatch):
+    """Loss a·(w + ξ)·w with known signal and noise: the gradient of a sample is a + ξ, its covariance known."""
+    monkeypatch.setattr("geminid.train.norms.BUDGET", math.inf)  # measure every step, however short
+    dimensions, deviation, batch = 20, 3.0, 8
+    generator = torch.Generator().manual_seed(1)
+    x = 1.0 + deviation * torch.randn(40_000, dimensions, generator=generator)
+    truth = dimensions * deviation**2 / dimensions  # tr Σ / |g|², in samples
+
+    def noise_scale(**options):
+        run = geminid.init()
+        model = nn.Linear(dimensions, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        _, _, loader = run.prepare(model, optimizer, DataLoader(TensorDataset(x), batch_size=batch), **options)
+        for _ in run.epochs(1):
+            for (inputs,) in loader:
+                optimizer.zero_grad()
+                model(inputs).mean().backward()
+                optimizer.step()
+        return run.noise_scale
+
+    # One estimate of g² scatters by 0.7 of itself, an average over some 2,000 by 1.6 %: 6 % is four times that.
+    assert noise_scale(max_per_slot_batch=4) == pytest.approx(truth, rel=0.06)
+    assert noise_scale() == pytest.approx(truth, rel=0.06)
+
+
+def test_adam_is_measured_in_its_own_metric():
+    run = geminid.init()
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(400), batch_size=8), max_per_slot_batch=4)
+    train(run, model, optimizer, loader, 1, clip=math.inf)
+    squares = [(state["exp_avg_sq"] / (1 - 0.999 ** state["step"])).sqrt() + 1e-8 for state in optimizer.state.values()]
+    size = sum(square.numel() for square in squares)
+    estimate = run._session.noise
+    # Preconditioned gradients have entries of about one in absolute value, whatever the loss is scaled by.
+    total = float(estimate.squared_gradients.sum() + estimate.variances.sum())
+    assert 0.2 * size < total < 5 * size
+
+
+class Noisy(Dataset):
+    """A dataset that augments at random."""
+
+    def __len__(self):
+        return 30
+
+    def __getitem__(self, index):
+        return torch.tensor(index), torch.rand(1)
+
+
+def seen(loader, epochs=2, **options):
+    """What a run sees, by epoch."""
+    run = geminid.init(seed=4)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, elastic = run.prepare(model, optimizer, loader, **options)
+    epochs_seen = []
+    for _ in run.epochs(epochs):
+        here = []
+        for batch in elastic:
+            model(torch.ones(1)).sum().backward()
+            optimizer.step()
+            here.append(batch)
+        epochs_seen.append(here)
+    return epochs_seen
+
+
+def flat(epoch):
+    return [tuple(float(part[i]) for part in batch) for batch in epoch for i in range(len(batch[0]))]
+
+
+def test_order_and_augmentation_depend_on_seed_epoch_and_sample_alone():
+    torch.manual_seed(1)
+    one = seen(DataLoader(Noisy(), batch_size=8, shuffle=True))
+    torch.manual_seed(2)
+    other = seen(DataLoader(Noisy(), batch_size=8, shuffle=True, num_workers=2), max_per_slot_batch=3)
+    for epoch in range(2):
+        assert flat(one[epoch]) == flat(other[epoch])
+        assert sorted(index for index, _ in flat(one[epoch])) == list(range(30))
+    assert flat(one[0]) != flat(one[1])
+
+
+def test_collate_functions_samplers_subsets_and_drop_last_mean_what_they_mean():
+    collated = seen(DataLoader(Noisy(), batch_size=7, collate_fn=lambda samples: [int(i) for i, _ in samples]), 1)[0]
+    assert [len(batch) for batch in collated] == [7, 7, 7, 7, 2]
+    assert [i for batch in collated for i in batch] == list(range(30))
+    dropped = seen(DataLoader(Noisy(), batch_size=7, drop_last=True, shuffle=True), 1)[0]
+    assert len(flat(dropped)) == 28
+    part = seen(DataLoader(Subset(Noisy(), [3, 5, 7]), batch_size=2), 1)[0]
+    assert [index for index, _ in flat(part)] == [3, 5, 7]
+    sampler = WeightedRandomSampler([1.0, 0.0, 2.0], 40)
+    weighted = seen(DataLoader(Subset(Noisy(), [1, 2, 3]), batch_size=8, sampler=sampler))
+    assert {index for index, _ in flat(weighted[0])} == {1.0, 3.0}
+    assert flat(weighted[0]) != flat(weighted[1])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(23))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_streams_come_in_their_own_order(workers):
+    loader = DataLoader(Stream(), batch_size=5, num_workers=workers)
+    epochs = seen(loader, 2, max_per_slot_batch=3)
+    assert [batch.tolist() for batch in epochs[0]] == [batch.tolist() for batch in epochs[1]]
+    assert [int(i) for batch in epochs[0] for i in batch] == list(range(23))
+
+
+class Interrupted(Exception):
+    pass
+
+
+def test_a_run_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(tmp_path):
+    def dropout_run(folder, stop_after=None):
+        torch.manual_seed(5)
+        run = geminid.init(checkpoint_dir=folder, checkpoint_every_s=1e-9)
+        model = nn.Sequential(nn.Linear(6, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 15)
+        _, _, loader = run.prepare(
+            model,
+            optimizer,
+            DataLoader(toy(), batch_size=12, shuffle=True),
+            lr_scheduler=schedule,
+            max_per_slot_batch=7,
+        )
+        history = run.state("history", {"losses": []})
+        for _ in run.epochs(3):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                schedule.step()
+                history["losses"].append(loss.item())
+                if run.step == stop_after:
+                    run._session._writer.finish()
+                    raise Interrupted
+        return history["losses"], [parameter.tolist() for parameter in model.parameters()]
+
+    expected = dropout_run(tmp_path / "whole")
+    for stop_after in (4, 7, 13):
+        with pytest.raises(Interrupted):
+            dropout_run(tmp_path / "pieces", stop_after)
+    losses, weights = dropout_run(tmp_path / "pieces")
+    assert weights == expected[1]
+    assert losses == expected[0]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_training_by_progress_goes_on_until_it_has_made_it():
+    run = geminid.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(200), batch_size=5), max_batch_size=40)
+    pinned(run, Plan(5, 7))
+    samples = 0
+    for _ in run.epochs(3, by="progress"):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            samples += len(x)
+    assert 600 <= run.progress < 640
+    assert samples > 600
+
+
+def test_two_backward_passes_for_one_batch_add_up():
+    expected = network()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    for x, y in DataLoader(toy(), batch_size=10):
+        optimizer.zero_grad()
+        (2 * nn.functional.mse_loss(expected(x), y)).backward()
+        optimizer.step()
+    run = geminid.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=10))
+    for _ in run.epochs(1):
+        for x, y in loader:
+            optimizer.zero_grad()
+            for _ in range(2):
+                nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    assert close(model, expected)
+
+
+def test_compiled_models_train_the_same():
+    expected, optimizer, loader, _ = plain()
+    train(None, expected, optimizer, loader, 1)
+    run = geminid.init()
+    model = network()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.1, momentum=0.9)
+    _, _, elastic = run.prepare(compiled, optimizer, DataLoader(toy(), batch_size=12), max_per_slot_batch=6)
+    train(run, compiled, optimizer, elastic, 1)
+    assert close(model, expected)
+
+
+def refused(match, kind=ValueError, model=None, loader=None, **options):
+    model = network() if model is None else model
+    run = geminid.init()
+    with pytest.raises(kind, match=match):
+        run.prepare(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            DataLoader(toy(), batch_size=12) if loader is None else loader,
+            **options,
+        )
+
+
+def test_what_cannot_work_is_refused_with_what_to_do_instead():
+    refused("DataParallel: pass the plain module", TypeError, model=nn.DataParallel(network()))
+    refused("sparse gradients are not supported", model=nn.Embedding(3, 2, sparse=True))
+    refused("must be a torch.utils.data.DataLoader, not a list", TypeError, loader=[1, 2])
+    refused("max_batch_size is 4: it must be at least the loader's batch_size, 12", max_batch_size=4)
+    refused("scaling_rule is 'cubic': it must be one of auto, adascale", scaling_rule="cubic")
+    refused("has no batch_size", loader=DataLoader(toy(), batch_size=None))
+    sampler = torch.utils.data.DistributedSampler(toy(), num_replicas=2, rank=0)
+    refused("leave it out, the data is divided by geminid", loader=DataLoader(toy(), batch_size=2, sampler=sampler))
+    with pytest.raises(ValueError, match="checkpoint_every_s is 0"):
+        geminid.init(checkpoint_every_s=0)
+
+
+def test_misuse_is_told_in_one_sentence():
+    run, model, optimizer, loader, _ = in_order()
+    with pytest.raises(RuntimeError, match=r"inside of 'for epoch in run\.epochs"):
+        next(iter(loader))
+    with pytest.raises(RuntimeError, match="was called before"):
+        run.prepare(model, optimizer, DataLoader(toy(), batch_size=12))
+    with pytest.raises(TypeError, match="the state 'x' is a int"):
+        run.state("x", 1)
+    with pytest.raises(ValueError, match="closures run the model several times"):
+        optimizer.step(lambda: 0.0)
+    with pytest.raises(RuntimeError, match=r"run.prepare\(\) has not been called"):
+        list(geminid.init().epochs(1))
+    for _ in run.epochs(1):
+        for _ in loader:
+            pass
+        with pytest.raises(RuntimeError, match="use it once in an epoch"):
+            next(iter(loader))
+
+
+def test_leaving_the_loop_over_batches_early_ends_the_epoch():
+    run, model, optimizer, loader, _ = in_order()
+    epochs = []
+    for epoch in run.epochs(3):
+        epochs.append(epoch)
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            break
+    assert epochs == [0, 1, 2]
+    assert run.step == 3
+
+
+def test_reports_go_to_a_file_where_there_is_no_scheduler(tmp_path, monkeypatch):
+    from geminid.train.messages import decode
+
+    monkeypatch.setenv("GEMINID_REPORTS", str(tmp_path / "reports"))
+    run, model, optimizer, loader, _ = in_order()
+    for _ in run.epochs(2):
+        for x, y in loader:
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            run.report(loss=loss, bad=math.nan)
+    last = decode((tmp_path / "reports").read_bytes().splitlines()[-1])
+    assert last.samples == 100
+    assert set(last.metrics) == {"loss"}
+    assert Path(os.environ["GEMINID_REPORTS"]).exists()
