@@ -96,6 +96,7 @@ def test_survivors_go_on_at_once_and_the_dead_one_is_replaced():
     assert started(actions) == [("w4", "b")]
     form, _ = told(actions)
     assert form.members == ("w1", "w3")
+    assert form.broken
     formed(group, form)
     grown, _ = told(group.ready("w4"))
     assert grown.members == ("w1", "w3", "w4")

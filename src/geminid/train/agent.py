@@ -10,7 +10,7 @@ import os
 import select
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -65,8 +65,9 @@ class Identity:
 class Agent:
     """Talks with the supervisor. Orders are kept until the training thread looks for them, at the end of a step."""
 
-    def __init__(self, identity: Identity) -> None:
+    def __init__(self, identity: Identity, on_broken: Callable[[], None] = lambda: None) -> None:
         self.identity = identity
+        self._on_broken = on_broken
         self.generation = 0
         self.step = 0
         self._phase: Phase = "waiting"
@@ -101,6 +102,12 @@ class Agent:
         """The newest order to form a generation later than the current one."""
         form = self._form
         return form if form is not None and form.generation > self.generation else None
+
+    @property
+    def broken(self) -> bool:
+        """Whether the group that this worker is in has lost a member."""
+        form = self.form
+        return form is not None and form.broken
 
     def wait_for_form(self, timeout_s: float) -> Form | None:
         """Wait for such an order, or for one to stop."""
@@ -207,6 +214,8 @@ class Agent:
                 case Form():
                     if self._form is None or message.generation > self._form.generation:
                         self._form = message
+                    if self.broken:
+                        self._on_broken()
                 case Retune():
                     self._retune = message
                 case SaveCheckpoint():

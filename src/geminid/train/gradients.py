@@ -68,8 +68,10 @@ class Gradients:
         on_pass: Callable[[], None],
         before_sending: Callable[[Tensor], None],
         on_step: Callable[[], None],
+        wait: Callable[[Any], None] = lambda work: work.wait(),
     ) -> None:
         self.parameters = list(parameters)
+        self._wait = wait
         self.failed: str | None = None
         self.sync_s = 0.0
         self._extras_count = extras
@@ -95,6 +97,11 @@ class Gradients:
         self._buckets, self._bucket_of, self._own_extras = [], {}, None
         self._trigger = None
         self._hook_all()
+
+    def release(self) -> None:
+        """Let go of the process group: as long as anything of it is held, peers do not notice that it is left."""
+        for bucket in self._buckets:
+            bucket.work = None
 
     def _hook_all(self) -> None:
         for hook in self._hooks:
@@ -225,7 +232,8 @@ class Gradients:
                 dist.all_reduce(self._own_extras)
             for bucket in self._buckets:
                 if bucket.work is not None:
-                    bucket.work.wait()
+                    self._wait(bucket.work)
+                    bucket.work = None
         except RuntimeError as problem:
             self._fail(problem)
         self.sync_s = perf_counter() - begin

@@ -198,6 +198,7 @@ class ElasticGroup:
         if not members:
             return []
         leaving = [member for member in self._alive() if member not in members]
+        broken = self._broken
         self.generation += 1
         self.members, self._joined, self._broken = tuple(members), set(), False
         for member in members:
@@ -209,6 +210,7 @@ class ElasticGroup:
             members=self.members,
             rendezvous=f"{self._prefix}{self.generation}",
             plan=self.plan,
+            broken=broken,
         )
         return [Tell(worker, form) for worker in (*members, *leaving)]
 

@@ -80,8 +80,12 @@ class _Watched:
         return self.UNKNOWN_CODE if self.ended() else None
 
     def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its process group, and to itself in case it has none of its own yet."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
+            if os.getpgid(self.pid) == self.pid:
+                os.killpg(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._pidfd, number)
 
     def close(self) -> None:
         os.close(self._pidfd)

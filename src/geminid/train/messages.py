@@ -193,13 +193,15 @@ class Form:
 
     ``members`` are the workers by rank; those who have the state come first. A worker of the current generation who
     is not among them leaves. ``rendezvous`` is where the members find each other: ``file:`` and an absolute path, or
-    ``tcp:host:port``. Without a plan the leader chooses one.
+    ``tcp:host:port``. Without a plan the leader chooses one. ``broken`` says that a member of the current generation is
+    gone: there is nothing to agree on, and whoever waits for it need not wait any longer.
     """
 
     generation: int
     members: tuple[str, ...]
     rendezvous: str
     plan: Plan | None = None
+    broken: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

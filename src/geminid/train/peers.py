@@ -11,9 +11,10 @@ import contextlib
 import json
 import os
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 import torch
@@ -24,14 +25,26 @@ from geminid.train.messages import Form
 from geminid.train.tree import put_together, take_apart
 
 #: Once all have arrived, forming the group may take this long; after that somebody is presumed dead.
-FORMING_S = 20.0
+FORMING_S = 10.0
 
 #: A collective operation may take this long: a leader may evaluate for many minutes while the others wait for it. That
 #: somebody is dead or hangs is the supervisor's to find out, in seconds.
 WAITING_S = 3600.0
 
+#: While waiting in an operation, look around this often; one that does not end so long after its group was abandoned is
+#: left to itself.
+LOOK_S, STUCK_S = 1.0, 1.5
+
 #: How often the store is looked at while waiting for the others.
 POLL_S = 0.002
+
+
+#: Sockets of the group that is formed, so that whatever waits for a dead peer can be woken; and who may touch them.
+_sockets: list[int] = []
+_sockets_lock = threading.Lock()
+
+#: Groups that could not be taken down because something in them never ended. Holding them leaks a few threads.
+_stuck: list[Any] = []
 
 
 class PeersLost(Exception):
@@ -40,6 +53,45 @@ class PeersLost(Exception):
 
 class Superseded(Exception):
     """A newer order came while waiting for the others."""
+
+
+class _Interruptible(dist.Store):  # type: ignore[name-defined,misc]
+    """A store in which waiting for somebody who died in the meantime ends when a newer order comes."""
+
+    def __init__(self, inner: Any, superseded: Callable[[], bool]) -> None:
+        super().__init__()
+        self._inner, self._superseded = inner, superseded
+
+    def set(self, key: str, value: Any) -> None:
+        self._inner.set(key, value if isinstance(value, str) else bytes(value))
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return bytes(self._inner.get(key))
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._inner.add(key, amount))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._inner.check(keys))
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._inner.delete_key(key))
+
+    def num_keys(self) -> int:
+        return int(self._inner.num_keys())
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._inner.set_timeout(timeout)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        deadline_s = monotonic() + FORMING_S
+        while not self._inner.check(keys):
+            if self._superseded():
+                raise RuntimeError("a newer order came")
+            if monotonic() > deadline_s:
+                raise RuntimeError(f"somebody did not come within {FORMING_S:g} s")
+            sleep(POLL_S)
 
 
 def meet(form: Form, me: str, *, superseded: Callable[[], bool]) -> Any:
@@ -59,7 +111,7 @@ def meet(form: Form, me: str, *, superseded: Callable[[], bool]) -> Any:
             sleep(POLL_S)
     except RuntimeError as problem:
         raise PeersLost(_first_line(problem)) from None
-    return store
+    return _Interruptible(store, superseded)
 
 
 def _store(rendezvous: str, size: int, rank: int) -> Any:
@@ -79,6 +131,7 @@ def form_group(store: Any, rank: int, size: int, device: torch.device) -> None:
     if size == 1:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    before = _connections()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(
@@ -92,13 +145,56 @@ def form_group(store: Any, rank: int, size: int, device: torch.device) -> None:
     except (RuntimeError, ValueError) as problem:
         leave_group()
         raise PeersLost(_first_line(problem)) from None
+    with _sockets_lock:
+        _sockets[:] = _connections() - before
 
 
 def leave_group() -> None:
     """Take the default process group down, if there is one; peers may be gone already."""
+    with _sockets_lock:
+        _sockets.clear()
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def abandon_group() -> None:
+    """Cut all connections of the group, from any thread: whoever waits in it fails at once, here and at the peers."""
+    with _sockets_lock:
+        for descriptor in _sockets:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def wait_for(work: Any, abandoned: Callable[[], bool]) -> None:
+    """Wait for a collective operation on the CPU, and not for ever for one that even cut connections did not end.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    since_s = None
+    while True:
+        try:
+            work.wait(timedelta(seconds=LOOK_S))
+            return
+        except RuntimeError as problem:
+            if work.is_completed():
+                raise
+            now = monotonic()
+            since_s = since_s or (now if abandoned() else None)
+            if since_s is not None and now - since_s > STUCK_S:
+                _stuck.append(dist.distributed_c10d._get_default_group())
+                raise RuntimeError("an operation in an abandoned group did not end") from problem
+
+
+def _connections() -> set[int]:
+    """The descriptors of this process's TCP connections (listening sockets have no peer, and are none)."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                found.add(int(name))
+    return found
 
 
 def _loopback() -> str:

@@ -35,6 +35,7 @@ from geminid.goodput.learning_rate import RULES
 from geminid.train import channel, messages
 from geminid.train.agent import Agent, Identity
 from geminid.train.optim import check_model, rule_for
+from geminid.train.peers import abandon_group
 from geminid.train.session import STOPPED_EXIT_CODE, Session, Settings, Unit
 
 #: What a supervisor may override, as a job file names it.
@@ -66,7 +67,7 @@ def init(
     folder = environment.get(channel.CHECKPOINTS) or checkpoint_dir
     reports = environment.get(channel.REPORTS)
     return Run(
-        agent=Agent(identity) if identity is not None else None,
+        agent=Agent(identity, abandon_group) if identity is not None else None,
         settings=Settings(seed=seed, checkpoint_every_s=checkpoint_every_s, keep_checkpoints=keep_checkpoints),
         checkpoints=Path(folder) if folder else None,
         reports=Path(reports) if reports else None,

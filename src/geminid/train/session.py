@@ -148,6 +148,7 @@ class Session:
             on_pass=self._meter.take_pass,
             before_sending=self._fill_in,
             on_step=self._on_averaged,
+            wait=self._wait_for if self._device.type == "cpu" else lambda work: work.wait(),
         )
         compiled = type(model).__name__ == "OptimizedModule"
         self._tuner = Tuner(limits, round_down=compiled)
@@ -236,7 +237,7 @@ class Session:
             self._writer.begin(take_snapshot(self._state(), step=self.position.step, samples=self.position.samples))
             self._writer.finish()
         self._report(force=True)
-        peers.leave_group()
+        self._leave_group()
         self._enter("finished")
         if self.agent is not None:
             self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
@@ -610,6 +611,14 @@ class Session:
 
     # ------------------------------------------------------------------------------------------- groups
 
+    def _leave_group(self) -> None:
+        self._gradients.release()
+        peers.leave_group()
+
+    def _wait_for(self, work: Any) -> None:
+        """Wait for a collective operation, unless its group has been given up."""
+        peers.wait_for(work, lambda: self.agent is not None and self.agent.broken)
+
     def _await_form(self) -> Form:
         """Wait to be told one's place."""
         assert self.agent is not None
@@ -625,7 +634,7 @@ class Session:
         """Somebody is gone: say so, and form the group that the supervisor decides on."""
         if self.agent is None:
             raise RuntimeError(f"a collective operation failed: {self._lost}")
-        peers.leave_group()
+        self._leave_group()
         if self.agent.form is None:
             self.agent.send(messages.Lost(generation=self.generation, reason=str(self._lost)))
         self._join(self._await_form())
@@ -637,7 +646,7 @@ class Session:
         stopped_at_s = self._stopped_at_s if self._has_state else None
         while True:
             self._enter("forming")
-            peers.leave_group()
+            self._leave_group()
             if agent.identity.worker not in form.members:
                 self._leave(form)
             agent.generation = self.generation = form.generation
@@ -747,7 +756,7 @@ class Session:
 
     def _stop(self) -> NoReturn:
         """Save, as far as that is this worker's business, and end the process."""
-        peers.leave_group()
+        self._leave_group()
         order = self.agent.stop if self.agent is not None else None
         problem = None
         if self._writer is not None:
