@@ -380,6 +380,61 @@ def _whole_numbers(name: str, text: str, smallest: int) -> list[int]:
 
 
 @app.command()
+def quality(
+    peers: Annotated[Path, typer.Option(help="Folder that holds the peers' workloads and profiles.")] = Path(
+        "../shared/peers"
+    ),
+    policy: Annotated[str, typer.Option(help="The policy to judge, with its options.")] = "geminid",
+    workload: Annotated[
+        list[str] | None, typer.Option(help="Only workloads whose names begin so (philly, saturn-1, pollux, day-2, …).")
+    ] = None,
+    wrong_estimates: Annotated[bool, typer.Option(help="Also with wrong estimates and with none.")] = False,
+    baseline_json: Annotated[
+        Path | None, typer.Option(help="Where results of the baselines are kept between runs.")
+    ] = None,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """The geminid policy against Sia and Pollux on their own workloads, at equal cost of changes and live."""
+    from geminid.bench.quality import run
+
+    with error_console.status("simulating …") as status:
+        rows = run(
+            peers,
+            policy=policy,
+            only=workload or [],
+            wrong_estimates=wrong_estimates,
+            baselines=baseline_json,
+            seed=seed,
+            progress=status.update,
+        )
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    for way in dict.fromkeys(row.way for row in rows):
+        print_table(
+            f"{policy}, {way}, against the baseline at cold cost",
+            ["workload", "baseline", "avg JCT", "avg", "median", "p99", "makespan", "worst FTF", "rescales", "theirs"],
+            [
+                [
+                    row.workload,
+                    row.baseline,
+                    f"{row.avg_jct_s:,.0f} s",
+                    *(
+                        f"[{'green' if x <= 0 else 'red'}]{100 * x:+.1f} %[/]"
+                        for x in (row.avg_jct, row.median_jct, row.p99_jct, row.makespan, row.worst_ftf)
+                    ),
+                    f"{row.rescales_per_job:.1f}",
+                    f"{row.baseline_rescales_per_job:.1f}",
+                ]
+                for row in rows
+                if row.way == way
+            ],
+            text_columns=2,
+        )
+
+
+@app.command()
 def fidelity(
     peers: Annotated[Path, typer.Option(help="Folder that holds the peers' workloads and profiles.")] = Path(
         "../shared/peers"
