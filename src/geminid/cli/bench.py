@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from geminid.cli.output import console, error_console, print_json, print_table
+from geminid.fields import InvalidInput, Problem
 
 if TYPE_CHECKING:
     from geminid.bench.model import ModelReport
@@ -476,6 +477,43 @@ def fidelity(
                 f"{row.ours_s:,.0f} s",
                 f"[{'green' if row.within else 'red'}]{100 * row.difference:+.1f} %[/]",
                 f"± {100 * row.tolerance:.0f} %",
+            ]
+            for row in rows
+        ],
+        text_columns=3,
+    )
+
+
+@app.command()
+def objectives(
+    workload: Annotated[str, typer.Option(help="A built-in workload (see `geminid workloads`).")] = "small",
+    load: Annotated[float, typer.Option(min=0.01, help="Scales its arrivals.")] = 1.0,
+    objective: Annotated[str | None, typer.Option(help="Only this objective, such as 'makespan'.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Workloads drawn; the figures are means over them.")] = 1,
+    json: Json = False,
+) -> None:
+    """What knowing GPU types, sharing slots and jobs that tune themselves bring to each of Gavel's objectives."""
+    from geminid.bench.objectives import CLUSTER, OBJECTIVES, run
+
+    if objective is not None and objective not in OBJECTIVES:
+        raise InvalidInput([Problem("objective", objective, f"must be one of: {', '.join(OBJECTIVES)}")])
+    with error_console.status("simulating …") as status:
+        rows = run(workload=workload, load=load, seeds=range(seeds), only=objective, progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"Gavel's objectives on the workload {workload} ({CLUSTER}), mean of {seeds} drawn",
+        ["objective", "step", "policy", "avg JCT", "makespan", "GPU-h", "JCT / aware"],
+        [
+            [
+                row.objective,
+                row.step,
+                row.policy,
+                f"{row.avg_jct_s / 3600:.2f} h",
+                f"{row.makespan_s / 3600:.2f} h",
+                f"{row.gpu_hours:,.0f}",
+                f"{row.jct_to_aware:.2f}",
             ]
             for row in rows
         ],

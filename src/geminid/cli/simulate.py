@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.output import console, error_console, print_json, print_table
-from geminid.fields import InvalidInput, Problem
+from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 
 if TYPE_CHECKING:
     from geminid.cluster import Cluster
@@ -69,6 +69,12 @@ def simulate(
         float,
         typer.Option(min=1.0, help="Seconds of work between checkpoints, to which jobs on a failed node fall back."),
     ] = 600.0,
+    adaptive: Annotated[
+        bool,
+        typer.Option(
+            "--adaptive", help="Let policies that read throughputs read goodputs of jobs that tune themselves instead."
+        ),
+    ] = False,
     oracle: Annotated[bool, typer.Option("--oracle", help="Let every policy know what only an oracle can.")] = False,
     estimates: Annotated[
         str,
@@ -127,7 +133,7 @@ def simulate(
         timings=timings,
         stints=report is not None,
     )
-    texts = _split_policies(policy)
+    texts = _adaptive(_split_policies(policy)) if adaptive else _split_policies(policy)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=error_console, transient=True) as bars:
         tasks = [bars.add_task(text, total=len(chosen.jobs)) for text in texts]
@@ -165,6 +171,22 @@ def _split_policies(text: str) -> list[str]:
     if not policies:
         raise InvalidInput([Problem("policy", text, "must name at least one policy")])
     return policies
+
+
+def _adaptive(texts: list[str]) -> list[str]:
+    """The policies with ``adaptive=true`` for those that have the option and do not set it."""
+    from geminid.policies.registry import BUILT_IN, options_of
+
+    able = {name for name, kind in BUILT_IN.items() if any(option.name == "adaptive" for option in options_of(kind))}
+    if not any(text.partition(":")[0] in able for text in texts):
+        expected = f"needs a policy that reads throughputs; of those given ({', '.join(texts)}) none does"
+        raise InvalidInput([Problem("--adaptive", NOT_SHOWN, expected)])
+    result = []
+    for text in texts:
+        name, colon, options = text.partition(":")
+        sets_it = any(part.startswith("adaptive=") for part in options.split(","))
+        result.append(f"{text}{',' if colon else ':'}adaptive=true" if name in able and not sets_it else text)
+    return result
 
 
 def _workload(text: str, format: str | None, seed: int, load: float) -> Workload:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from geminid.cluster import Cluster
-from geminid.goodput.batchplan import BatchLimits, best_plan, evaluate
+from geminid.configuration import Configuration
+from geminid.goodput.batchplan import BatchLimits, TunedPlan, evaluate
 from geminid.goodput.fit import ThroughputFit
-from geminid.goodput.table import JobModel
+from geminid.goodput.table import GoodputTable, JobModel
 from geminid.job import Adaptivity
 from geminid.policies.base import JobView, SharingModel
 from geminid.policies.gavel.problem import PairThroughputs
@@ -28,10 +29,12 @@ class SpeedReader:
     adaptive: bool = False
     _known: dict[str, tuple[JobModel | None, dict[str, float]]] = field(default_factory=dict)
     _pairs: dict[tuple[object, object, str], tuple[float, float]] = field(default_factory=dict)
+    _table: GoodputTable | None = None
 
     def speeds(self, cluster: Cluster, jobs: Sequence[JobView]) -> dict[str, Mapping[str, float]]:
         """Steps per second of every job on the types that can run it; the same on all for jobs of unknown speed."""
         result: dict[str, Mapping[str, float]] = {}
+        news: list[JobView] = []
         for job in jobs:
             if job.facts.throughputs:
                 result[job.id] = job.facts.throughputs
@@ -41,46 +44,51 @@ class SpeedReader:
             else:
                 known = self._known.get(job.id)
                 if known is None or known[0] is not job.model:
-                    known = self._known[job.id] = (job.model, self._modelled(cluster, job))
-                result[job.id] = known[1]
+                    news.append(job)
+                result[job.id] = known[1] if known is not None else {}
+        if news:
+            goodputs = self._goodputs(cluster, jobs) if self.adaptive else {}
+            for job in news:
+                speeds = self._modelled(cluster, job, goodputs.get(job.id, {}))
+                self._known[job.id] = job.model, speeds
+                result[job.id] = speeds
         for gone in self._known.keys() - result.keys():
             del self._known[gone]
         return result
 
-    def _modelled(self, cluster: Cluster, job: JobView) -> dict[str, float]:
-        model, slots = job.model, job.facts.requested_slots
+    def _goodputs(self, cluster: Cluster, jobs: Sequence[JobView]) -> dict[str, dict[str, float]]:
+        """Useful samples per second of jobs that tune themselves, on the requested slots of each type."""
+        able = [job for job in jobs if job.model is not None and job.facts.adaptivity is Adaptivity.ADAPTIVE]
+        columns = {
+            (gpu_type, slots): _packed(cluster, gpu_type, slots)
+            for slots in sorted({job.facts.requested_slots for job in able})
+            for gpu_type in cluster.type_index
+        }
+        configurations = tuple(columns.values())
+        if self._table is None or self._table.configurations != configurations:
+            self._table = GoodputTable.empty(configurations)
+        self._table = self._table.refresh({job.id: job.model for job in able if job.model is not None})
+        where = {key: column for column, key in enumerate(columns)}
+        return {
+            job.id: {t: float(row[where[t, job.facts.requested_slots]]) for t in cluster.type_index}
+            for job, row in zip(able, self._table.goodput, strict=True)
+        }
+
+    def _modelled(self, cluster: Cluster, job: JobView, goodputs: Mapping[str, float]) -> dict[str, float]:
+        model = job.model
         speeds = {}
         for gpu_type, limits in job.facts.limits.items():
             fitted = model.fits.get(gpu_type) if model is not None else None
             if model is None or fitted is None:
                 speeds[gpu_type] = 1.0
                 continue
-            per_node = int(cluster.node_slots[cluster.node_type == cluster.type_index[gpu_type]].max())
-            nodes = -(-slots // per_node)
-            speed = self._steps_per_s(job, model, fitted, limits, nodes)
-            if speed > 0:
-                speeds[gpu_type] = speed
+            nodes = _packed(cluster, gpu_type, job.facts.requested_slots).nodes
+            total = job.facts.requested_batch or limits.initial
+            requested = _as_requested(job, model, fitted, limits, nodes)
+            best = max(requested.goodput, goodputs.get(gpu_type, 0.0))
+            if best > 0:
+                speeds[gpu_type] = best / (total * requested.efficiency)
         return speeds
-
-    def _steps_per_s(
-        self, job: JobView, model: JobModel, fitted: ThroughputFit, limits: BatchLimits, nodes: int
-    ) -> float:
-        slots, gradient = job.facts.requested_slots, model.gradient
-        total = job.facts.requested_batch or limits.initial
-        passes = -(-total // (slots * limits.largest_per_slot))
-        requested = evaluate(
-            fitted,
-            gradient,
-            limits,
-            nodes=nodes,
-            slots=slots,
-            per_slot_batch=max(1, -(-total // (slots * passes))),
-            accumulation_steps=passes - 1,
-        )
-        if self.adaptive and job.facts.adaptivity is Adaptivity.ADAPTIVE:
-            best = best_plan(fitted, gradient, limits, nodes=nodes, slots=slots)
-            return max(best.goodput, requested.goodput) / (total * requested.efficiency)
-        return requested.throughput / total
 
     def pairs(
         self,
@@ -113,6 +121,27 @@ class SpeedReader:
         if key not in self._pairs:
             self._pairs[key] = sharing.relative_speeds(first.facts, second.facts, gpu_type)
         return self._pairs[key]
+
+
+def _packed(cluster: Cluster, gpu_type: str, slots: int) -> Configuration:
+    """So many slots of a type on as few nodes as possible."""
+    per_node = int(cluster.node_slots[cluster.node_type == cluster.type_index[gpu_type]].max())
+    return Configuration(gpu_type=gpu_type, nodes=-(-slots // per_node), slots=slots)
+
+
+def _as_requested(job: JobView, model: JobModel, fitted: ThroughputFit, limits: BatchLimits, nodes: int) -> TunedPlan:
+    """What the requested slots and batch size come to."""
+    slots, total = job.facts.requested_slots, job.facts.requested_batch or limits.initial
+    passes = -(-total // (slots * limits.largest_per_slot))
+    return evaluate(
+        fitted,
+        model.gradient,
+        limits,
+        nodes=nodes,
+        slots=slots,
+        per_slot_batch=-(-total // (slots * passes)),
+        accumulation_steps=passes - 1,
+    )
 
 
 def kind_of(job: JobView, speeds: Mapping[str, Mapping[str, float]]) -> object:

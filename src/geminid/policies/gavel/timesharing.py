@@ -26,6 +26,7 @@ import numpy as np
 
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
 from geminid.policies.gavel.gangs import place_gangs
+from geminid.policies.gavel.level import fallback, unrunnable
 from geminid.policies.gavel.problem import AllocationProblem, Combination, GangJob, Note, TimeFractions, agnostic
 from geminid.policies.gavel.rounds import Account
 from geminid.policies.gavel.speeds import SpeedReader, kind_of
@@ -198,7 +199,7 @@ class TimeSharingPolicy(Policy):
         due = self._solved_for is None or view.now_s - account.since_s >= self.recompute_s - INSTANT_S
         due |= not any(job.allocation for job in view.jobs)
         if due and now_for != self._solved_for:
-            fractions = self._fractions = self.solve(self.problem(view, speeds))
+            fractions = self._fractions = self._solve(self.problem(view, speeds))
             self._notes = fractions.notes
             account.retarget(fractions, [job.id for job in view.jobs], view.now_s)
             self._solved_for = now_for
@@ -206,6 +207,14 @@ class TimeSharingPolicy(Policy):
             for job in view.jobs:
                 account.add(job.id)
         return account
+
+    def _solve(self, problem: AllocationProblem) -> TimeFractions:
+        """Solve, or, whatever goes wrong, give everyone an equal share: rounds must go on."""
+        try:
+            return self.solve(problem)
+        except Exception as error:
+            note = Note("solver_failed", f"{type(error).__name__}: {error}")
+            return fallback(problem, lambda _: float("nan"), [*unrunnable(problem), note])
 
     def problem(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> AllocationProblem:
         """The problem as the policy sees it."""

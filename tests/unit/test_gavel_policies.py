@@ -1,0 +1,181 @@
+"""Policies over time fractions in the engine and the simulator: what they read, and what if something is wrong."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from geminid.cluster import Cluster
+from geminid.engine.engine import Engine
+from geminid.engine.events import NodeDown, Submitted, Tick
+from geminid.engine.models import ModelKeeper
+from geminid.fields import InvalidInput
+from geminid.policies.base import JobFacts
+from geminid.policies.gavel.fairness import HierarchicalPerf, MaxMinFairnessPacked, MaxMinFairnessPerf
+from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
+from geminid.policies.gavel.timesharing import TimeSharingPolicy
+from geminid.policies.gavel.totals import MaxSumThroughputByCostPerfSLOs
+from geminid.policies.registry import BUILT_IN, make_policy
+from geminid.sim.run import Experiment, simulate
+from geminid.sim.simulator import Settings
+from geminid.sim.workload import TraceJob, Workload
+from geminid.sim.workloads.generate import built_in_workload
+
+TIME_SHARING = sorted(name for name, policy in BUILT_IN.items() if issubclass(policy, TimeSharingPolicy))
+
+
+def facts(name: str, **more: Any) -> JobFacts:
+    slots = more.pop("requested_slots", 1)
+    return JobFacts(
+        id=name,
+        submitted_s=0.0,
+        requested_slots=slots,
+        min_slots=slots,
+        max_slots=slots,
+        kind=more.pop("kind", "k"),
+        throughputs=more.pop("throughputs", {"v100": 1.0}),
+        **more,
+    )
+
+
+def engine(policy: TimeSharingPolicy, cluster: str, *jobs: JobFacts, **more: Any) -> Engine:
+    result = Engine(Cluster.parse(cluster), policy, ModelKeeper(), **more)
+    for job in jobs:
+        result.handle(Submitted(0.0, job))
+    result.handle(Tick(1.0))
+    return result
+
+
+def shares(running: Engine, policy: TimeSharingPolicy) -> dict[str, float]:
+    view = running.view()
+    problem = policy.problem(view, {job.id: job.facts.throughputs for job in view.jobs})
+    time = policy.solve(problem).by_job(problem).sum(axis=1)
+    return {job.id: float(t) for job, t in zip(view.jobs, time, strict=True)}
+
+
+def test_shares_of_entities_add_up_to_their_weights() -> None:
+    policy = HierarchicalPerf(weights=("lab=2", "lab/ann=3"))
+    owners = {"a": "lab/ann", "b": "lab/ann", "c": "lab/bob", "d": "shop", "e": "shop", "f": "shop"}
+    running = engine(policy, "v100:1x1", *(facts(name, owner=owner) for name, owner in owners.items()))
+    got = shares(running, policy)
+    lab, ann = sum(got[n] for n in "abc"), got["a"] + got["b"]
+    assert lab == pytest.approx(2 / 3, abs=1e-6)
+    assert ann == pytest.approx(3 / 4 * lab, abs=1e-6)
+    assert got["d"] == pytest.approx(got["f"], abs=1e-6)
+
+
+def test_fifo_within_an_entity_serves_its_first_job() -> None:
+    policy = HierarchicalPerf(inner="fifo")
+    jobs = (facts("a", owner="lab"), facts("b", owner="lab"), facts("c", owner="shop"))
+    got = shares(engine(policy, "v100:1x1", *jobs), policy)
+    assert got == pytest.approx({"a": 0.5, "b": 0.0, "c": 0.5}, abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["lab", "lab=-1", "=2", "lab=x"])
+def test_weights_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="must be like team=2"):
+        make_policy(f"hierarchical:weights={text}")
+
+
+def test_a_deadline_that_cannot_be_met_is_named_and_nothing_stops() -> None:
+    class Knowing:
+        def remaining_iterations(self, job_id: str, *, after_current_epoch: bool = False) -> float:
+            return 1000.0
+
+        def remaining_s(self, job_id: str) -> float:
+            return 1000.0
+
+        def iteration_s(self, job_id: str, placement: Any) -> float:
+            return 1.0
+
+    policy = MaxSumThroughputByCostPerfSLOs()
+    jobs = (facts("a", deadline_s=10.0), facts("b", deadline_s=5000.0))
+    running = engine(policy, "v100:1x1", *jobs, oracle=Knowing())
+    assert [(note.reason, note.jobs) for note in policy._notes] == [("infeasible_slo", ("a",))]
+    assert sum(bool(job.allocation) for job in running.jobs.values()) == 1
+
+
+def test_a_gang_that_lost_its_nodes_waits_and_the_others_run() -> None:
+    policy = MaxMinFairnessPerf()
+    running = engine(policy, "v100:2x2", facts("a", requested_slots=4), facts("b"), debug=True)
+    running.handle(NodeDown(400.0, 0))
+    assert not running.jobs["a"].allocation
+    assert running.jobs["b"].allocation
+    running.handle(Tick(3000.0))
+    assert [(note.reason, note.jobs) for note in policy._notes] == [("no_type_runs", ("a",))]
+
+
+def test_a_solver_that_fails_leaves_equal_shares() -> None:
+    @dataclass
+    class Broken(TimeSharingPolicy):
+        name = "broken"
+        objective = ""
+
+        def solve(self, problem: AllocationProblem) -> TimeFractions:
+            raise RuntimeError("no luck")
+
+    policy = Broken()
+    running = engine(policy, "v100:1x1", facts("a"), facts("b"))
+    assert [note.text for note in policy._notes] == ["RuntimeError: no luck"]
+    served = []
+    for turn in range(4):
+        running.handle(Tick(1.0 + 360.0 * turn))
+        served += [job.id for job in running.jobs.values() if job.allocation]
+    assert served == ["a", "b", "a", "b"]
+
+
+def test_unaware_policies_need_no_models_unless_adaptive() -> None:
+    assert not make_policy("max_min_fairness").needs_models
+    assert make_policy("max_min_fairness_perf").needs_models
+    assert make_policy("max_min_fairness:adaptive=true").needs_models
+    assert make_policy("max_min_fairness_perf:adaptive=true").adapts_batch
+
+
+class Halves:
+    """Any two jobs run at 80 % of their speed beside each other."""
+
+    def relative_speeds(self, first: JobFacts, second: JobFacts, gpu_type: str) -> tuple[float, float]:
+        return 0.8, 0.8
+
+
+def test_pairs_are_used_where_they_pay() -> None:
+    policy = MaxMinFairnessPacked()
+    running = engine(policy, "v100:1x1", facts("a"), facts("b"), sharing=Halves(), debug=True)
+    assert running.jobs["a"].partner == "b"
+    assert running.jobs["a"].allocation == running.jobs["b"].allocation
+
+
+@pytest.mark.parametrize("policy", TIME_SHARING)
+def test_every_policy_finishes_jobs_of_unknown_speed(policy: str) -> None:
+    rng = np.random.default_rng(0)
+    jobs = [
+        TraceJob(name=f"j{i}", submit_s=float(400 * i), requested_slots=int(rng.choice([1, 2])), duration_s=900.0)
+        for i in range(8)
+    ]
+    experiment = Experiment(
+        workload=Workload("few", tuple(jobs)), cluster=Cluster.parse("v100:2x2"), settings=Settings(debug=True)
+    )
+    result = simulate(policy, experiment)
+    assert result["unfinished_jobs"] == result["rejected_decisions"] == 0
+
+
+def test_the_papers_orderings_hold_for_profiled_jobs() -> None:
+    """Knowing GPU types shortens JCTs, sharing slots more so, and tuning batch sizes more than both."""
+    experiment = Experiment(
+        workload=built_in_workload("small", seed=0, load=0.4),
+        cluster=Cluster.parse("v100:1x4,a100-40gb:1x4,t4:2x4"),
+        settings=Settings(rescale_s=1.0),
+    )
+    names = (
+        "max_min_fairness",
+        "max_min_fairness_perf",
+        "max_min_fairness_packed",
+        "max_min_fairness_perf:adaptive=true",
+    )
+    unaware, aware, packed, adaptive = (simulate(name, experiment) for name in names)
+    makespan = simulate("min_total_duration_perf", experiment)
+    assert unaware["avg_jct_s"] > aware["avg_jct_s"] > packed["avg_jct_s"] > adaptive["avg_jct_s"]
+    assert makespan["makespan_s"] <= aware["makespan_s"]
