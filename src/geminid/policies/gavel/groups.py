@@ -276,19 +276,6 @@ def by_need(rates: Array, totals: Array, need: Array) -> Array:
     return result
 
 
-def within_reach(groups: Groups, values: Array, need: Array) -> Array:
-    """The needs, cut down in each group by the little that rounding may have put them out of reach of some totals."""
-    result = need.copy()
-    totals = groups.use_time * np.maximum(values[groups.use_column], 0.0)
-    order = np.argsort(groups.use_group, kind="stable")
-    bounds = np.searchsorted(groups.use_group[order], np.arange(len(groups.members) + 1))
-    for g, members in enumerate(groups.members):
-        uses = order[bounds[g] : bounds[g + 1]]
-        if len(uses):
-            result[members] *= min(1.0, common_factor(groups.use_rate[uses], totals[uses], need[members]))
-    return result
-
-
 def common_factor(rates: Array, totals: Array, need: Array) -> float:
     """The largest multiple of their needs that all members can have at once of some time at some rates.
 

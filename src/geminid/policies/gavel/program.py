@@ -19,6 +19,7 @@ starts of a program whose size does not depend on the number of jobs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, Protocol
 
 import numpy as np
@@ -92,6 +93,19 @@ class Cut:
     grows: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Supply:
+    """Rates θ of groups, one row each: the rows of group i are start[i] to start[i + 1]."""
+
+    start: Ints
+    theta: Array
+    job: Ints
+    job_row: Ints
+    use_column: Ints
+    use_row: Ints
+    excess: Array
+
+
 class TimeProgram:
     """The shared program over the columns of some groups, and a last column for the level."""
 
@@ -120,11 +134,18 @@ class TimeProgram:
         self.best = best[groups.group_of]
         by_group = np.argsort(groups.use_group, kind="stable")
         bounds = np.searchsorted(groups.use_group[by_group], np.arange(count + 1))
-        self._several = [(g, members) for g, members in enumerate(groups.members) if len(members) > 1]
+        self._uses = [by_group[bounds[g] : bounds[g + 1]] for g in range(count)]
+        self._several = [g for g, members in enumerate(groups.members) if len(members) > 1 and len(self._uses[g])]
+        if self._several:
+            self._member = np.concatenate([groups.members[g] for g in self._several])
+            self._member_start = np.cumsum([0] + [len(groups.members[g]) for g in self._several[:-1]])
         self._rows = len(upper)
         self._cuts: list[Cut] = []
-        self._supplies: dict[int, tuple[Array, Array, Ints]] = {}
-        self._uses = [by_group[bounds[g] : bounds[g + 1]] for g in range(count)]
+
+    @property
+    def tangents(self) -> int:
+        """How many tangents have been added."""
+        return len(self._cuts)
 
     def raise_level(
         self, requirement: Requirement, choice: Choice = "vertex", near: float | None = None
@@ -209,10 +230,7 @@ class TimeProgram:
         for g in short.tolist():
             members = groups.members[g]
             cuts.append(Cut(g, 0.0, members[positive[members]], float(required[g]), float(grows[g])))
-        for g, members in self._several:
-            needs = need[members]
-            if needs.max() - needs.min() > 1e-12:
-                cuts += self._steepest(g, values, needs, slope[members], tolerance)
+        cuts += self._steepest(values, need, slope, tolerance)
         if cuts:
             self._add(cuts, level)
         return bool(cuts)
@@ -220,38 +238,72 @@ class TimeProgram:
     def _move_tangents(self, requirement: Requirement, level: float) -> None:
         """Make the tangents there are, which belong to another requirement, those of this one at a level."""
         need, slope = requirement.at(level)
-        moved: dict[tuple[int, float], Cut] = {}
+        by_group: dict[int, dict[float, int]] = {}
         for row, cut in enumerate(self._cuts):
-            again = (cut.group, cut.theta) in moved
-            members = self.groups.members[cut.group]
-            jobs = members[:0] if again else members[need[members] > cut.theta]
-            grows = float(slope[jobs].sum())
-            required = float(need[jobs].sum()) - len(jobs) * cut.theta
-            self._cuts[row] = moved[cut.group, cut.theta] = Cut(cut.group, cut.theta, jobs, required, grows)
-            lower = required - grows * level if len(jobs) else -np.inf
-            self._lp.set_row(self._rows + row, self.level, -grows, lower)
+            first = by_group.setdefault(cut.group, {}).setdefault(cut.theta, row)
+            if first != row:  # one of each is enough
+                self._cuts[row] = Cut(cut.group, cut.theta, cut.jobs[:0], 0.0, 0.0)
+                self._lp.set_row(self._rows + row, self.level, 0.0, -np.inf)
+        for g, rows in by_group.items():
+            members, theta = self.groups.members[g], np.array(list(rows))
+            beyond = need[members] - theta[:, None]
+            above = beyond > 0
+            required, grows = np.where(above, beyond, 0.0).sum(axis=1).tolist(), (above @ slope[members]).tolist()
+            for i, row in enumerate(rows.values()):
+                self._cuts[row] = Cut(g, self._cuts[row].theta, members[above[i]], required[i], grows[i])
+                lower = required[i] - grows[i] * level if required[i] > 0 else -np.inf
+                self._lp.set_row(self._rows + row, self.level, -grows[i], lower)
 
-    def _steepest(self, g: int, values: Array, need: Array, slope: Array, tolerance: float) -> list[Cut]:
-        """The rate θ > 0 at which a group's requirement is violated most, if any."""
-        theta, excess, columns = self._supply(g)
-        beyond = np.maximum(need - theta[:, None], 0.0)
-        short = beyond.sum(axis=1) - excess @ values[columns]
-        worst = int(short.argmax())
-        if short[worst] <= tolerance * max(1.0, float(need.sum())):
+    def _steepest(self, values: Array, need: Array, slope: Array, tolerance: float) -> list[Cut]:
+        """For each group with members of different need, the rate θ > 0 at which it is violated most, if any."""
+        if not len(self._several):
             return []
-        above = beyond[worst] > 0
-        jobs = self.groups.members[g][above]
-        return [Cut(g, float(theta[worst]), jobs, float(beyond[worst].sum()), float(slope @ above))]
+        by_member = need[self._member]
+        lowest, highest = (f.reduceat(by_member, self._member_start) for f in (np.minimum, np.maximum))
+        if not (highest - lowest > 1e-12).any():
+            return []
+        supply = self._supply
+        beyond = np.maximum(need[supply.job] - supply.theta[supply.job_row], 0.0)
+        required = np.bincount(supply.job_row, beyond, minlength=len(supply.theta))
+        reached = np.bincount(supply.use_row, supply.excess * values[supply.use_column], minlength=len(supply.theta))
+        short = required - reached
+        limit = tolerance * np.maximum(1.0, np.add.reduceat(by_member, self._member_start))
+        cuts = []
+        for i in np.flatnonzero(np.maximum.reduceat(short, supply.start[:-1]) > limit).tolist():
+            row = int(supply.start[i] + short[supply.start[i] : supply.start[i + 1]].argmax())
+            members = self.groups.members[self._several[i]]
+            jobs = members[need[members] > supply.theta[row]]
+            theta, grows = float(supply.theta[row]), float(slope[jobs].sum())
+            cuts.append(Cut(self._several[i], theta, jobs, float(required[row]), grows))
+        return cuts
 
-    def _supply(self, g: int) -> tuple[Array, Array, Ints]:
-        """A group's rates θ, what one unit of each of its columns makes beyond each, and the columns."""
-        if g not in self._supplies:
-            uses = self._uses[g]
-            rates = self.groups.use_rate[uses]
-            theta = np.unique(rates)
-            excess = np.maximum(rates - theta[:, None], 0.0) * self.groups.use_time[uses]
-            self._supplies[g] = (theta, excess, self.groups.use_column[uses])
-        return self._supplies[g]
+    @cached_property
+    def _supply(self) -> _Supply:
+        """Every rate θ of every group with several members, what jobs need and columns make beyond it."""
+        groups = self.groups
+        uses = [self._uses[g] for g in self._several]
+        thetas = [np.unique(groups.use_rate[u]) for u in uses]
+        start = np.concatenate([[0], np.cumsum([len(t) for t in thetas])])
+        theta = np.concatenate(thetas)
+        job, job_row, use_column, use_row, excess = [], [], [], [], []
+        for g, mine, first, rates in zip(self._several, uses, start.tolist(), thetas, strict=False):
+            rows, members = np.arange(first, first + len(rates)), groups.members[g]
+            job.append(np.tile(members, len(rates)))
+            job_row.append(np.repeat(rows, len(members)))
+            beyond = groups.use_rate[mine] - rates[:, None]
+            at, which = np.nonzero(beyond > 0)
+            use_row.append(rows[at])
+            use_column.append(groups.use_column[mine][which])
+            excess.append(beyond[at, which] * groups.use_time[mine][which])
+        return _Supply(
+            start=start,
+            theta=theta,
+            job=np.concatenate(job),
+            job_row=np.concatenate(job_row),
+            use_column=np.concatenate(use_column),
+            use_row=np.concatenate(use_row),
+            excess=np.concatenate(excess),
+        )
 
     def _add(self, cuts: list[Cut], level: float) -> None:
         """Σ_c time·max(r_c − θ, 0)·X_c − grows·z ≥ required − grows·level, for every cut."""

@@ -23,7 +23,6 @@ from geminid.policies.gavel.groups import (
     apart_from_others,
     hand_out,
     merge,
-    within_reach,
 )
 from geminid.policies.gavel.level import fallback, finish, unrunnable
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
@@ -32,7 +31,10 @@ from geminid.policies.gavel.program import Affine, Raised, TimeProgram
 Order = Literal["fairness", "fifo"]
 
 #: What a job has is asked for again in later rounds less this part, so that rounding cannot make it impossible.
-SLACK = 1e-9
+SLACK = 1e-7
+
+#: A level or a gain up to this is none.
+NO_GAIN = 1e-6
 
 #: Weights of jobs in a round of filling, given which can still be raised.
 Weights = Callable[[Mask], Array]
@@ -79,41 +81,60 @@ def water_filling(
 
 
 def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raised | None:
-    """Raise until nobody can be raised; the level is that of the first round."""
+    """Raise until nobody can be raised; the level is that at which the first job is held."""
+    program = TimeProgram(groups)
     have = np.zeros(len(problem.jobs))
     open_ = problem.runs.copy()
     first: float | None = None
     result = Raised(0.0, np.zeros(len(groups.first)), have, ~open_)
-    program = TimeProgram(groups)
     while open_.any():
         slope = np.where(open_, weights(open_) / problem.gangs, 0.0)
         top = float(slope.max())
         if top <= 0:
             break
-        raised = program.raise_level(Affine(have, slope / top), near=0.0 if first is not None else None)
+        if program.tangents > 8 * len(groups.members) + 64:
+            program = TimeProgram(groups)
+        raised = program.raise_level(Affine(_relaxed(have), slope / top), near=0.0 if first is not None else None)
         if raised is None:
             return result if first is not None else None
         first = raised.level / top if first is None else first
-        gained = raised.level > 1e-7
-        have = within_reach(groups, raised.values, raised.need) * (1 - SLACK)
+        have = np.maximum(have, raised.need)
         open_ &= ~raised.tight
+        if raised.level <= NO_GAIN:
+            open_ &= _raisable(groups, have, open_)
         result = Raised(first, raised.values, have, ~open_)
-        if not raised.tight.any() or (not gained and not _raisable(groups, have, open_)):
+        if not raised.tight.any():
             break
     return result
 
 
-def _raisable(groups: Groups, have: Array, open_: Mask) -> bool:
-    """Whether the open jobs together can have more than they have."""
-    of_open = np.zeros(len(groups.members), dtype=bool)
-    of_open[groups.group_of[open_]] = True
-    gain = np.zeros(len(groups.first))
-    use = of_open[groups.use_group]
-    np.add.at(gain, groups.use_column[use], (groups.use_time * groups.use_rate)[use])
-    values = TimeProgram(groups).maximise(gain, Affine(have, np.zeros(len(have))))
-    if values is None:
-        return False
-    return float(gain @ values) > float(have[of_open[groups.group_of]].sum()) * (1 + 1e-7) + 1e-7
+def _relaxed(have: Array) -> Array:
+    return np.maximum(have * (1 - SLACK) - 0.1 * SLACK, 0.0)
+
+
+def _raisable(groups: Groups, have: Array, open_: Mask) -> Mask:
+    """Open jobs of groups that can have more in all; of the others it is certain that they cannot."""
+    count = len(groups.members)
+    candidates = np.zeros(count, dtype=bool)
+    candidates[groups.group_of[open_]] = True
+    total = np.bincount(groups.group_of, have, minlength=count)
+    made = groups.use_time * groups.use_rate
+    can = np.zeros(count, dtype=bool)
+    program = TimeProgram(groups)
+    while candidates.any():
+        use = candidates[groups.use_group]
+        gain = np.zeros(len(groups.first))
+        np.add.at(gain, groups.use_column[use], made[use])
+        values = program.maximise(gain, Affine(_relaxed(have), np.zeros(len(have))))
+        if values is None:
+            break
+        reached = np.bincount(groups.use_group, made * values[groups.use_column], minlength=count)
+        more = candidates & (reached > total * (1 + NO_GAIN) + NO_GAIN)
+        if not more.any():
+            break
+        can |= more
+        candidates &= ~more
+    return np.asarray(can[groups.group_of])
 
 
 @dataclass(frozen=True, slots=True)
