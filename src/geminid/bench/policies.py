@@ -101,12 +101,15 @@ def under_way(problem: AllocationProblem) -> AllocationProblem:
 
 TEAM_WEIGHTS = Hierarchy({(f"team-{i}",): Entity(i + 1.0) for i in range(_TEAMS)})
 
+TEAM_LINES = Hierarchy({(f"team-{i}",): Entity(i + 1.0, "fifo") for i in range(_TEAMS)})
+
 CASES: Sequence[Case] = (
     Case("max_min_fairness_perf", max_min_fairness),
     Case("max_min_fairness_packed", max_min_fairness, pairs=True),
     Case("max_min_fairness_water_filling_perf", water_filling),
     Case("hierarchical", lambda p: water_filling(p, hierarchy=TEAM_WEIGHTS), prepare=teams),
     Case("hierarchical_packed", lambda p: water_filling(p, hierarchy=TEAM_WEIGHTS), pairs=True, prepare=teams),
+    Case("hierarchical_fifo", lambda p: water_filling(p, hierarchy=TEAM_LINES), prepare=teams),
     Case("finish_time_fairness_perf", finish_time_fairness, prepare=under_way),
     Case("finish_time_fairness_packed", finish_time_fairness, pairs=True, prepare=under_way),
     Case("min_total_duration_perf", min_makespan),

@@ -84,13 +84,18 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What some jobs of a group need beyond a rate θ, and how fast that grows with the level."""
+    """What some jobs of a group need beyond a rate θ at a level, and how fast that grows with it."""
 
     group: int
     theta: float
     jobs: Ints
     required: float
     grows: float
+    level: float
+
+    def same(self, required: float, grows: float, level: float) -> bool:
+        """Whether it comes to the same as another of its group and rate."""
+        return self.required == required and self.grows == grows and (self.level == level or grows == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +234,10 @@ class TimeProgram:
         cuts = []
         for g in short.tolist():
             members = groups.members[g]
-            cuts.append(Cut(g, 0.0, members[positive[members]], float(required[g]), float(grows[g])))
+            cuts.append(Cut(g, 0.0, members[positive[members]], float(required[g]), float(grows[g]), level))
         cuts += self._steepest(values, need, slope, tolerance)
         if cuts:
-            self._add(cuts, level)
+            self._add(cuts)
         return bool(cuts)
 
     def _move_tangents(self, requirement: Requirement, level: float) -> None:
@@ -241,8 +246,8 @@ class TimeProgram:
         by_group: dict[int, dict[float, int]] = {}
         for row, cut in enumerate(self._cuts):
             first = by_group.setdefault(cut.group, {}).setdefault(cut.theta, row)
-            if first != row:  # one of each is enough
-                self._cuts[row] = Cut(cut.group, cut.theta, cut.jobs[:0], 0.0, 0.0)
+            if first != row and len(cut.jobs):  # one of each is enough
+                self._cuts[row] = Cut(cut.group, cut.theta, cut.jobs[:0], 0.0, 0.0, level)
                 self._lp.set_row(self._rows + row, self.level, 0.0, -np.inf)
         for g, rows in by_group.items():
             members, theta = self.groups.members[g], np.array(list(rows))
@@ -250,7 +255,9 @@ class TimeProgram:
             above = beyond > 0
             required, grows = np.where(above, beyond, 0.0).sum(axis=1).tolist(), (above @ slope[members]).tolist()
             for i, row in enumerate(rows.values()):
-                self._cuts[row] = Cut(g, self._cuts[row].theta, members[above[i]], required[i], grows[i])
+                if self._cuts[row].same(required[i], grows[i], level):
+                    continue
+                self._cuts[row] = Cut(g, self._cuts[row].theta, members[above[i]], required[i], grows[i], level)
                 lower = required[i] - grows[i] * level if required[i] > 0 else -np.inf
                 self._lp.set_row(self._rows + row, self.level, -grows[i], lower)
 
@@ -274,7 +281,7 @@ class TimeProgram:
             members = self.groups.members[self._several[i]]
             jobs = members[need[members] > supply.theta[row]]
             theta, grows = float(supply.theta[row]), float(slope[jobs].sum())
-            cuts.append(Cut(self._several[i], theta, jobs, float(required[row]), grows))
+            cuts.append(Cut(self._several[i], theta, jobs, float(required[row]), grows, float(values[-1])))
         return cuts
 
     @cached_property
@@ -305,7 +312,7 @@ class TimeProgram:
             excess=np.concatenate(excess),
         )
 
-    def _add(self, cuts: list[Cut], level: float) -> None:
+    def _add(self, cuts: list[Cut]) -> None:
         """Σ_c time·max(r_c − θ, 0)·X_c − grows·z ≥ required − grows·level, for every cut."""
         groups = self.groups
         uses = np.concatenate([self._uses[cut.group] for cut in cuts])
@@ -316,6 +323,6 @@ class TimeProgram:
         columns = np.concatenate([groups.use_column[uses], np.full(len(cuts), self.level)])
         rows = np.concatenate([row, np.arange(len(cuts))])
         matrix = coo_array((data, (rows, columns)), shape=(len(cuts), self.level + 1)).tocsr()
-        lower = np.array([cut.required - cut.grows * level for cut in cuts])
+        lower = np.array([cut.required - cut.grows * cut.level for cut in cuts])
         self._lp.add_rows(matrix, lower, np.full(len(cuts), np.inf))
         self._cuts += cuts

@@ -92,7 +92,7 @@ def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raise
         top = float(slope.max())
         if top <= 0:
             break
-        if program.tangents > 8 * len(groups.members) + 64:
+        if program.tangents > 4 * len(groups.members) + 64:
             program = TimeProgram(groups)
         raised = program.raise_level(Affine(_relaxed(have), slope / top), near=0.0 if first is not None else None)
         if raised is None:
