@@ -197,7 +197,7 @@ def series(jobs: Sequence[Job], until_s: float, types: Sequence[str]) -> dict[st
         for stint in job["stints"]:
             starts.append(stint["start_s"])
             ends.append(stint["end_s"])
-            slots.append(stint["slots"])
+            slots.append(stint["slots"] * (0.5 if "partner" in stint else 1.0))
             kinds.append(index[stint["gpu_type"]])
     start, end, held, kind = np.array(starts), np.array(ends), np.array(slots, dtype=float), np.array(kinds, dtype=int)
     arrivals = np.array([job["submission_s"] for job in jobs])

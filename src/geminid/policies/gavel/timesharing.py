@@ -238,7 +238,7 @@ class TimeSharingPolicy(Policy):
         return problem if self.aware else agnostic(problem)
 
     def _gang_job(self, job: JobView, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> GangJob:
-        left = view.oracle.remaining_iterations(job.id) if view.oracle is not None and self.needs_oracle else 1.0
+        left = _steps_left(job, view) if self.needs_oracle else 1.0
         isolated_s, before, throughput = self._isolated.get(job.id, (0.0, left, 0.0))
         if throughput > 0:
             isolated_s += max(before - left, 0.0) / throughput
@@ -267,3 +267,17 @@ class TimeSharingPolicy(Policy):
             job.id: (*self._isolated[job.id][:2], throughput)
             for job, throughput in zip(problem.jobs, isolated, strict=True)
         }
+
+
+def _steps_left(job: JobView, view: ClusterView) -> float:
+    """Steps of the requested batch size that a job still has to make: as the oracle knows, or else as its user says.
+
+    One where nobody knows: then all such jobs count as equally long.
+    """
+    facts = job.facts
+    if view.oracle is not None:
+        return view.oracle.remaining_iterations(job.id)
+    if facts.work is None:
+        return facts.steps if facts.steps is not None else 1.0
+    batch = facts.requested_batch or next((limits.initial for limits in facts.limits.values()), 1)
+    return max(facts.work - job.progress, 0.01 * facts.work) / batch
