@@ -302,3 +302,45 @@ def test_the_policy_wishes() -> None:
     assert policy.wishes[0].gpu_type == "t4"
     assert decision.desired_nodes is not None
     assert decision.desired_nodes > 4
+
+
+# --- Sharing ---
+
+
+class HalfBusy:
+    """Any two jobs keep four fifths of their speed; those of kind "busy" take turns, and "huge" ones cannot share."""
+
+    def relative_speeds(self, first: JobFacts, second: JobFacts, gpu_type: str) -> tuple[float, float]:
+        kinds = {first.kind, second.kind}
+        speed = 0.0 if "huge" in kinds else 0.4 if "busy" in kinds else 0.8
+        return speed, speed
+
+
+def sharing_view(*jobs: JobView, now_s: float = 600.0) -> ClusterView:
+    return replace(view(*jobs, cluster="t4:1x4", now_s=now_s), sharing=HalfBusy())
+
+
+def test_jobs_that_would_wait_lodge_where_it_pays() -> None:
+    jobs = [opaque(f"j{i}") for i in range(6)]
+    decision = Geminid().decide(sharing_view(*jobs))
+    assert len(decision.assignments) == 6
+    assert len(decision.pairs) == 2
+    now = sharing_view(*jobs)
+    assert isinstance(make_plan(decision, now, {j.id: j for j in jobs}), Plan)
+    assert not Geminid(share=False).decide(sharing_view(*jobs)).pairs
+    for kind in ("busy", "huge"):
+        assert not Geminid().decide(sharing_view(*(opaque(f"j{i}", kind=kind) for i in range(6)))).pairs
+    adaptive = Geminid().decide(sharing_view(*(job(f"j{i}") for i in range(6))))
+    assert not adaptive.pairs
+
+
+def test_a_pair_lasts_between_decisions() -> None:
+    policy = Geminid()
+    pair = [
+        replace(opaque("a", allocation=((0, 1),)), partner="b"),
+        replace(opaque("b", allocation=((0, 1),)), partner="a"),
+    ]
+    policy.decide(sharing_view(*pair))
+    again = policy.decide(sharing_view(*pair, opaque("c"), now_s=601.0))
+    assert again.pairs == (("a", "b"),)
+    assert set(again.assignments) == {"a", "b"}

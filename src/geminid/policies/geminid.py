@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,8 @@ from geminid.policies.claims import (
 )
 from geminid.policies.geminid_objective import JobArrays, Objective, slowest
 from geminid.policies.goodputs import Goodputs
+from geminid.policies.lodging import lodge
+from geminid.policies.options import AtLeast, Positive
 from geminid.policies.remaining import RemainingWork
 from geminid.solve.prices import Choices, Priced, solve
 
@@ -43,9 +46,10 @@ class Geminid(Policy):
 
     Options: ``p`` and ``q`` are the powers of rank and speed-up; ``growth`` how many times the slots that it was
     measured on a job may get; ``gap`` the least time between two decisions and ``refresh`` the most; ``ratio`` the
-    finish-time ratio above which a job counts more; ``queues`` NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` of usage in
+    finish-time ratio above which a job counts more, 0 for none; ``horizon``, ``horizon_pauses``, ``pause_power`` and
+    ``restart_power`` say how a pause is amortised (``geminid_objective.py``); ``queues`` NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` of usage in
     fair shares, none for no fair shares; ``economy`` the share of the best goodput per dollar up to which an
-    autoscaled cluster should grow, none for no wishes.
+    autoscaled cluster should grow, none for no wishes; ``share`` whether jobs that would wait may lodge with others.
     """
 
     name = "geminid"
@@ -55,19 +59,20 @@ class Geminid(Policy):
     needs_models = True
     brings_profiles = True
 
-    p: float = 0.6
-    q: float = 0.5
-    growth: float = 4.0
-    gap_s: float = 10.0
-    refresh_s: float = 60.0
-    ratio: float = 2.0
-    e: float = 0.5
-    root: float = 0.25
-    high: float = 600.0
-    times: float = 6.0
+    p: Annotated[float, AtLeast(0.0)] = 0.6
+    q: Positive = 0.5
+    growth: Annotated[float, AtLeast(1.0)] = 4.0
+    gap_s: Annotated[float, AtLeast(0.0)] = 10.0
+    refresh_s: Positive = 60.0
+    ratio: Annotated[float, AtLeast(0.0)] = 2.0
+    horizon_s: Positive = 600.0
+    horizon_pauses: Positive = 6.0
+    pause_power: Annotated[float, AtLeast(0.0)] = 0.5
+    restart_power: Annotated[float, AtLeast(0.0)] = 0.25
     queues: tuple[str, ...] = ()
-    half_life_s: float | None = None
-    economy: float | None = None
+    half_life_s: Positive | None = None
+    economy: Annotated[float, AtLeast(0.0)] | None = None
+    share: bool = True
     interval_s: float | None = None
     _solution: Priced | None = None
     _wishes: list[Wish] = field(default_factory=list)
@@ -98,8 +103,15 @@ class Geminid(Policy):
             for job, column in zip(view.jobs, found.choice.tolist(), strict=True)
             if column >= 0
         }
+        pairs = []
+        for host, guest in lodge(view, configurations, utility, found.choice) if self.share else ():
+            pairs.append((view.jobs[host].id, view.jobs[guest].id))
+            assignments[view.jobs[guest].id] = configurations[found.choice[host]]
         return Decision(
-            assignments, wake_at_s=self._wake_at_s(view, assignments), desired_nodes=_nodes(view, self._wishes)
+            assignments,
+            wake_at_s=self._wake_at_s(view, assignments),
+            desired_nodes=_nodes(view, self._wishes),
+            pairs=tuple(pairs),
         )
 
     @property
@@ -141,10 +153,10 @@ class Geminid(Policy):
         objective = Objective(
             rank_power=self.p,
             speed_power=self.q,
-            pause_power=self.e,
-            restart_power=self.root,
-            horizon_s=self.high,
-            horizon_pauses=self.times,
+            horizon_s=self.horizon_s,
+            horizon_pauses=self.horizon_pauses,
+            pause_power=self.pause_power,
+            restart_power=self.restart_power,
         )
         utility = objective.utilities(arrays, goodput)
         preferred = preference_factors(jobs, configurations)
@@ -199,7 +211,8 @@ DEFAULT_QUEUE = Queue("default")
 
 def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:
     kept = {job.id: job.allocation for job in view.jobs if job.allocation and _stands(job, view.usable_slots)}
-    return Decision(kept, wake_at_s=wake_at_s)
+    pairs = [(job.id, job.partner) for job in view.jobs if job.id in kept and job.partner and job.id < job.partner]
+    return Decision(kept, wake_at_s=wake_at_s, pairs=tuple(pairs))
 
 
 def _choices(view: ClusterView, configurations: Sequence[Configuration], utility: Array) -> Choices:
