@@ -47,9 +47,10 @@ class Geminid(Policy):
     Options: ``p`` and ``q`` are the powers of rank and speed-up; ``growth`` how many times the slots that it was
     measured on a job may get; ``gap`` the least time between two decisions and ``refresh`` the most; ``ratio`` the
     finish-time ratio above which a job counts more, 0 for none; ``horizon``, ``horizon_pauses``, ``pause_power`` and
-    ``restart_power`` say how a pause is amortised (``geminid_objective.py``); ``queues`` NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` of usage in
-    fair shares, none for no fair shares; ``economy`` the share of the best goodput per dollar up to which an
-    autoscaled cluster should grow, none for no wishes; ``share`` whether jobs that would wait may lodge with others.
+    ``restart_power`` say how a pause is amortised (``geminid_objective.py``); ``queues`` are NAME:WEIGHT:QUOTA:LIMIT;
+    ``half_life`` is that of usage in fair shares, none for no fair shares; ``economy`` the share of the best goodput
+    per dollar up to which an autoscaled cluster should grow, none for no wishes; ``share`` whether jobs that would wait
+    may lodge with others.
     """
 
     name = "geminid"
