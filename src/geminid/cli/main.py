@@ -9,7 +9,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from geminid import __version__
-from geminid.cli import bench, ends_when_interrupted
+from geminid.cli import bench, bench_training, ends_when_interrupted
 from geminid.cli.demo import demo
 from geminid.cli.output import error_console
 from geminid.cli.simulate import policies, simulate, workloads
@@ -35,6 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+bench.app.command()(bench_training.rescale)
+bench.app.command()(bench_training.overhead)
 app.add_typer(bench.app, name="bench")
 
 

@@ -68,10 +68,14 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over: ``finished``, ``stopped`` or ``failed``."""
+    """The job is over: ``finished``, ``stopped`` or ``failed``.
+
+    ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock.
+    """
 
     state: JobPhase
     reason: str
+    stopped_at_s: float | None = None
 
 
 class JobPhase(StrEnum):

@@ -108,9 +108,13 @@ class Lost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """The worker has left, as it was told, and its process is about to end."""
+    """The worker has left or stopped, as it was told, and its process is about to end.
+
+    ``stopped_at_s`` is when its last step ended, on the machine's monotonic clock.
+    """
 
     generation: int
+    stopped_at_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

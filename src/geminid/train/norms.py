@@ -68,6 +68,7 @@ class NoiseMeter:
         self._group_of = torch.tensor(index, device=self._device)
         self.estimate = NoiseEstimate.empty(self.groups)
         self.interval = 1
+        self.enabled = True
         self.local = torch.zeros(self.groups, device=self._device)
         self._measuring, self._single = False, False
         self._divisors: list[Tensor] | None = None
@@ -93,7 +94,7 @@ class NoiseMeter:
         """A step begins; it is measured if its turn has come and it is a whole one."""
         self._single = micro_gradients == 1
         turn = step % self.interval
-        self._measuring = whole and (turn == 0 or (self._single and turn == 1 and self.interval > 1))
+        self._measuring = self.enabled and whole and (turn == 0 or (self._single and turn == 1 and self.interval > 1))
         self._divisors = None
         if self._measuring:
             self.local.zero_()

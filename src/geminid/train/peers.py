@@ -10,10 +10,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
+import tempfile
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
@@ -202,13 +206,13 @@ def _loopback() -> str:
     return names[0] if names else "lo"
 
 
-def survey(number: int, size: int) -> list[int]:
-    """One number from every member, by rank."""
-    mine = torch.tensor([number], dtype=torch.int64)
-    all_of_them = [torch.zeros(1, dtype=torch.int64) for _ in range(size)]
+def survey(numbers: Sequence[int], size: int) -> list[list[int]]:
+    """Some numbers from every member, by rank."""
+    mine = torch.tensor(numbers, dtype=torch.int64)
+    all_of_them = [torch.zeros_like(mine) for _ in range(size)]
     with _watchful():
         dist.all_gather(all_of_them, mine)
-    return [int(one) for one in all_of_them]
+    return [one.tolist() for one in all_of_them]
 
 
 def tell_all(document: Any, rank: int) -> Any:
@@ -238,8 +242,19 @@ def broadcast(tensor: Tensor) -> None:
         dist.broadcast(tensor, src=0)
 
 
-def send_state(state: Any, receivers: Sequence[int]) -> None:
-    """Hand the state to some members: its structure as JSON, then its tensors."""
+def this_host() -> int:
+    """A number that processes on the same running machine share, and others do not."""
+    try:
+        return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+    except OSError:
+        return zlib.crc32(socket.gethostname().encode())
+
+
+def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False) -> None:
+    """Hand the state to some members: its structure as JSON, then its tensors.
+
+    On the same host the tensors go through shared memory, once for all receivers, if there is room for them.
+    """
     document, tensors = take_apart(state)
     ordered = {name: tensor.contiguous() for name, tensor in tensors.items()}
     header = {
@@ -248,15 +263,25 @@ def send_state(state: Any, receivers: Sequence[int]) -> None:
             [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type]
             for name, tensor in ordered.items()
         ],
+        "shared": None,
     }
+    shared = _Shared.write(list(ordered.values())) if same_host else None
+    header["shared"] = shared.path if shared is not None else None
     raw = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
-    with _watchful():
-        for receiver in receivers:
-            dist.send(torch.tensor([len(raw)]), receiver)
-            dist.send(raw, receiver)
-            for tensor in ordered.values():
-                if tensor.numel():
-                    dist.send(_flat(tensor), receiver)
+    try:
+        with _watchful():
+            for receiver in receivers:
+                dist.send(torch.tensor([len(raw)]), receiver)
+                dist.send(raw, receiver)
+                for tensor in ordered.values() if shared is None else ():
+                    if tensor.numel():
+                        dist.send(_flat(tensor), receiver)
+            if shared is not None:
+                for receiver in receivers:
+                    dist.recv(torch.zeros(1), receiver)  # it has read everything
+    finally:
+        if shared is not None:
+            shared.remove()
 
 
 def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
@@ -267,14 +292,64 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
         raw = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(raw, sender)
         header = json.loads(raw.numpy().tobytes())
-        received, tensors = int(length), {}
-        for name, kind, shape, where in header["tensors"]:
-            tensor = torch.empty(shape, dtype=getattr(torch, kind), device=device if where != "cpu" else "cpu")
-            if tensor.numel():
-                dist.recv(_flat(tensor), sender)
-            received += tensor.numel() * tensor.element_size()
-            tensors[name] = tensor
+        tensors = {
+            name: torch.empty(shape, dtype=getattr(torch, kind), device=device if where != "cpu" else "cpu")
+            for name, kind, shape, where in header["tensors"]
+        }
+        received = int(length) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        if header["shared"] is not None:
+            _Shared.read(header["shared"], list(tensors.values()))
+            dist.send(torch.zeros(1), sender)
+        else:
+            for tensor in tensors.values():
+                if tensor.numel():
+                    dist.recv(_flat(tensor), sender)
     return put_together(header["document"], tensors), received
+
+
+class _Shared:
+    """Tensors side by side in a file in memory, for the owner's processes only."""
+
+    FOLDER = "/dev/shm"
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @classmethod
+    def write(cls, tensors: Sequence[Tensor]) -> _Shared | None:
+        """None if there is no room, or the tensors are not in main memory."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        if not size or any(tensor.device.type != "cpu" for tensor in tensors):
+            return None
+        try:
+            if shutil.disk_usage(cls.FOLDER).free < 2 * size:
+                return None
+            descriptor, path = tempfile.mkstemp(prefix="geminid-", dir=cls.FOLDER)
+        except OSError:
+            return None
+        shared = cls(path)
+        try:
+            with open(descriptor, "wb", buffering=0) as file:
+                for tensor in tensors:
+                    if tensor.numel():
+                        file.write(_flat(tensor).numpy().data)
+        except OSError:
+            shared.remove()
+            return None
+        return shared
+
+    @classmethod
+    def read(cls, path: str, into: Sequence[Tensor]) -> None:
+        """Fill these tensors from the file."""
+        with open(path, "rb", buffering=0) as file:
+            for tensor in into:
+                if tensor.numel():
+                    file.readinto(_flat(tensor).numpy().data)
+
+    def remove(self) -> None:
+        """The memory is given back when nobody reads from it any more."""
+        with contextlib.suppress(OSError):
+            Path(self.path).unlink(missing_ok=True)
 
 
 def _flat(tensor: Tensor) -> Tensor:

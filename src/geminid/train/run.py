@@ -298,6 +298,15 @@ class Run:
         session = self._prepared()
         return session.noise.stats().noise_scale(session.limits.initial) if session.noise.known else None
 
+    @property
+    def noise_interval(self) -> int:
+        """The gradient noise is measured every so many steps."""
+        return self._prepared().noise_interval
+
+    def measure_noise(self, wanted: bool) -> None:
+        """Whether to measure the gradient noise; do the same on all workers."""
+        self._prepared().measure_noise(wanted)
+
     def _prepared(self) -> Session:
         if self._session is None:
             raise RuntimeError("run.prepare() has not been called")

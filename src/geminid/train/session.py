@@ -689,9 +689,10 @@ class Session:
         Those who are furthest hand it over, each to some of the others. If nobody has any, the first worker takes it
         from the last checkpoint, or as the script made it.
         """
-        steps = [self.position.step if self._has_state else -1]
-        if self.size > 1:
-            steps = peers.survey(steps[0], self.size)
+        own = [self.position.step if self._has_state else -1, peers.this_host()]
+        everybody = peers.survey(own, self.size) if self.size > 1 else [own]
+        steps = [step for step, _ in everybody]
+        same_host = len({host for _, host in everybody}) == 1
         furthest = max(steps)
         restored = False
         if furthest < 0:
@@ -702,13 +703,15 @@ class Session:
             givers = [0]
         else:
             givers = [rank for rank, step in enumerate(steps) if step == furthest]
-        takers = [rank for rank in range(self.size) if rank not in givers]
+        takers = [rank for rank in range(self.size) if steps[rank] != furthest or (furthest < 0 < rank)]
+        if same_host:
+            givers = givers[:1]  # who writes once for all
         received = 0
         if self.rank in givers:
             mine = takers[givers.index(self.rank) :: len(givers)]
             if mine:
-                peers.send_state(self._state(), mine)
-        else:
+                peers.send_state(self._state(), mine, same_host=same_host)
+        elif self.rank in takers:
             state, received = peers.receive_state(givers[takers.index(self.rank) % len(givers)], self._device)
             self._take_state(state)
             rng.seed_all(rng.mixed(zlib.crc32(state["rng"]["torch"].cpu().numpy().tobytes()), self.rank))
@@ -751,7 +754,7 @@ class Session:
         assert self.agent is not None
         if self._writer is not None:
             self._writer.finish()
-        self.agent.send(messages.Leaving(generation=form.generation))
+        self.agent.send(messages.Leaving(generation=form.generation, stopped_at_s=self._stopped_at_s))
         self._end_process(0)
 
     def _stop(self) -> NoReturn:
@@ -768,6 +771,7 @@ class Session:
             print(f"geminid: error: stopped without saving: {problem.strerror}", file=sys.stderr, flush=True)
         self._begun = False
         if self.agent is not None:
+            self.agent.send(messages.Leaving(generation=self.generation, stopped_at_s=self._stopped_at_s))
             self.agent.close()
         raise SystemExit(1 if problem is not None else STOPPED_EXIT_CODE)
 
@@ -862,6 +866,15 @@ class Session:
     def noise(self) -> NoiseEstimate:
         """What is known about the gradient noise."""
         return self._meter.estimate
+
+    @property
+    def noise_interval(self) -> int:
+        """The noise is measured every so many steps."""
+        return self._meter.interval
+
+    def measure_noise(self, wanted: bool) -> None:
+        """Whether to measure it at all."""
+        self._meter.enabled = wanted
 
     @property
     def _clock_samples(self) -> float:

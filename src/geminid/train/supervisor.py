@@ -150,6 +150,7 @@ class Supervisor:
         self._checkpoint: messages.Checkpointed | None = None
         self._best_samples = -1
         self._lost_since_s: float | None = None
+        self._stopped_at_s: float | None = None
         self._detached = False
         self._token = secrets.token_hex(32)
         if adopt:
@@ -455,7 +456,7 @@ class Supervisor:
                 self._emit(JobEnded(self._phase, "finished"))
         elif self._phase is JobPhase.STOPPING and not self._workers:
             self._phase = JobPhase.STOPPED
-            self._emit(JobEnded(self._phase, "stopped"))
+            self._emit(JobEnded(self._phase, "stopped", self._stopped_at_s))
 
     # ------------------------------------------------------------------------------------------- the lines
 
@@ -525,6 +526,7 @@ class Supervisor:
                 self._carry_out(self._group.lost(worker, message.generation))
             case messages.Leaving():
                 known.ending = known.ending or "left"
+                self._stopped_at_s = message.stopped_at_s
             case messages.Progress():
                 self._progress = message
                 self._emit(Reported(message))

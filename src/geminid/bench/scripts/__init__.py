@@ -1,0 +1,1 @@
+"""Training scripts that benchmarks run as real jobs."""

@@ -1,0 +1,93 @@
+"""``geminid bench rescale`` and ``overhead``: the claims about training, measured with real jobs."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from geminid.cli.bench import Json
+from geminid.cli.output import console, error_console, print_json, print_table
+
+
+def rescale(json: Json = False) -> None:
+    """Pause of a live rescale of a ten-million-parameter job on CPU slots, beside the cold restart it replaces."""
+    _need_torch()
+    from geminid.bench.rescale import BenchmarkFailed, run
+
+    try:
+        with error_console.status("starting …") as status:
+            rows = run(progress=status.update)
+    except BenchmarkFailed as problem:
+        error_console.print(f"error: {problem}")
+        raise typer.Exit(1) from None
+    if json:
+        names = {"before": "from", "after": "to"}
+        print_json([{names.get(name, name): value for name, value in asdict(row).items()} for row in rows])
+        return
+    print_table(
+        "Training stands still while a job of 10 million parameters is resized (Adam, 120 MB of state, CPU slots)",
+        ["slots", "live", "until first step", "cold restart", "until first step", "warm restart", "live is faster"],
+        [
+            [
+                f"{row.before} → {row.after}",
+                f"{row.live_pause_s:.2f} s",
+                f"{row.live_first_step_s:.2f} s",
+                f"{row.cold_pause_s:.1f} s",
+                f"{row.cold_first_step_s:.1f} s",
+                f"{row.warm_pause_s:.1f} s",
+                f"{row.times_faster:.0f}×",
+            ]
+            for row in rows
+        ],
+    )
+    console.print(
+        "A warm restart forks its processes from one that has PyTorch imported; a cold one starts them afresh."
+    )
+
+
+def overhead(
+    device: Annotated[str | None, typer.Option(help="Where: cuda or cpu. By default a GPU, if there is one.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
+    rounds: Annotated[int, typer.Option(min=2, help="How often each way of training has its turn.")] = 20,
+    json: Json = False,
+) -> None:
+    """What the training library costs a step, and measuring the gradient noise in it: on against off, in turns."""
+    _need_torch()
+    from geminid.bench.overhead import MODELS, run
+
+    if model is not None and model not in MODELS:
+        error_console.print(f"error: model is {model!r}: it must be one of {', '.join(MODELS)}")
+        raise typer.Exit(2)
+    with error_console.status("building …") as status:
+        rows = run(device=device, only=model, rounds=rounds, progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"A training step on {rows[0].device} (medians; plain loop, with the library, measuring the noise)",
+        ["model", "batch", "optimiser", "plain", "library", "measuring", "library costs", "measuring costs", "every"],
+        [
+            [
+                row.model,
+                str(row.batch),
+                row.optimizer,
+                f"{1000 * row.plain_s:.2f} ms",
+                f"{1000 * row.library_s:.2f} ms",
+                f"{1000 * row.measuring_s:.2f} ms",
+                f"{100 * row.library_overhead:+.2f} %",
+                f"{100 * row.measuring_overhead:+.2f} %",
+                f"{row.interval} steps",
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _need_torch() -> None:
+    """End with one sentence where PyTorch is missing."""
+    if importlib.util.find_spec("torch") is None:
+        error_console.print("error: this needs PyTorch, which is not installed: pip install 'geminid\\[torch]'")
+        raise typer.Exit(1)
