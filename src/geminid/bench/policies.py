@@ -99,12 +99,19 @@ def under_way(problem: AllocationProblem) -> AllocationProblem:
     return replace(problem, jobs=jobs)
 
 
+def all_different(problem: AllocationProblem) -> AllocationProblem:
+    """The jobs with throughputs of their own, so that none can be merged."""
+    rng = np.random.default_rng(len(problem.jobs))
+    return replace(problem, throughputs=problem.throughputs * rng.lognormal(0.0, 0.1, problem.throughputs.shape))
+
+
 TEAM_WEIGHTS = Hierarchy({(f"team-{i}",): Entity(i + 1.0) for i in range(_TEAMS)})
 
 TEAM_LINES = Hierarchy({(f"team-{i}",): Entity(i + 1.0, "fifo") for i in range(_TEAMS)})
 
 CASES: Sequence[Case] = (
     Case("max_min_fairness_perf", max_min_fairness),
+    Case("max_min_fairness_all_different", max_min_fairness, prepare=all_different),
     Case("max_min_fairness_packed", max_min_fairness, pairs=True),
     Case("max_min_fairness_water_filling_perf", water_filling),
     Case("hierarchical", lambda p: water_filling(p, hierarchy=TEAM_WEIGHTS), prepare=teams),
