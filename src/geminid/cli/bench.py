@@ -447,6 +447,9 @@ def fidelity(
     ] = False,
     options: Annotated[str, typer.Option(help="Options for every policy, as after the colon of its name.")] = "",
     seed: Seed = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="From that seed on, this many: means, for policies that draw at random.")
+    ] = 1,
     json: Json = False,
 ) -> None:
     """Mean JCTs and makespans of the policies on their authors' own workloads, beside the published ones."""
@@ -459,7 +462,7 @@ def fidelity(
             workload=workload,
             figure_8=figure_8,
             options=options,
-            seed=seed,
+            seeds=range(seed, seed + seeds),
             progress=status.update,
         )
     if json:
@@ -467,7 +470,16 @@ def fidelity(
         return
     print_table(
         "Mean JCTs and makespans, published and ours",
-        ["policy", "workload", "metric", "published", "ours", "difference", "allowed"],
+        [
+            "policy",
+            "workload",
+            "metric",
+            "published",
+            "ours",
+            *(["range"] if seeds > 1 else []),
+            "difference",
+            "allowed",
+        ],
         [
             [
                 row.policy,
@@ -475,6 +487,7 @@ def fidelity(
                 row.metric.replace("_", " "),
                 f"{row.published_s:,.0f} s",
                 f"{row.ours_s:,.0f} s",
+                *([f"{row.lowest_s:,.0f} – {row.highest_s:,.0f} s"] if seeds > 1 else []),
                 f"[{'green' if row.within else 'red'}]{100 * row.difference:+.1f} %[/]",
                 f"± {100 * row.tolerance:.0f} %",
             ]
