@@ -12,6 +12,7 @@ from geminid import __version__
 from geminid.cli import bench, bench_training, ends_when_interrupted
 from geminid.cli.demo import demo
 from geminid.cli.output import error_console
+from geminid.cli.profile import profile
 from geminid.cli.simulate import policies, simulate, workloads
 from geminid.cli.validate import validate
 from geminid.fields import InvalidInput
@@ -60,6 +61,7 @@ app.command()(simulate)
 app.command()(policies)
 app.command()(workloads)
 app.command()(validate)
+app.command()(profile)
 
 
 def main() -> None:

@@ -70,6 +70,7 @@ class Agent:
         self._on_broken = on_broken
         self.generation = 0
         self.step = 0
+        self.report_s = 1.0
         self._phase: Phase = "waiting"
         self._phase_since_s = monotonic()
         self._form: Form | None = None
@@ -211,6 +212,7 @@ class Agent:
             match message:
                 case Welcome():
                     self._heartbeat_s, self._orphan_s = message.heartbeat_s, message.orphan_s
+                    self.report_s = message.report_s
                 case Form():
                     if self._form is None or message.generation > self._form.generation:
                         self._form = message

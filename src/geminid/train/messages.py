@@ -185,10 +185,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The answer to a ``Hello`` with the right token."""
+    """The answer to a ``Hello`` with the right token: how often to say that one lives, and to report."""
 
     heartbeat_s: float
     orphan_s: float
+    report_s: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -426,10 +426,11 @@ class Session:
             local=numbers[FIXED + self._groups :] if numbers is not None else None,
         )
         norms = torch.cat([reading.local, reading.total]) if reading is not None else None
+        if numbers is None and norms is None:
+            return
         event = None
         if self._lag:
-            numbers = numbers.to("cpu", non_blocking=True) if numbers is not None else None
-            norms = norms.to("cpu", non_blocking=True) if norms is not None else None
+            numbers, norms = _on_its_way(numbers), _on_its_way(norms)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._pending.append(_Pending(numbers, reading, norms, event))
@@ -542,7 +543,7 @@ class Session:
     def _lead_the_way(self) -> None:
         """Report, look for a better plan, and save, when the time has come."""
         now = time.monotonic()
-        if now - self._reported_at_s >= REPORT_S:
+        if now - self._reported_at_s >= (self.agent.report_s if self.agent is not None else REPORT_S):
             self._report()
         if now - self._tuned_at_s >= TUNE_S:
             self._tuned_at_s = now
@@ -890,6 +891,13 @@ class Session:
     def _enter(self, phase: messages.Phase) -> None:
         if self.agent is not None:
             self.agent.enter(phase)
+
+
+def _on_its_way(tensor: Tensor | None) -> Tensor | None:
+    """A copy in pinned main memory, which the device fills in when it gets there."""
+    if tensor is None:
+        return None
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def _state_of(value: Any) -> Any:

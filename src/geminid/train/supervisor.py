@@ -87,7 +87,8 @@ class JobSpec:
     ``working_folder`` is where the command runs (default: ``folder``). ``slot_environment`` is what a worker needs to
     use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of
     ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``.
-    A job fails for good when workers fail more than ``most_failures`` times without any progress in between.
+    The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
+    times without any progress in between.
     """
 
     command: tuple[str, ...]
@@ -99,6 +100,7 @@ class JobSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Path | None = None
     most_failures: int = 3
+    report_s: float = 1.0
     patience: Patience = Patience()
 
 
@@ -479,7 +481,10 @@ class Supervisor:
             known = self._workers.get(hello.worker)
             if known is None:
                 raise ProtocolError(f"there is no worker {hello.worker!r}")
-            line.send(messages.Welcome(heartbeat_s=self.spec.patience.heartbeat, orphan_s=self.spec.patience.orphan))
+            patience = self.spec.patience
+            line.send(
+                messages.Welcome(heartbeat_s=patience.heartbeat, orphan_s=patience.orphan, report_s=self.spec.report_s)
+            )
         except (ProtocolError, EOFError, OSError) as problem:
             print(f"geminid: {self.spec.name}: a connection was refused: {problem}", file=sys.stderr)
             line.close()

@@ -1,0 +1,307 @@
+"""Profile a training script: run it on changing slots and batch plans, and fit the goodput model to what it reports.
+
+The script is run as a scheduler would run it, with live rescales from one number of slots to the next. On every number
+of slots some per-slot batches are visited; of those in between some are held out from the fit and then predicted. The
+result can be written in the layout that the simulator reads (``docs/profiles.md``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import median
+
+from geminid.goodput.batchplan import BatchLimits, TunedPlan, best_plan
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.fit import ThroughputFit, fit
+from geminid.goodput.profile import Observation, Profile
+from geminid.goodput.throughput import Shape
+from geminid.train.jobevents import JobEvent, JobStatus, Reported
+from geminid.train.messages import Plan, Progress, Ready
+from geminid.train.supervisor import JobSpec, Patience, Supervisor
+from geminid.train.zygote import Zygote
+
+#: How many per-slot batches are visited on each number of slots.
+BATCHES_PER_SIZE = 4
+
+#: How often a profiled script reports, and how many reports a visit needs.
+REPORT_S, FEWEST_REPORTS = 0.25, 3
+
+#: A visit that has brought no report by then is given up: the script is too slow for the time there is.
+LONGEST_VISIT_S = 120.0
+
+
+class ProfilingFailed(Exception):
+    """The script could not be profiled; one sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Step times on some slots with one plan, beside what the fit predicts for them."""
+
+    slots: int
+    plan: Plan
+    accumulation_s: float
+    step_s: float
+    steps: int
+    held_out: bool
+    predicted_s: float = math.nan
+
+    @property
+    def error(self) -> float:
+        """Relative error of the prediction; positive where it is too slow."""
+        return self.predicted_s / self.step_s - 1.0
+
+    def observation(self) -> Observation:
+        """What a fit is shown."""
+        return Observation(
+            nodes=1,
+            slots=self.slots,
+            per_slot_batch=self.plan.per_slot_batch,
+            accumulation_s=self.accumulation_s,
+            step_s=self.step_s,
+            busiest_node_slots=self.slots,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The best batch plan on a number of slots."""
+
+    slots: int
+    measured: bool
+    plan: TunedPlan
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptProfile:
+    """What was measured of a script, the fit to it, and what that promises."""
+
+    ready: Ready
+    limits: BatchLimits
+    visits: tuple[Visit, ...]
+    fitted: ThroughputFit
+    gradient: GradientStats
+    noise_known: bool
+    outlooks: tuple[Outlook, ...]
+
+    def mean_error(self, *, held_out: bool) -> float:
+        """Mean absolute relative error of the predicted step times; NaN if there are none such."""
+        errors = [abs(visit.error) for visit in self.visits if visit.held_out == held_out]
+        return sum(errors) / len(errors) if errors else math.nan
+
+    @property
+    def noise_scale(self) -> float:
+        """φ in samples."""
+        return self.gradient.noise_scale(self.limits.initial)
+
+
+@dataclass(slots=True)
+class _Heard:
+    """What the script reported."""
+
+    reports: list[Progress] = field(default_factory=list)
+
+    def on_event(self, event: JobEvent) -> None:
+        if isinstance(event, Reported):
+            self.reports.append(event.progress)
+
+
+def sizes_up_to(slots: int) -> list[int]:
+    """The numbers of slots that are visited: powers of two, and the most."""
+    return sorted({2**i for i in range(slots.bit_length())} | {slots})
+
+
+def plans_for(limits: BatchLimits, slots: int) -> list[Plan]:
+    """Per-slot batches to visit on so many slots, from large to small; totals stay between M0 and M_max."""
+    largest = min(limits.largest_per_slot, limits.largest // slots)
+    plans = []
+    for number in range(BATCHES_PER_SIZE):
+        batch = largest >> number
+        if batch < limits.smallest_per_slot:
+            break
+        passes = max(1, math.ceil(limits.initial / (slots * batch)))
+        if slots * batch * passes <= limits.largest:
+            plans.append(Plan(batch, passes - 1))
+    return plans
+
+
+def profile_script(
+    command: Sequence[str],
+    *,
+    slots: Sequence[str],
+    seconds: float,
+    environment: Mapping[str, str] | None = None,
+    slot_environment: Callable[[str], Mapping[str, str]] = lambda slot: {},
+    progress: Callable[[str], None] = lambda text: None,
+) -> ScriptProfile:
+    """Run a script for about this many seconds (besides its start), and say how fast it would be on what.
+
+    Raises:
+        ProfilingFailed: the script does not use ``geminid.init()``, or fails, or is too slow.
+    """
+    heard = _Heard()
+    with tempfile.TemporaryDirectory(prefix="geminid-") as folder, Zygote() as launcher:
+        spec = JobSpec(
+            command=tuple(command),
+            folder=Path(folder),
+            working_folder=Path.cwd(),
+            name="the script",
+            environment=dict(os.environ if environment is None else environment),
+            slot_environment=slot_environment,
+            most_failures=0,
+            report_s=REPORT_S,
+            patience=Patience(hang=60.0),
+        )
+        with Supervisor(spec, on_event=heard.on_event, launcher=launcher) as job:
+            try:
+                visits, ready, limits = _visit_all(job, heard, slots, seconds, progress)
+            except TimeoutError as problem:
+                raise ProfilingFailed(f"{problem}; its last words: {_last_words(spec.folder)}") from None
+            except ProfilingFailed as problem:
+                raise ProfilingFailed(f"{problem}; its last words: {_last_words(spec.folder)}") from None
+    return _study(visits, ready, limits, heard)
+
+
+def _visit_all(
+    job: Supervisor, heard: _Heard, slots: Sequence[str], seconds: float, progress: Callable[[str], None]
+) -> tuple[list[Visit], Ready, BatchLimits]:
+    progress("starting the script")
+    job.resize([slots[0]])
+    status = job.wait(lambda status: status.settled, 300.0)
+    if status.ready is None or status.phase.over:
+        raise ProfilingFailed(f"the script {status.phase} before it trained: {status.reason or 'nothing was said'}")
+    ready = status.ready
+    limits = BatchLimits(
+        initial=ready.initial_batch,
+        largest=ready.largest_batch,
+        smallest_per_slot=ready.smallest_per_slot,
+        largest_per_slot=ready.largest_per_slot,
+    )
+    sizes = [size for size in sizes_up_to(len(slots)) if plans_for(limits, size)]
+    if not sizes:
+        raise ProfilingFailed("the script's batch limits leave nothing to measure")
+    each_s = seconds / sum(len(plans_for(limits, size)) for size in sizes)
+    visits: list[Visit] = []
+    for size in sizes:
+        job.resize(slots[:size])
+        if _settled(job, size).phase.over:
+            break
+        plans = plans_for(limits, size)
+        for number, plan in enumerate(plans):
+            progress(f"{size} slots, {plan.per_slot_batch} samples on each")
+            held_out = len(plans) > 2 and number == len(plans) // 2
+            visit = _visit(job, heard, size, plan, each_s, held_out=held_out)
+            if visit is None:
+                break
+            visits.append(visit)
+    if not visits:
+        raise ProfilingFailed(f"the script {job.status.phase} before a step was timed: let it train longer")
+    return visits, ready, limits
+
+
+def _settled(job: Supervisor, size: int) -> JobStatus:
+    """Wait until the job trains on so many slots."""
+    return job.wait(lambda status: status.settled and len(status.slots) == size, 300.0)
+
+
+def _visit(job: Supervisor, heard: _Heard, size: int, plan: Plan, seconds: float, *, held_out: bool) -> Visit | None:
+    """Train with one plan for a while; None if the script ended first."""
+    job.retune(plan)
+    known = len(heard.reports)
+
+    def timed() -> list[Progress]:
+        new = heard.reports[known:]
+        return [report for report in new if report.size == size and report.plan == plan and report.step_s is not None]
+
+    status = job.wait(lambda status: len(timed()) >= FEWEST_REPORTS, LONGEST_VISIT_S)
+    left_s = seconds - len(timed()) * REPORT_S
+    if left_s > 0 and not status.phase.over:
+        enough = len(timed()) + max(1, round(left_s / REPORT_S))
+        with contextlib.suppress(TimeoutError):  # what there is will do
+            job.wait(lambda status: len(timed()) >= enough, 2.0 * left_s)
+    reports = timed()
+    if not reports:
+        return None
+    return Visit(
+        slots=size,
+        plan=plan,
+        accumulation_s=median(report.accumulation_s for report in reports if report.accumulation_s is not None),
+        step_s=median(report.step_s for report in reports if report.step_s is not None),
+        steps=sum(report.steps for report in reports),
+        held_out=held_out,
+    )
+
+
+def _study(visits: Sequence[Visit], ready: Ready, limits: BatchLimits, heard: _Heard) -> ScriptProfile:
+    """Fit without what is held out and predict all; then fit to all for the outlook."""
+    shown = fit(Profile.of(visit.observation() for visit in visits if not visit.held_out))
+    predicted = tuple(
+        replace(
+            visit,
+            predicted_s=float(shown.step_times(Shape.of(1, visit.slots, visit.plan.per_slot_batch)).step_s),
+        )
+        for visit in visits
+    )
+    fitted = fit(Profile.of(visit.observation() for visit in visits))
+    known = [report for report in heard.reports if report.squared_gradient is not None and report.variance is not None]
+    gradient = GradientStats()
+    if known:
+        gradient = GradientStats.clamped(known[-1].squared_gradient or 0.0, known[-1].variance or 0.0)
+    measured = sorted({visit.slots for visit in visits})
+    counts = [*measured, 2 * measured[-1]]
+    plans = [best_plan(fitted, gradient, limits, nodes=1, slots=count) for count in counts]
+    base = plans[0].goodput or 1.0
+    outlooks = tuple(
+        Outlook(count, count in measured, plan, plan.goodput / base)
+        for count, plan in zip(counts, plans, strict=True)
+        if plan.goodput > 0
+    )
+    return ScriptProfile(ready, limits, predicted, fitted, gradient, bool(known), outlooks)
+
+
+def write_profile(profile: ScriptProfile, folder: Path, gpu_type: str) -> None:
+    """Write the profile in the simulator's layout: the folder's name is the application's.
+
+    The noise is taken to stay what it was: nobody has seen the rest of the training.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    limits, ready = profile.limits, profile.ready
+    settings = {
+        "initial_batch_size": limits.initial,
+        "max_batch_size": limits.largest,
+        "min_per_slot_batch": limits.smallest_per_slot,
+        "max_per_slot_batch": limits.largest_per_slot,
+    }
+    (folder / "application.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+    with (folder / f"placements-{gpu_type}.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["placement", "local_bsz", "step_time", "sync_time"])
+        for visit in profile.visits:
+            if visit.slots <= 9:  # a placement is written with one digit per node
+                sync_s = max(0.0, min(visit.step_s - visit.accumulation_s, 0.999 * visit.step_s))
+                rows.writerow([visit.slots, visit.plan.per_slot_batch, f"{visit.step_s:.9f}", f"{sync_s:.9f}"])
+    samples = ready.dataset_samples or limits.initial
+    epochs = max(1, round((ready.work_samples or samples) / samples))
+    for batch in sorted({limits.initial, limits.largest}):
+        with (folder / f"validation-{batch}.csv").open("w", newline="") as file:
+            rows = csv.writer(file)
+            rows.writerow(["epoch", "progress", "grad_sqr", "grad_var"])
+            for epoch in range(epochs):
+                done = (epoch + 1) * samples / limits.initial
+                gradient = profile.gradient
+                rows.writerow([epoch, f"{done:.6f}", f"{gradient.squared_gradient:.9g}", f"{gradient.variance:.9g}"])
+
+
+def _last_words(folder: Path) -> str:
+    """The last line that a worker printed."""
+    logs = [log.read_text(errors="replace") for log in sorted((folder / "logs").glob("*.log"))]
+    lines = [line for text in logs for line in text.splitlines() if line.strip()]
+    return repr(lines[-1][:200]) if lines else "none"
