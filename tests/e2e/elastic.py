@@ -24,7 +24,8 @@ class Job(Supervisor):
     ) -> None:
         self.events: list[JobEvent] = []
         self.out = folder / "out"
-        command = (sys.executable, str(SCRIPTS / script), str(self.out), *map(str, args))
+        path = SCRIPTS / script
+        command = (sys.executable, str(path), *([str(self.out)] if SCRIPTS in path.parents else []), *map(str, args))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         spec = JobSpec(command=command, folder=folder / "job", environment=environment, patience=PATIENCE, **more)
         super().__init__(spec, on_event=self.events.append, launcher=launcher, adopt=adopt)

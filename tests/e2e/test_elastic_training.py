@@ -1,8 +1,10 @@
 """Training on a changing number of workers: real processes, and every sample exactly once."""
 
+import difflib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -159,7 +161,7 @@ def test_a_resized_run_equals_an_unresized_one(tmp_path, launcher, unresized, op
 HAPPENINGS = ["a", "ab", "bcd", "abcd", "kill leader", "kill other", "kill all", "damage"]
 
 
-@settings(max_examples=5, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
 @given(happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=3, max_size=6), seed=st.integers(0, 10**6))
 def test_whatever_happens_every_sample_counts_once_in_an_epoch(tmp_path_factory, launcher, happenings, seed):
     dice = random.Random(seed)
@@ -212,3 +214,62 @@ def test_a_stranger_gets_nothing_from_a_supervisor(tmp_path, launcher, capsys):
                 assert stranger.recv(100) == b""
         assert job.status.settled
     assert "the token is wrong" in capsys.readouterr().err
+
+
+EXAMPLES = SCRIPTS.parents[2] / "examples"
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "better_than"),
+    [
+        ("images.py", ("--epochs", 2, "--samples", 1024), ("accuracy", 0.4)),
+        ("language.py", ("--epochs", 2, "--samples", 512), ("unseen", 1.6)),
+        ("recommender.py", ("--epochs", 6, "--samples", 8000), ("unseen", 4.5)),
+        ("plain_after.py", (), ("loss", 0.15)),
+    ],
+)
+def test_the_examples_learn_while_they_are_resized(tmp_path, launcher, script, options, better_than):
+    with Job(tmp_path, EXAMPLES / script, *options, launcher=launcher) as job:
+        job.resized("a")
+        job.resize(["a", "b"])
+        assert job.ended() == "finished"
+    said = re.findall(rf"{better_than[0]} ([0-9.]+)", job.logs)
+    final = float(said[-1])
+    assert final > better_than[1] if better_than[0] == "accuracy" else final < better_than[1]
+
+
+def test_the_plain_script_changes_in_five_lines_at_most():
+    before, after = ((EXAMPLES / f"plain_{name}.py").read_text().splitlines()[1:] for name in ("before", "after"))
+    changed = [line for line in difflib.ndiff(before, after) if line[0] == "+" and line[1:].strip()]
+    assert len(changed) == 4
+
+
+def test_a_script_is_profiled_and_the_simulator_can_use_the_profile(tmp_path):
+    from geminid.sim.profiles import load_applications
+
+    command = [sys.executable, "-m", "geminid", "profile", "--slots", "2", "--seconds", "2", "--json"]
+    command += ["--out", tmp_path / "profiles/regression", "--", "python", SCRIPTS / "regression.py", tmp_path / "out"]
+    done = subprocess.run(
+        [*command, "--epochs", "100000", "--max-batch", "64", "--per-slot", "16"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    profile = json.loads(done.stdout)
+    assert {point["slots"] for point in profile["points"]} == {1, 2}
+    assert all(point["step_s"] > 0 for point in profile["points"])
+    assert profile["noise"]["known"]
+    assert [row["slots"] for row in profile["goodput"]] == [1, 2, 4]
+    application = load_applications(tmp_path / "profiles")["regression"]
+    assert application.initial_batch == 16
+    accumulation_s, step_s = application.truth["cpu"].step_times((2,), 8)
+    assert 0 < accumulation_s <= step_s
+
+
+def test_a_script_without_geminid_cannot_be_profiled(tmp_path):
+    (tmp_path / "other.py").write_text("print('no such thing')")
+    command = [sys.executable, "-m", "geminid", "profile", "--", "python", tmp_path / "other.py"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: the script failed before it trained")
+    assert "no such thing" in done.stderr

@@ -192,7 +192,7 @@ def test_the_noise_scale_is_that_of_theory(monkeypatch):
     monkeypatch.setattr("geminid.train.norms.BUDGET", math.inf)  # measure every step, however short
     dimensions, deviation, batch = 20, 3.0, 8
     generator = torch.Generator().manual_seed(1)
-    x = 1.0 + deviation * torch.randn(40_000, dimensions, generator=generator)
+    x = 1.0 + deviation * torch.randn(12_000, dimensions, generator=generator)
     truth = dimensions * deviation**2 / dimensions  # tr Σ / |g|², in samples
 
     def noise_scale(**options):
@@ -207,9 +207,9 @@ def test_the_noise_scale_is_that_of_theory(monkeypatch):
                 optimizer.step()
         return run.noise_scale
 
-    # One estimate of g² scatters by 0.7 of itself, an average over some 2,000 by 1.6 %: 6 % is four times that.
-    assert noise_scale(max_per_slot_batch=4) == pytest.approx(truth, rel=0.06)
-    assert noise_scale() == pytest.approx(truth, rel=0.06)
+    # One estimate of g² scatters by 0.7 of itself, an average over some 1,100 by 2 %: 9 % is four times that.
+    assert noise_scale(max_per_slot_batch=4) == pytest.approx(truth, rel=0.09)
+    assert noise_scale() == pytest.approx(truth, rel=0.09)
 
 
 def test_adam_is_measured_in_its_own_metric():
