@@ -235,17 +235,18 @@ class JobState(Document):
             reason=reason,
         )
 
-    def crash(self, *, at_s: Seconds, reason: str) -> JobState:
+    def crash(self, *, at_s: Seconds, reason: str, counts: bool = True) -> JobState:
         """The job after its processes were lost: back to its last checkpoint, and pending or given up.
 
-        This is the only change by which progress shrinks.
+        This is the only change by which progress shrinks. What is nobody's failure (a machine that was switched off)
+        does not count as one.
 
         Raises:
             IllegalTransition: the job holds no slots, so that nothing of it can crash; or time would go back.
         """
         if not self.phase.holds_slots:
             raise IllegalTransition(f"Job {self.job_id} is {self.phase} and runs nothing that could crash.")
-        failures = self.failures + 1
+        failures = self.failures + counts
         to = JobPhase.PENDING if failures <= self.spec.max_retries else JobPhase.FAILED
         after = self.move(to, at_s=at_s, reason=reason)
         return replace(after, failures=failures, progress_samples=self.durable_samples)

@@ -20,8 +20,11 @@ from geminid.engine.events import (
     NodeDrained,
     NodeUp,
     Reported,
+    Revised,
+    SlotsCordoned,
     Submitted,
     Tick,
+    Withdrawn,
 )
 from geminid.engine.models import ModelKeeper
 from geminid.engine.plan import Plan, Rejected, make_plan
@@ -47,6 +50,7 @@ class Engine:
     """Events go in through :meth:`handle`, commands come out.
 
     With a policy that has rounds, decisions are made at ticks only; without, at every event that changes who could run.
+    Whoever has many events at a time calls :meth:`take` for each and :meth:`decide` once after them.
     ``debug`` checks all invariants after every event.
     """
 
@@ -60,6 +64,7 @@ class Engine:
     _jobs: dict[str, JobView] = field(default_factory=dict)
     _down: set[int] = field(default_factory=set)
     _drained: set[int] = field(default_factory=set)
+    _cordoned: dict[int, int] = field(default_factory=dict)
     _usable: tuple[int, ...] = ()
     _held: list[int] = field(default_factory=list)
     _ended: list[JobView] = field(default_factory=list)
@@ -69,12 +74,34 @@ class Engine:
         self._count_usable()
 
     def handle(self, event: Event) -> Outcome:
-        """Take in what happened; the outcome says what to do."""
+        """Take in what happened, and decide if it is time to; the outcome says what to do."""
+        commands = self.take(event)
+        outcome = Outcome(commands)
+        if self.asks_for_decision(event):
+            decided = self.decide()
+            outcome = replace(decided, commands=(*commands, *decided.commands))
+        if self.debug:
+            self.check()
+        return outcome
+
+    def asks_for_decision(self, event: Event) -> bool:
+        """Whether a decision should follow this event: at ticks if the policy has rounds, after news of jobs if not."""
+        return isinstance(event, Tick) or (self.policy.interval_s is None and not isinstance(event, Reported))
+
+    def restore(self, job: JobView) -> None:
+        """Put back a job that an earlier engine had, as it was: with its service, its allocation and its counts."""
+        if job.id in self._jobs:
+            raise InvariantBroken(f"job {job.id} is here already")
+        self._jobs[job.id] = job
+        self._count_held(job, +1)
+        self.models.revised(job.id)
+
+    def take(self, event: Event) -> tuple[Command, ...]:
+        """Take in what happened without deciding anything; the commands are those that follow of themselves."""
         if event.at_s < self.now_s:
             raise InvariantBroken(f"event at {event.at_s} s after {self.now_s} s")
         self.now_s = event.at_s
         commands: list[Command] = []
-        matters = True
         match event:
             case Submitted(job=facts):
                 self._jobs.setdefault(facts.id, JobView(facts=facts, since_s=event.at_s))
@@ -95,7 +122,6 @@ class Engine:
                     self.models.report(self._jobs[job_id], observation, gradient)
                     if progress is not None and 0.0 <= progress < math.inf:
                         self._jobs[job_id] = replace(self._jobs[job_id], progress=progress)
-                matters = False
             case NodeDown(node=node):
                 self._down.add(node)
                 for job in list(self._jobs.values()):
@@ -107,17 +133,22 @@ class Engine:
             case NodeDrained(node=node):
                 self._drained.add(node)
                 self._count_usable()
+            case SlotsCordoned(node=node, slots=slots):
+                self._cordoned[node] = slots
+                self._count_usable()
+            case Revised(job=facts):
+                if facts.id in self._jobs:
+                    self._jobs[facts.id] = replace(self._jobs[facts.id], facts=facts)
+                    self.models.revised(facts.id)
+            case Withdrawn(job_id=job_id):
+                commands += self._part(job_id)
+                if job_id in self._jobs:
+                    self._count_held(self._jobs.pop(job_id), -1)
             case NodeUp(node=node):
                 self._down.discard(node)
                 self._drained.discard(node)
                 self._count_usable()
-        outcome = Outcome(tuple(commands))
-        if matters and (self.policy.interval_s is None or isinstance(event, Tick)):
-            decided = self._decide()
-            outcome = replace(decided, commands=(*commands, *decided.commands))
-        if self.debug:
-            self.check()
-        return outcome
+        return tuple(commands)
 
     @property
     def jobs(self) -> Mapping[str, JobView]:
@@ -136,9 +167,13 @@ class Engine:
 
     def _count_usable(self) -> None:
         gone = self._down | self._drained
-        self._usable = tuple(0 if node in gone else n for node, n in enumerate(self.cluster.node_slots.tolist()))
+        self._usable = tuple(
+            0 if node in gone else max(n - self._cordoned.get(node, 0), 0)
+            for node, n in enumerate(self.cluster.node_slots.tolist())
+        )
 
-    def _decide(self) -> Outcome:
+    def decide(self) -> Outcome:
+        """Ask the policy, check its answer, and say what has to be done to get there."""
         if not self._jobs:
             return Outcome()
         view = self.view()

@@ -68,6 +68,28 @@ class NodeDrained(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SlotsCordoned(Event):
+    """So many slots of a node are out of service from now on; jobs shrink or move at the next decision."""
+
+    node: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Revised(Event):
+    """More is known of an active job, or its user changed what it asks for."""
+
+    job: JobFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn(Event):
+    """A job must not run for now. Its slots are free; what was measured of it stays, and it may be restored later."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class NodeUp(Event):
     """A node is usable (again)."""
 

@@ -60,6 +60,16 @@ class ModelKeeper:
         known.dirty.add(gpu_type)
         known.changed = True
 
+    def add_gradient(self, job_id: str, gradient: GradientStats) -> None:
+        """Start with gradient statistics from an earlier run."""
+        known = self._known.setdefault(job_id, _Known())
+        known.gradient, known.changed = GradientStats.clamped(gradient.squared_gradient, gradient.variance), True
+
+    def revised(self, job_id: str) -> None:
+        """The job's facts have changed: its model is made anew when a policy next looks."""
+        if job_id in self._known:
+            self._known[job_id].changed = True
+
     def forget(self, job_id: str) -> None:
         """The job is gone."""
         self._known.pop(job_id, None)
