@@ -1,0 +1,294 @@
+"""What the service writes down: one record for each thing that happened, in the order in which it happened.
+
+The whole state of the service is a function of its records (``state.py``), so a record says what happened and not what
+to do. On disk a record is its kind and a JSON object of its fields; records that are there are never changed, and new
+fields come with a default, so that older logs can still be read. Secrets of jobs (their environment) are in it: the
+file is its owner's alone, and everything that leaves the service is redacted.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any, get_args, get_type_hints
+
+from geminid.configuration import Placement
+from geminid.job import JobSpec
+
+#: Written with every store; a store of another number is refused.
+SCHEMA_VERSION = 1
+
+
+class UnreadableRecord(Exception):
+    """A record that this version cannot read; one sentence says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceStarted:
+    """A service took over the store."""
+
+    epoch: int
+    version: str
+    policy: str
+    cluster: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSubmitted:
+    """Somebody submitted a job. ``elastic``: its workers speak to a supervisor; otherwise it is a plain command.
+
+    ``request`` is the submitter's own name for the request, by which a repeated one is recognised.
+    """
+
+    job_id: str
+    spec: JobSpec
+    elastic: bool
+    request: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A decision: the slots that jobs shall have from now on (none: None), for those jobs whose slots change."""
+
+    targets: dict[str, Placement | None]
+    reasons: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStarting:
+    """A job's processes are being started on these slots."""
+
+    job_id: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobReady:
+    """A job's script has said how it can be run."""
+
+    job_id: str
+    initial_batch: int
+    largest_batch: int
+    smallest_per_slot: int
+    largest_per_slot: int
+    parameter_count: int
+    dataset_samples: int | None = None
+    work_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRescaling:
+    """A running job is on its way to other slots; the placement is all that it holds meanwhile."""
+
+    job_id: str
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFormed:
+    """A job's workers train together on exactly these slots. ``pause_s`` is how long training stood still for it."""
+
+    job_id: str
+    placement: Placement
+    pause_s: float | None = None
+    restored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgressed:
+    """A job's latest report: how far it is, how fast its steps are, how noisy its gradients, and its own metrics."""
+
+    job_id: str
+    progress: float
+    samples: int
+    step: int
+    epoch: int
+    slots: int
+    nodes: int
+    per_slot_batch: int
+    accumulation_steps: int
+    accumulation_s: float | None = None
+    step_s: float | None = None
+    squared_gradient: float | None = None
+    variance: float | None = None
+    learning_rate_factor: float = 1.0
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCheckpointed:
+    """A job's state is safely on disk, up to this many consumed samples."""
+
+    job_id: str
+    samples: int
+    size_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """One of a job's workers ended although it should not have."""
+
+    job_id: str
+    worker: str
+    slot: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStopping:
+    """A job's processes have been told to end."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded:
+    """A job's processes are gone.
+
+    ``how``: it ``succeeded``; it ``failed`` for good; it was ``stopped`` as asked; it ``crashed``, which counts
+    against its retries; or it was ``lost`` with its machine, which does not.
+    """
+
+    job_id: str
+    how: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWished:
+    """Somebody wants a job to ``run``, to ``pause`` or to be cancelled (``cancel``)."""
+
+    job_id: str
+    wish: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobChanged:
+    """Somebody changed what a job asks for."""
+
+    job_id: str
+    by: str
+    priority: int | None = None
+    min_slots: int | None = None
+    max_slots: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeDrained:
+    """A node takes no more work, or does again."""
+
+    node: str
+    drained: bool
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotCordoned:
+    """A single slot takes no more work, or does again."""
+
+    node: str
+    slot: int
+    cordoned: bool
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuotaSet:
+    """The most slots that the jobs of a ``queue`` or an ``owner`` may have together; None lifts the limit."""
+
+    of: str
+    name: str
+    slots: int | None
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """Something that operators should see: a rejected decision, a refused access, a full disk."""
+
+    level: str
+    text: str
+
+
+Record = (
+    ServiceStarted
+    | JobSubmitted
+    | Planned
+    | JobStarting
+    | JobReady
+    | JobRescaling
+    | JobFormed
+    | JobProgressed
+    | JobCheckpointed
+    | WorkerLost
+    | JobStopping
+    | JobEnded
+    | JobWished
+    | JobChanged
+    | NodeDrained
+    | SlotCordoned
+    | QuotaSet
+    | Noted
+)
+
+KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
+_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in KINDS.values()}
+
+
+def kind_of(record: Record) -> str:
+    """The name of the kind of a record."""
+    return type(record).__name__
+
+
+def job_of(record: Record) -> str | None:
+    """The job that a record is about, if it is about one."""
+    return getattr(record, "job_id", None)
+
+
+def to_plain(record: Record) -> dict[str, Any]:
+    """The fields of a record as plain data, with the job's secrets."""
+    return {one.name: _plain(getattr(record, one.name)) for one in fields(record)}
+
+
+def encode(record: Record) -> str:
+    """The fields of a record as JSON. Numbers that JSON cannot hold are refused."""
+    return json.dumps(to_plain(record), allow_nan=False, separators=(",", ":"))
+
+
+def decode(kind: str, body: str) -> Record:
+    """The record of a kind with these fields.
+
+    Raises:
+        UnreadableRecord: the kind is unknown, or the fields are not its own.
+    """
+    known = KINDS.get(kind)
+    if known is None:
+        raise UnreadableRecord(f"there is no kind of record called {kind!r}")
+    try:
+        plain = json.loads(body)
+        hints = _HINTS[known]
+        made: Record = known(**{name: _read(hints[name], value) for name, value in plain.items()})
+    except Exception as problem:
+        raise UnreadableRecord(f"{kind}: {type(problem).__name__}: {problem}") from None
+    return made
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Placement | JobSpec):
+        return value.to_dict()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return value
+
+
+def _read(hint: Any, value: Any) -> Any:
+    if hint is Placement:
+        return Placement.from_dict(value)
+    if hint is JobSpec:
+        return JobSpec.from_dict(value)
+    if hint == dict[str, Placement | None]:
+        return {key: None if item is None else Placement.from_dict(item) for key, item in value.items()}
+    return value

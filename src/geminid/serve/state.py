@@ -1,0 +1,447 @@
+"""The state of the service, as a function of its records: no clock, no file, no thread.
+
+``ServiceState.apply`` takes records in their order. Records about jobs come from processes that may die, repeat
+themselves or speak late, so a record that does not fit the job's phase changes nothing. A job has two placements: its
+*target*, which is what the last plan says, and the placement of its :class:`~geminid.jobstate.JobState`, which is what
+its processes hold. Neither ever gives a slot to two jobs; the executor leads from one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from geminid.configuration import BatchPlan, Placement, double_grants
+from geminid.fields import InvalidInput
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.profile import Observation, Profile
+from geminid.job import JobSpec
+from geminid.jobstate import TRANSITIONS, IllegalTransition, JobPhase, JobState
+from geminid.serve import records as r
+
+#: How much of a job's story is kept.
+LONGEST_STORY = 200
+
+#: How many notes for operators are kept.
+MOST_NOTES = 200
+
+#: A job that crashed waits so long before it is tried again, twice as long after each further crash, at most a minute.
+FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """Something that happened to a job, for people. ``pause_s``: how long training stood still for it."""
+
+    at_s: float
+    text: str
+    slots: int
+    pause_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How a job's script can be run, in its own words."""
+
+    initial_batch: int
+    largest_batch: int
+    smallest_per_slot: int
+    largest_per_slot: int
+    parameter_count: int
+    dataset_samples: int | None = None
+    work_samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob:
+    """A job, as the service knows it.
+
+    ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``. ``held_until_s`` keeps a job that crashed from
+    being started again at once. ``measured`` and ``gradient`` are what its reports say of its speed and noise.
+    """
+
+    state: JobState
+    elastic: bool
+    request: str | None = None
+    target: Placement | None = None
+    wish: str = "run"
+    held_until_s: float = 0.0
+    limits: Limits | None = None
+    measured: tuple[tuple[str, Profile], ...] = ()
+    gradient: GradientStats | None = None
+    samples: int = 0
+    step: int = 0
+    epoch: int = 0
+    learning_rate_factor: float = 1.0
+    metrics: tuple[tuple[str, float], ...] = ()
+    pauses_s: tuple[float, ...] = ()
+    restarts: int = 0
+    target_since_s: float = 0.0
+    executed_before_s: float = 0.0
+    story: tuple[StoryLine, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The job's identifier."""
+        return self.state.job_id
+
+    @property
+    def spec(self) -> JobSpec:
+        """What was asked for."""
+        return self.state.spec
+
+    @property
+    def phase(self) -> JobPhase:
+        """Where in its life it is."""
+        return self.state.phase
+
+    @property
+    def work_samples(self) -> float | None:
+        """All that it has to do, in useful samples; what the script says goes before what the file says."""
+        if self.limits is not None and self.limits.work_samples is not None:
+            return float(self.limits.work_samples)
+        return self.spec.work_samples
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether a policy should consider it."""
+        return self.wish == "run" and not self.phase.is_terminal and self.phase is not JobPhase.PAUSED
+
+    def told(self, at_s: float, text: str, pause_s: float | None = None) -> LiveJob:
+        """The job with another line in its story."""
+        line = StoryLine(at_s, text, self.state.num_slots, pause_s)
+        return replace(self, story=(*self.story, line)[-LONGEST_STORY:])
+
+
+@dataclass(slots=True)
+class ServiceState:
+    """Everything that the service knows. Only ``apply`` changes it; values within never change.
+
+    ``quotas`` are by kind (``queue`` or ``owner``) and name. ``notes`` are for operators, newest last.
+    """
+
+    seq: int = 0
+    at_s: float = 0.0
+    epoch: int = 0
+    jobs: dict[str, LiveJob] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
+    submitted: int = 0
+    drained: frozenset[str] = frozenset()
+    cordoned: frozenset[tuple[str, int]] = frozenset()
+    quotas: dict[tuple[str, str], int] = field(default_factory=dict)
+    notes: tuple[tuple[float, str, str], ...] = ()
+    gpu_types: Mapping[str, str] = field(default_factory=dict)
+
+    def copy(self) -> ServiceState:
+        """A state that does not change when this one does."""
+        return replace(
+            self,
+            jobs=dict(self.jobs),
+            requests=dict(self.requests),
+            quotas=dict(self.quotas),
+            gpu_types=dict(self.gpu_types),
+        )
+
+    # --- Changes ---
+
+    def apply(self, seq: int, at_s: float, record: r.Record) -> None:
+        """Take in the next record."""
+        self.seq, self.at_s = seq, max(self.at_s, at_s)
+        at_s = self.at_s
+        match record:
+            case r.ServiceStarted():
+                self.epoch = record.epoch
+                nodes = record.cluster.get("gpu_types_by_node", {})
+                self.gpu_types = dict(nodes)
+            case r.JobSubmitted():
+                self._submit(at_s, record)
+            case r.Planned():
+                for job_id, target in record.targets.items():
+                    self._plan(at_s, job_id, target, record.reasons.get(job_id, ""))
+            case r.NodeDrained():
+                self.drained = self.drained | {record.node} if record.drained else self.drained - {record.node}
+            case r.SlotCordoned():
+                slot = {(record.node, record.slot)}
+                self.cordoned = self.cordoned | slot if record.cordoned else self.cordoned - slot
+            case r.QuotaSet():
+                self.quotas.pop((record.of, record.name), None)
+                if record.slots is not None:
+                    self.quotas[record.of, record.name] = record.slots
+            case r.Noted():
+                self.notes = (*self.notes, (at_s, record.level, record.text))[-MOST_NOTES:]
+            case _:
+                job = self.jobs.get(record.job_id)
+                if job is not None and not job.phase.is_terminal:
+                    with suppress(IllegalTransition, InvalidInput):  # a process may say anything
+                        self.jobs[job.id] = self._change(at_s, job, record)
+
+    def _submit(self, at_s: float, record: r.JobSubmitted) -> None:
+        self.submitted += 1
+        if record.job_id in self.jobs:
+            return
+        state = JobState.submitted(job_id=record.job_id, spec=record.spec, at_s=at_s)
+        job = LiveJob(state=state, elastic=record.elastic, request=record.request)
+        self.jobs[record.job_id] = job.told(at_s, f"submitted by {record.spec.owner or 'nobody'}")
+        if record.request is not None:
+            self.requests[record.request] = record.job_id
+
+    def _plan(self, at_s: float, job_id: str, target: Placement | None, reason: str) -> None:
+        job = self.jobs.get(job_id)
+        if job is None or job.phase.is_terminal or target == job.target:
+            return
+        before, after = (place.num_slots if place else 0 for place in (job.target, target))
+        executed = job.executed_before_s + (at_s - job.target_since_s if job.target else 0.0)
+        moved = job.target is not None and target is not None
+        text = f"planned: {before} → {after} slots" + (f" ({reason})" if reason else "")
+        self.jobs[job_id] = replace(
+            job.told(at_s, text),
+            target=target,
+            target_since_s=at_s,
+            executed_before_s=executed,
+            restarts=job.restarts + (moved or (target is not None and job.state.first_started_at_s is not None)),
+        )
+
+    def _change(self, at_s: float, job: LiveJob, record: r.Record) -> LiveJob:
+        state = job.state
+        match record:
+            case r.JobStarting() if state.phase is JobPhase.PENDING:
+                state = state.move(JobPhase.STARTING, at_s=at_s, placement=record.placement)
+                slots = record.placement.num_slots
+                return replace(job, state=state).told(at_s, f"starting on {slots} slot{'s' if slots > 1 else ''}")
+            case r.JobReady():
+                values = {one.name: getattr(record, one.name) for one in fields(Limits)}
+                return replace(job, limits=Limits(**values))
+            case r.JobRescaling() if state.phase is JobPhase.RUNNING:
+                return replace(job, state=state.move(JobPhase.RESCALING, at_s=at_s, placement=record.placement))
+            case r.JobFormed() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
+                return self._form(at_s, job, record)
+            case r.JobProgressed() if state.phase.holds_slots:
+                return self._progress(at_s, job, record)
+            case r.JobCheckpointed() if state.phase.holds_slots:
+                share = min(1.0, record.samples / job.samples) if job.samples else 0.0
+                durable = max(state.durable_samples, share * state.progress_samples)
+                return replace(job, state=state.advance(at_s=at_s, durable_samples=durable))
+            case r.WorkerLost() if state.phase.holds_slots:
+                return job.told(at_s, f"worker {record.worker} on {record.slot} ended: {record.reason}")
+            case r.JobStopping() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
+                state = state.move(JobPhase.STOPPING, at_s=at_s, reason=record.reason)
+                return replace(job, state=state).told(at_s, f"stopping: {record.reason}")
+            case r.JobEnded():
+                return self._end(at_s, job, record)
+            case r.JobWished():
+                return self._wish(at_s, job, record)
+            case r.JobChanged():
+                asked = {"priority": record.priority, "min_slots": record.min_slots, "max_slots": record.max_slots}
+                changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+                text = ", ".join(f"{name} = {value}" for name, value in changes.items())
+                told = job.told(at_s, f"{record.by} set {text}")
+                return replace(told, state=replace(state, spec=replace(job.spec, **changes)))
+            case _:
+                return job
+
+    def _form(self, at_s: float, job: LiveJob, record: r.JobFormed) -> LiveJob:
+        state, slots = job.state, record.placement.num_slots
+        if state.phase is JobPhase.RUNNING and state.placement != record.placement:
+            state = state.move(JobPhase.RESCALING, at_s=at_s, placement=record.placement)
+        most = state.spec.max_slots
+        if state.phase is JobPhase.RUNNING:
+            state = state.advance(at_s=at_s)
+        elif state.spec.min_slots <= slots and (most is None or slots <= most):
+            state = state.move(JobPhase.RUNNING, at_s=at_s, placement=record.placement)
+        else:  # survivors of a job that needs more: it trains on, and is not yet what it should be
+            state = replace(
+                state.advance(at_s=at_s),
+                placement=record.placement,
+                max_slots_used=max(state.max_slots_used, slots),
+            )
+        where = f"training on {slots} slot{'s' if slots > 1 else ''}"
+        how = " from its last checkpoint" if record.restored and job.samples else ""
+        formed = replace(job, state=state).told(at_s, where + how, record.pause_s)
+        return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)) if record.pause_s is not None else formed
+
+    def _progress(self, at_s: float, job: LiveJob, record: r.JobProgressed) -> LiveJob:
+        state = job.state
+        plan = BatchPlan(per_slot_batch_samples=record.per_slot_batch, accumulation_steps=record.accumulation_steps)
+        state = state.advance(at_s=at_s, progress_samples=max(state.progress_samples, record.progress), batch_plan=plan)
+        retuned = job.state.batch_plan is not None and plan != job.state.batch_plan
+        gradient = job.gradient
+        if record.squared_gradient is not None and record.variance is not None:
+            gradient = GradientStats.clamped(record.squared_gradient, record.variance)
+        changed = replace(
+            job,
+            state=state,
+            samples=max(job.samples, record.samples),
+            step=record.step,
+            epoch=record.epoch,
+            learning_rate_factor=record.learning_rate_factor,
+            metrics=tuple(sorted(record.metrics.items())),
+            gradient=gradient,
+            measured=self._measured(job, record),
+        )
+        if retuned:
+            total = plan.total_batch(record.slots)
+            changed = changed.told(
+                at_s,
+                f"re-tuned: batch {total} ({record.per_slot_batch} a slot, {record.accumulation_steps} extra passes)",
+            )
+        return changed
+
+    def _measured(self, job: LiveJob, record: r.JobProgressed) -> tuple[tuple[str, Profile], ...]:
+        seen, place = observation_of(record), job.state.placement
+        if seen is None or place is None or place.num_slots != record.slots:
+            return job.measured
+        gpu_type = self.gpu_types.get(place.node_names[0], "cpu")
+        profiles = dict(job.measured)
+        profiles[gpu_type] = profiles.get(gpu_type, Profile()).record(seen)
+        return tuple(sorted(profiles.items()))
+
+    def _end(self, at_s: float, job: LiveJob, record: r.JobEnded) -> LiveJob:
+        state = job.state
+        if not state.phase.holds_slots and record.how != "failed":
+            return job
+        if record.how == "succeeded":
+            state = state.move(JobPhase.SUCCEEDED, at_s=at_s, reason=record.reason)
+            work = job.work_samples
+            if work is not None:
+                state = replace(state, progress_samples=max(state.progress_samples, work))
+        elif record.how == "failed":
+            if JobPhase.FAILED not in TRANSITIONS[state.phase]:
+                return job
+            state = state.move(JobPhase.FAILED, at_s=at_s, reason=record.reason)
+        elif record.how in ("crashed", "lost"):
+            state = state.crash(at_s=at_s, reason=record.reason, counts=record.how == "crashed")
+        else:
+            state = state.move(JobPhase.PENDING, at_s=at_s, reason=record.reason)
+        held_until_s = job.held_until_s
+        if record.how == "crashed":
+            held_until_s = at_s + min(FIRST_RETRY_S * 2 ** (state.failures - 1), LAST_RETRY_S)
+        ended = replace(job, state=state, held_until_s=held_until_s)
+        if state.phase is JobPhase.PENDING and job.wish != "run":
+            to = JobPhase.PAUSED if job.wish == "pause" else JobPhase.CANCELLED
+            ended = replace(ended, state=state.move(to, at_s=at_s, reason=record.reason))
+        if record.how == "crashed":
+            ended = replace(ended, samples=0 if not state.durable_samples else ended.samples)
+        if ended.phase is not JobPhase.PENDING or record.how != "stopped":
+            ended = self._unplanned(at_s, ended)
+        text = f"{ended.phase.value}: {record.reason}" if record.reason else ended.phase.value
+        return ended.told(at_s, text)
+
+    def _unplanned(self, at_s: float, job: LiveJob) -> LiveJob:
+        """The job without a target: its place in the plan ended with its processes."""
+        if job.target is None:
+            return job
+        executed = job.executed_before_s + at_s - job.target_since_s
+        return replace(job, target=None, target_since_s=at_s, executed_before_s=executed)
+
+    def _wish(self, at_s: float, job: LiveJob, record: r.JobWished) -> LiveJob:
+        state = job.state
+        if record.wish == "run" and state.phase is JobPhase.PAUSED:
+            state = state.move(JobPhase.PENDING, at_s=at_s, reason=f"resumed by {record.by}")
+        elif record.wish == "pause" and state.phase is JobPhase.PENDING:
+            state = state.move(JobPhase.PAUSED, at_s=at_s, reason=f"paused by {record.by}")
+        elif record.wish == "cancel" and state.phase in (JobPhase.PENDING, JobPhase.PAUSED):
+            state = state.move(JobPhase.CANCELLED, at_s=at_s, reason=f"cancelled by {record.by}")
+        wish = "cancel" if job.wish == "cancel" else record.wish  # nothing calls a cancelled job back
+        wished = replace(job, state=state, wish=wish)
+        if record.wish != "run":
+            wished = self._unplanned(at_s, wished)
+        words = {"run": "resumed", "pause": "paused", "cancel": "cancelled"}
+        return wished.told(at_s, f"{words[record.wish]} by {record.by}")
+
+    # --- What must hold ---
+
+    def check(self) -> None:
+        """Raise if a slot is planned for two jobs, held by two, or out of what its job asked for."""
+        active = [job for job in self.jobs.values() if not job.phase.is_terminal]
+        for what, placements in (
+            ("planned for", [job.target for job in active if job.target]),
+            ("held by", [job.state.placement for job in active if job.state.placement]),
+        ):
+            if twice := double_grants(placements):
+                raise AssertionError(f"slots {sorted(twice)} are {what} two jobs")
+        for job in self.jobs.values():
+            if job.phase.is_terminal and (job.target or job.state.placement):
+                raise AssertionError(f"job {job.id} is {job.phase} and has slots")
+
+    # --- How it is written ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain data, with the jobs' secrets."""
+        return {
+            "seq": self.seq,
+            "at_s": self.at_s,
+            "epoch": self.epoch,
+            "submitted": self.submitted,
+            "jobs": [job_to_dict(job) for job in self.jobs.values()],
+            "requests": self.requests,
+            "drained": sorted(self.drained),
+            "cordoned": sorted([node, slot] for node, slot in self.cordoned),
+            "quotas": [[of, name, slots] for (of, name), slots in sorted(self.quotas.items())],
+            "notes": [list(note) for note in self.notes],
+            "gpu_types": dict(self.gpu_types),
+        }
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> ServiceState:
+        """The state that was written."""
+        jobs = [job_from_dict(entry) for entry in plain["jobs"]]
+        return cls(
+            seq=plain["seq"],
+            at_s=plain["at_s"],
+            epoch=plain["epoch"],
+            submitted=plain["submitted"],
+            jobs={job.id: job for job in jobs},
+            requests=dict(plain["requests"]),
+            drained=frozenset(plain["drained"]),
+            cordoned=frozenset((node, slot) for node, slot in plain["cordoned"]),
+            quotas={(of, name): slots for of, name, slots in plain["quotas"]},
+            notes=tuple((at_s, level, text) for at_s, level, text in plain["notes"]),
+            gpu_types=dict(plain["gpu_types"]),
+        )
+
+
+def observation_of(record: r.JobProgressed) -> Observation | None:
+    """The step times of a report, if it has any that can be believed."""
+    if record.step_s is None:
+        return None
+    seen = Observation(
+        nodes=record.nodes,
+        slots=record.slots,
+        per_slot_batch=record.per_slot_batch,
+        accumulation_s=record.accumulation_s if record.accumulation_s is not None else record.step_s,
+        step_s=record.step_s,
+        busiest_node_slots=-(-record.slots // record.nodes),
+    )
+    return seen if seen.problem() is None else None
+
+
+def job_to_dict(job: LiveJob) -> dict[str, Any]:
+    """A job as plain data, with its secrets."""
+    plain: dict[str, Any] = {one.name: getattr(job, one.name) for one in fields(job)}
+    plain["state"] = job.state.to_dict()
+    plain["target"] = None if job.target is None else job.target.to_dict()
+    plain["limits"] = None if job.limits is None else asdict(job.limits)
+    plain["measured"] = {name: [asdict(seen) for seen in known.observations] for name, known in job.measured}
+    plain["gradient"] = None if job.gradient is None else [job.gradient.squared_gradient, job.gradient.variance]
+    plain["metrics"] = dict(job.metrics)
+    plain["pauses_s"] = list(job.pauses_s)
+    plain["story"] = [[line.at_s, line.text, line.slots, line.pause_s] for line in job.story]
+    return plain
+
+
+def job_from_dict(plain: Mapping[str, Any]) -> LiveJob:
+    """The job that was written."""
+    values = dict(plain)
+    values["state"] = JobState.from_dict(plain["state"])
+    values["target"] = None if plain["target"] is None else Placement.from_dict(plain["target"])
+    values["limits"] = None if plain["limits"] is None else Limits(**plain["limits"])
+    values["measured"] = tuple(
+        (name, Profile(tuple(Observation(**seen) for seen in known))) for name, known in plain["measured"].items()
+    )
+    values["gradient"] = None if plain["gradient"] is None else GradientStats(*plain["gradient"])
+    values["metrics"] = tuple(plain["metrics"].items())
+    values["pauses_s"] = tuple(plain["pauses_s"])
+    values["story"] = tuple(StoryLine(*line) for line in plain["story"])
+    return LiveJob(**values)
