@@ -1,0 +1,107 @@
+"""What holds under every policy: jobs that must not be touched now are not, and quotas are kept.
+
+A :class:`Guard` stands between the engine and a policy. It shows the policy only the jobs that may change, on the slots
+that the others leave; and it cuts down what goes beyond a quota.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from geminid.configuration import Configuration
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, slots_of
+
+
+@dataclass(slots=True)
+class Guard(Policy):
+    """Another policy, with limits.
+
+    ``protected`` says of a running job until when its slots are its own (a plain command would lose its work; a
+    minimum run time; a resize that is hardly over). ``groups`` are the quotas that a job falls under, with their slots.
+    """
+
+    name = "guard"
+    paper = "none"
+    objective = "another policy's, within quotas and with some jobs left alone"
+
+    policy: Policy
+    protected: Callable[[JobView], float] = lambda job: 0.0
+    groups: Callable[[str], Mapping[str, int]] = lambda job_id: {}
+    interval_s: float | None = field(init=False)
+    adapts_batch: bool = field(init=False)
+    needs_models: bool = field(init=False)
+    brings_profiles: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
+        self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Ask the policy about the jobs that may change, and keep its answer within the quotas."""
+        until = {job.id: self.protected(job) for job in view.jobs if job.allocation}
+        kept = {job.id: job for job in view.jobs if until.get(job.id, 0.0) > view.now_s and _stands(job, view)}
+        usable, free = list(view.usable_slots), list(view.free_slots)
+        for job in kept.values():
+            for node, slots in job.allocation:
+                usable[node] -= slots
+        others = tuple(job for job in view.jobs if job.id not in kept)
+        decision = self.policy.decide(replace(view, jobs=others, usable_slots=tuple(usable), free_slots=tuple(free)))
+        wake_at_s = min(
+            (at_s for at_s in (decision.wake_at_s, *(until[job_id] for job_id in kept)) if at_s is not None),
+            default=None,
+        )
+        if wake_at_s == float("inf"):
+            wake_at_s = decision.wake_at_s
+        assignments: dict[str, Configuration | Allocation] = dict(decision.assignments)
+        if not decision.others_stay:
+            assignments |= {job_id: job.allocation for job_id, job in kept.items()}
+        cut, reasons = self._within_quotas(view, kept, assignments, others_stay=decision.others_stay)
+        return replace(decision, assignments=cut, reasons={**decision.reasons, **reasons}, wake_at_s=wake_at_s)
+
+    def _within_quotas(
+        self,
+        view: ClusterView,
+        kept: Mapping[str, JobView],
+        assignments: Mapping[str, Configuration | Allocation],
+        *,
+        others_stay: bool,
+    ) -> tuple[dict[str, Configuration | Allocation], dict[str, str]]:
+        """The assignments, cut down in the order of who already runs and who came first; and why."""
+        left: dict[str, int] = {}
+        result: dict[str, Configuration | Allocation] = {}
+        reasons: dict[str, str] = {}
+        for job in sorted(view.jobs, key=lambda job: (job.id not in kept, not job.allocation)):
+            wanted = assignments.get(job.id)
+            if wanted is None and not (others_stay and job.allocation):
+                continue
+            groups = self.groups(job.id)
+            slots = (
+                job.slots if wanted is None else wanted.slots if isinstance(wanted, Configuration) else slots_of(wanted)
+            )
+            room = min((left.setdefault(name, quota) for name, quota in groups.items()), default=slots)
+            if job.id in kept:
+                room = slots
+            granted = min(slots, room)
+            if granted < slots and (granted < job.facts.min_slots or job.facts.min_slots == job.facts.max_slots):
+                granted = 0
+            for name in groups:
+                left[name] -= granted
+            if granted == slots and wanted is not None:
+                result[job.id] = wanted
+            elif 0 < granted < slots:
+                gpu_type = job.gpu_type or next(iter(view.cluster.type_index))
+                if isinstance(wanted, Configuration):
+                    gpu_type = wanted.gpu_type
+                result[job.id] = Configuration(gpu_type=gpu_type, nodes=1, slots=granted)
+            if granted < slots:
+                name = min(groups, key=lambda name: left[name])
+                reasons[job.id] = f"the quota of {name} is {groups[name]} slots"
+                if granted == 0 and wanted is None:
+                    result[job.id] = ()
+        return result, reasons
+
+
+def _stands(job: JobView, view: ClusterView) -> bool:
+    """Whether the nodes of a job still have room for it."""
+    return all(view.usable_slots[node] >= slots for node, slots in job.allocation)

@@ -1,0 +1,147 @@
+"""Between the service and the engine: what a policy is told of a live job, and which slots its counts stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from geminid.cluster import Cluster
+from geminid.configuration import Placement
+from geminid.goodput.batchplan import BatchLimits
+from geminid.job import Adaptivity
+from geminid.policies.base import Allocation, JobFacts, JobView
+from geminid.serve.state import LiveJob
+
+#: What a change of slots costs before a job has been through one: live, or from a checkpoint.
+LIVE_RESCALE_S, COLD_RESCALE_S = 1.0, 10.0
+
+#: A priority higher by this much doubles a job's weight.
+PRIORITY_PER_DOUBLING = 100.0
+
+
+def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
+    """What a policy may know of a job: what was asked for, and what its script has said since."""
+    spec, limits = job.spec, batch_limits(job)
+    types = frozenset(cluster.type_index)
+    allowed = types & frozenset(spec.gpu_types.names) if spec.gpu_types.names else types
+    most = max((cluster.slots_per_type[name] for name in allowed), default=0)
+    if spec.max_slots is not None:
+        most = min(most, spec.max_slots)
+    if limits is not None:
+        most = min(most, limits.largest // limits.smallest_per_slot)
+    least = min(spec.min_slots, max(most, 1))
+    adaptivity = spec.adaptivity
+    if adaptivity is Adaptivity.FIXED_BATCH and limits is not None and limits.largest > limits.initial:
+        adaptivity = Adaptivity.ADAPTIVE  # the script allows what the file left open
+    if most == least and spec.has_fixed_size:
+        adaptivity = Adaptivity.RIGID
+    return JobFacts(
+        id=job.id,
+        submitted_s=job.state.submitted_at_s,
+        requested_slots=least,
+        min_slots=least,
+        max_slots=max(most, least),
+        requested_batch=limits.initial if limits is not None else spec.initial_batch_size,
+        adaptivity=adaptivity,
+        gpu_types=allowed,
+        limits={} if limits is None else dict.fromkeys(sorted(allowed), limits),
+        rescale_s=rescale_s(job),
+        weight=2.0 ** (spec.priority / PRIORITY_PER_DOUBLING),
+        owner=spec.owner or "",
+        kind=spec.name,
+        deadline_s=None if spec.deadline_s is None else job.state.submitted_at_s + spec.deadline_s,
+    )
+
+
+def rescale_s(job: LiveJob) -> float:
+    """What a change of slots costs the job: the mean of its own pauses, once it has had any."""
+    if not job.elastic:
+        return COLD_RESCALE_S
+    return sum(job.pauses_s) / len(job.pauses_s) if job.pauses_s else LIVE_RESCALE_S
+
+
+def batch_limits(job: LiveJob) -> BatchLimits | None:
+    """The bounds of a job's batch sizes: those that its script told, or else its file; None for a plain command."""
+    if not job.elastic:
+        return None
+    if job.limits is not None:
+        return BatchLimits(
+            initial=job.limits.initial_batch,
+            largest=max(job.limits.largest_batch, job.limits.initial_batch),
+            smallest_per_slot=job.limits.smallest_per_slot,
+            largest_per_slot=job.limits.largest_per_slot,
+        )
+    spec = job.spec
+    if spec.initial_batch_size is None:
+        return None
+    largest = spec.max_batch_size or spec.initial_batch_size
+    return BatchLimits(
+        initial=spec.initial_batch_size,
+        largest=largest,
+        smallest_per_slot=spec.min_per_slot_batch,
+        largest_per_slot=spec.max_per_slot_batch or largest,
+    )
+
+
+def view_of(job: LiveJob, cluster: Cluster, now_s: float) -> JobView:
+    """The job as an engine knew it whose memory is gone: with its target, its service and its counts."""
+    view = JobView(
+        facts=facts_of(job, cluster),
+        started_s=job.state.first_started_at_s,
+        restarts=job.restarts,
+        since_s=now_s,
+        executed_before_s=job.executed_before_s + (now_s - job.target_since_s if job.target else 0.0),
+        service_before_gpu_s=job.state.attained_service_gpu_s,
+    )
+    if job.target is None:
+        return view
+    allocation = allocation_of(job.target, cluster)
+    return replace(
+        view,
+        allocation=allocation,
+        slots=job.target.num_slots,
+        gpu_type=cluster.nodes[allocation[0][0]].gpu_type,
+        started_s=view.started_s if view.started_s is not None else job.target_since_s,
+    )
+
+
+def allocation_of(placement: Placement, cluster: Cluster) -> Allocation:
+    """A placement as the engine counts it: slots on each node."""
+    return tuple(sorted((cluster.node_index[name], len(slots)) for name, slots in placement.slots_by_node))
+
+
+def name_slots(
+    wanted: Mapping[str, Allocation],
+    current: Mapping[str, Placement | None],
+    cluster: Cluster,
+    cordoned: Iterable[tuple[str, int]],
+) -> dict[str, Placement]:
+    """Give the jobs' counts names: every job keeps as many of its slots as it can, and no slot is named twice.
+
+    ``wanted`` is the whole plan. Slots that are cordoned are given to nobody new, and taken from whoever has one where
+    there is another.
+    """
+    free = {(node.name, slot) for node in cluster.nodes for slot in range(node.slots)} - set(cordoned)
+    kept: dict[str, dict[str, list[int]]] = {}
+    for job_id, allocation in wanted.items():
+        place = current.get(job_id)
+        held = dict(place.slots_by_node) if place is not None else {}
+        kept[job_id] = {}
+        for node, count in allocation:
+            name = cluster.nodes[node].name
+            mine = [slot for slot in held.get(name, ()) if (name, slot) in free][:count]
+            free -= {(name, slot) for slot in mine}
+            kept[job_id][name] = mine
+    for job_id, allocation in wanted.items():
+        place = current.get(job_id)
+        held = dict(place.slots_by_node) if place is not None else {}
+        for node, count in allocation:
+            name = cluster.nodes[node].name
+            mine = kept[job_id][name]
+            available = sorted(slot for owner, slot in free if owner == name)[: count - len(mine)]
+            free -= {(name, slot) for slot in available}
+            mine += available
+            mine += [slot for slot in held.get(name, ()) if slot not in mine][: count - len(mine)]
+    return {
+        job_id: Placement.of({name: slots for name, slots in nodes.items() if slots}) for job_id, nodes in kept.items()
+    }
