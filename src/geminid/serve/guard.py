@@ -6,6 +6,7 @@ that the others leave; and it cuts down what goes beyond a quota.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -40,13 +41,16 @@ class Guard(Policy):
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy about the jobs that may change, and keep its answer within the quotas."""
         until = {job.id: self.protected(job) for job in view.jobs if job.allocation}
-        kept = {job.id: job for job in view.jobs if until.get(job.id, 0.0) > view.now_s and _stands(job, view)}
-        usable, free = list(view.usable_slots), list(view.free_slots)
-        for job in kept.values():
-            for node, slots in job.allocation:
-                usable[node] -= slots
+        usable = list(view.usable_slots)
+        kept: dict[str, JobView] = {}
+        for job in view.jobs:
+            stands = all(usable[node] >= slots for node, slots in job.allocation)
+            if until.get(job.id, 0.0) > view.now_s and stands:
+                kept[job.id] = job
+                for node, slots in job.allocation:
+                    usable[node] -= slots
         others = tuple(job for job in view.jobs if job.id not in kept)
-        decision = self.policy.decide(replace(view, jobs=others, usable_slots=tuple(usable), free_slots=tuple(free)))
+        decision = self.policy.decide(replace(view, jobs=others, usable_slots=tuple(usable)))
         wake_at_s = min(
             (at_s for at_s in (decision.wake_at_s, *(until[job_id] for job_id in kept)) if at_s is not None),
             default=None,
@@ -102,6 +106,43 @@ class Guard(Policy):
         return result, reasons
 
 
-def _stands(job: JobView, view: ClusterView) -> bool:
-    """Whether the nodes of a job still have room for it."""
-    return all(view.usable_slots[node] >= slots for node, slots in job.allocation)
+@dataclass(slots=True)
+class Timed(Policy):
+    """Another policy that may take only so long. One that is late is not asked again until it has answered."""
+
+    name = "timed"
+    paper = "none"
+    objective = "another policy's, in time"
+
+    policy: Policy
+    limit_s: float = 30.0
+    interval_s: float | None = field(init=False)
+    adapts_batch: bool = field(init=False)
+    needs_models: bool = field(init=False)
+    brings_profiles: bool = field(init=False)
+    _late: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
+        self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Ask the policy in a thread of its own, and give up on it after a while."""
+        if self._late is not None and self._late.is_alive():
+            raise TimeoutError(f"{self.policy.name} is still busy with an earlier decision")
+        answers: list[Decision | BaseException] = []
+
+        def ask() -> None:
+            try:
+                answers.append(self.policy.decide(view))
+            except BaseException as problem:
+                answers.append(problem)
+
+        self._late = threading.Thread(target=ask, name=f"policy {self.policy.name}", daemon=True)
+        self._late.start()
+        self._late.join(self.limit_s)
+        if not answers:
+            raise TimeoutError(f"{self.policy.name} did not decide within {self.limit_s:g} s")
+        if isinstance(answers[0], BaseException):
+            raise answers[0]
+        return answers[0]

@@ -243,6 +243,11 @@ class ServiceState:
 
     def _form(self, at_s: float, job: LiveJob, record: r.JobFormed) -> LiveJob:
         state, slots = job.state, record.placement.num_slots
+        if record.restored and state.phase in (JobPhase.RUNNING, JobPhase.RESCALING):  # all of its workers were lost
+            state = state.crash(at_s=at_s, reason="all of its workers were lost")
+            if state.phase.is_terminal:
+                return self._unplanned(at_s, replace(job, state=state)).told(at_s, "failed: too many crashes")
+            state = state.move(JobPhase.STARTING, at_s=at_s, placement=record.placement)
         if state.phase is JobPhase.RUNNING and state.placement != record.placement:
             state = state.move(JobPhase.RESCALING, at_s=at_s, placement=record.placement)
         most = state.spec.max_slots
@@ -323,7 +328,7 @@ class ServiceState:
             ended = replace(ended, state=state.move(to, at_s=at_s, reason=record.reason))
         if record.how == "crashed":
             ended = replace(ended, samples=0 if not state.durable_samples else ended.samples)
-        if ended.phase is not JobPhase.PENDING or record.how != "stopped":
+        if ended.phase is not JobPhase.PENDING or job.phase is not JobPhase.STOPPING:
             ended = self._unplanned(at_s, ended)
         text = f"{ended.phase.value}: {record.reason}" if record.reason else ended.phase.value
         return ended.told(at_s, text)

@@ -15,8 +15,8 @@ from geminid.serve.state import LiveJob
 #: What a change of slots costs before a job has been through one: live, or from a checkpoint.
 LIVE_RESCALE_S, COLD_RESCALE_S = 1.0, 10.0
 
-#: A priority higher by this much doubles a job's weight.
-PRIORITY_PER_DOUBLING = 100.0
+#: A job whose priority is higher by this much counts twice as much.
+PRIORITY_PER_DOUBLING = 50.0
 
 
 def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
@@ -50,6 +50,10 @@ def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
         owner=spec.owner or "",
         kind=spec.name,
         deadline_s=None if spec.deadline_s is None else job.state.submitted_at_s + spec.deadline_s,
+        work=job.work_samples,
+        queue=spec.queue,
+        budget_gpu_s=spec.budget_gpu_s,
+        preferred_types=frozenset(spec.gpu_types.names[:1]) if spec.gpu_types.ordered else frozenset(),
     )
 
 
@@ -92,6 +96,7 @@ def view_of(job: LiveJob, cluster: Cluster, now_s: float) -> JobView:
         since_s=now_s,
         executed_before_s=job.executed_before_s + (now_s - job.target_since_s if job.target else 0.0),
         service_before_gpu_s=job.state.attained_service_gpu_s,
+        progress=job.state.progress_samples,
     )
     if job.target is None:
         return view

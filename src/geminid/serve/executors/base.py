@@ -1,0 +1,67 @@
+"""What the service asks of an executor, and what an executor tells: the same for one machine and for a cluster.
+
+The service says which slots each job shall have (``run``, ``stop``) as often as it likes; the executor leads there, and
+says what happens on the way as records. Everything is called in the service's own thread. What an executor hears in
+other threads (a process ended, a worker reported) it hands to ``post``, and gets it back through ``take``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from geminid.cluster import Cluster
+from geminid.configuration import Placement
+from geminid.fields import Problem
+from geminid.job import JobSpec
+from geminid.serve.records import Record
+from geminid.serve.state import LiveJob
+
+#: Something that an executor heard in another thread; nobody else looks inside.
+Happening = object
+
+
+class Executor(Protocol):
+    """Runs jobs on slots."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The slots that there are."""
+
+    def check(self, spec: JobSpec) -> list[Problem]:
+        """What keeps this job from ever being run here."""
+
+    def is_elastic(self, spec: JobSpec) -> bool:
+        """Whether the job's script can change its slots while it runs."""
+
+    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[Record]:
+        """Begin. ``jobs`` are all that the service knows: those whose processes still live are taken over.
+
+        Processes that nobody wants any more are ended. The records say what became of jobs that held slots.
+        """
+
+    def run(self, job: LiveJob, placement: Placement) -> list[Record]:
+        """Have a job run on these slots, and no others; as soon as whoever is on them has left."""
+
+    def stop(self, job: LiveJob, reason: str, *, save: bool = True) -> list[Record]:
+        """Have a job's processes end, after saving what they have done if they can."""
+
+    def flush(self) -> None:
+        """Carry out what ``run`` announced: the service has written it down. Nothing is started before."""
+
+    def take(self, happening: Happening) -> list[Record]:
+        """Look at something that was posted; what it means for the jobs."""
+
+    def tick(self) -> list[Record]:
+        """Look at the clock: called about twice a second."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job has processes."""
+
+    def folder_of(self, job_id: str) -> Path:
+        """Where a job's logs and checkpoints are."""
+
+    def close(self, *, detach: bool) -> None:
+        """End: with all processes, or leaving them to the next service (``detach``)."""

@@ -1,0 +1,159 @@
+"""A plain command as a job: one process on all of its slots, which is told to end, and made to.
+
+Its parent is a shim (``shim.py``) in a session of its own that writes down how the command ended: neither the end of
+the service nor its coming back disturbs the command, and none is started twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+from geminid.train.launcher import AdoptedProcess, Launch, PlainLauncher, WorkerProcess, how_it_ended, started_at
+
+SHIM = Path(__file__).with_name("shim.py")
+PROCESS, EXIT = "plain.json", "exit.json"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainExit:
+    """How a command ended."""
+
+    code: int
+    problem: str
+
+    def told(self) -> str:
+        """In words."""
+        return self.problem or how_it_ended(self.code)
+
+
+class PlainCommand:
+    """The process of one command, started or taken over."""
+
+    def __init__(self, folder: Path, process: WorkerProcess, ended: Callable[[PlainCommand], None]) -> None:
+        self._folder, self._process = folder, process
+        self._kill_at_s: float | None = None
+        self.stopping = False
+        self._watcher = threading.Thread(target=self._watch, args=(ended,), name="watch a command", daemon=True)
+        self._watcher.start()
+
+    @classmethod
+    def start(
+        cls,
+        folder: Path,
+        command: tuple[str, ...],
+        environment: Mapping[str, str],
+        where: Path,
+        ended: Callable[[PlainCommand], None],
+    ) -> PlainCommand:
+        """Start a command in a folder of its own."""
+        (folder / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
+        for name in (EXIT, PROCESS):
+            (folder / name).unlink(missing_ok=True)
+        shim = (sys.executable, "-I", "-S", str(SHIM), str(folder / EXIT), *command)
+        process = PlainLauncher().start(Launch(shim, environment, where, folder / "logs" / "out.log"))
+        _write(folder / PROCESS, {"pid": process.pid, "started_at": started_at(process.pid)})
+        return cls(folder, process, ended)
+
+    @classmethod
+    def adopt(cls, folder: Path, ended: Callable[[PlainCommand], None]) -> PlainCommand | None:
+        """Take over the command that an earlier service started there, if it still runs."""
+        pid = live_pid(folder)
+        if pid is None:
+            return None
+        try:
+            return cls(folder, AdoptedProcess(pid), ended)
+        except ProcessLookupError:
+            return None
+
+    @property
+    def pid(self) -> int:
+        """The process id of the shim, which is that of the session."""
+        return self._process.pid
+
+    def stop(self, grace_s: float) -> None:
+        """Ask the command to end; after the grace period it is made to."""
+        if not self.stopping:
+            self.stopping, self._kill_at_s = True, monotonic() + grace_s
+            self._process.signal(signal.SIGTERM)
+
+    def tick(self) -> None:
+        """End the command if its grace period is over."""
+        if self._kill_at_s is not None and monotonic() > self._kill_at_s:
+            self._kill_at_s = None
+            self.kill()
+
+    def kill(self) -> None:
+        """End the command now."""
+        self._process.signal(signal.SIGKILL)
+
+    def _watch(self, ended: Callable[[PlainCommand], None]) -> None:
+        poll = select.poll()
+        poll.register(self._process.fileno(), select.POLLIN)
+        poll.poll()
+        self._process.exit_code()  # takes the process off the system's list, where it is our child
+        self._process.signal(signal.SIGKILL)  # whatever it left behind in its session ends with it
+        ended(self)
+
+
+def exit_of(folder: Path) -> PlainExit | None:
+    """How the command of a folder ended; None if nothing was written down."""
+    try:
+        document = json.loads((folder / EXIT).read_text(encoding="utf-8"))
+        return PlainExit(int(document["code"]), str(document["problem"]))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def live_pid(folder: Path) -> int | None:
+    """The process of a folder's command, if it still runs and is the same."""
+    try:
+        document = json.loads((folder / PROCESS).read_text(encoding="utf-8"))
+        pid, since = int(document["pid"]), document["started_at"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return pid if since is not None and started_at(pid) == since and not _is_dead(pid) else None
+
+
+def _is_dead(pid: int) -> bool:
+    """Whether only the entry of a process is left, because nobody has asked for its exit code."""
+    with contextlib.suppress(OSError, IndexError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    return True
+
+
+def live_workers(folder: Path) -> dict[str, tuple[int, str]]:
+    """Process and slot of each worker that an earlier supervisor of a folder left, if it still runs."""
+    try:
+        document = json.loads((folder / "supervisor.json").read_text(encoding="utf-8"))
+        workers = document["workers"].items()
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {
+        worker: (entry["pid"], entry["slot"])
+        for worker, entry in workers
+        if entry["started_at"] is not None
+        and started_at(entry["pid"]) == entry["started_at"]
+        and not _is_dead(entry["pid"])
+    }
+
+
+def _write(path: Path, document: Mapping[str, object]) -> None:
+    made = path.with_suffix(".new")
+    made.write_text(json.dumps(document), encoding="utf-8")
+    made.replace(path)
+
+
+def end_group(pid: int) -> None:
+    """End a process and its session's process group at once."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
