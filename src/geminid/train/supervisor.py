@@ -413,8 +413,9 @@ class Supervisor:
         self._drop_line(known)
         done = known.finished and code in (
             0,
-            -signal.SIGABRT,
-        )  # PyTorch may abort at its end: no harm done
+            -signal.SIGABRT,  # PyTorch may abort at its end: no harm done
+            AdoptedProcess.UNKNOWN_CODE,  # of one that was taken over nobody may ask
+        )
         expected = bool(known.ending) or done
         reason = known.last_words or known.ending or ("finished" if expected else how_it_ended(code))
         self._emit(WorkerEnded(worker, known.slot, reason, expected))
