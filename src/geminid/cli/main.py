@@ -9,7 +9,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from geminid import __version__
-from geminid.cli import bench, bench_training, ends_when_interrupted
+from geminid.cli import bench, bench_training, ends_when_interrupted, jobs, operate, service
 from geminid.cli.demo import demo
 from geminid.cli.output import error_console
 from geminid.cli.profile import profile
@@ -56,6 +56,20 @@ def top_level(
     """Schedule deep-learning training on shared clusters of mixed accelerators."""
 
 
+_PANELS: dict[str, tuple[Any, ...]] = {
+    "The service": (service.up, service.down, service.status),
+    "Jobs": (
+        *(jobs.submit, jobs.queue, jobs.show, jobs.logs, jobs.explain),
+        *(jobs.wait, jobs.cancel, jobs.pause, jobs.resume, jobs.set_job),
+    ),
+    "For operators": (
+        *(operate.nodes, operate.drain, operate.cordon, operate.quota),
+        *(operate.usage, operate.events, operate.token),
+    ),
+}
+for panel, commands in _PANELS.items():
+    for command in commands:
+        app.command(name=command.__name__.removesuffix("_job"), rich_help_panel=panel)(command)
 app.command()(demo)
 app.command()(simulate)
 app.command()(policies)

@@ -47,6 +47,9 @@ GAP_S, NEWS_S = 0.25, 5.0
 #: A job whose slots have just changed keeps them for so long, or for so many of its pauses.
 SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
 
+#: A job that is being started keeps its slots for so long.
+STARTING_S = 60.0
+
 #: A policy that has not answered by then is given up on.
 POLICY_LIMIT_S = 30.0
 
@@ -536,6 +539,8 @@ class Service:
             return 0.0
         if not job.elastic:
             return float("inf")  # it would lose all that it has done
+        if job.phase in (JobPhase.PENDING, JobPhase.STARTING):  # it has not even begun
+            return view.since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else view.since_s
         settled_s = view.since_s + max(SETTLE_S, SETTLE_PAUSES * rescale_s(job))
         return max(settled_s, started_s + job.spec.min_runtime_s)
@@ -559,7 +564,7 @@ class Service:
                 continue
             if job.wants_slots and job.target is not None:
                 told += self.executor.run(job, job.target)
-            elif job.phase.is_terminal or job.phase.holds_slots:
+            else:
                 told += self.executor.stop(job, _why_stopped(job), save=job.wish != "cancel")
         self._unsaved = []
         if self._commit(told):

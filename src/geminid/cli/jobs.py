@@ -1,0 +1,345 @@
+"""Commands for submitters, from ``geminid submit`` to ``geminid set``: they talk to the service."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from geminid.cli.client import client, give_up, reporting_trouble
+from geminid.cli.output import console, error_console, print_json, print_table
+from geminid.fields import InvalidInput, Problem
+from geminid.units import humanize_duration
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7.")]
+
+#: How phases look in tables.
+COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "pending": "yellow"}
+
+
+def submit(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE.yaml | -- COMMAND …", help="A job file, or a command after two dashes."),
+    ],
+    name: Annotated[str | None, typer.Option(help="What to call the job.")] = None,
+    slots: Annotated[int | None, typer.Option(min=1, help="Exactly so many slots.")] = None,
+    min_slots: Annotated[int | None, typer.Option(min=1, help="The fewest slots it runs on.")] = None,
+    max_slots: Annotated[int | None, typer.Option(min=1, help="The most slots it may get.")] = None,
+    priority: Annotated[int | None, typer.Option(help="From -1000 to 1000; higher goes first.")] = None,
+    queue: Annotated[str | None, typer.Option(help="The queue, which may have a quota.")] = None,
+    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the command.")] = None,
+    retries: Annotated[int | None, typer.Option(min=0, help="How often it is restarted after a failure.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would happen, and when; change nothing.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Submit a job: from a file, or a command with flags."""
+    given: dict[str, Any] = {
+        "name": name,
+        "slots": slots,
+        "min_slots": min_slots,
+        "max_slots": max_slots,
+        "priority": priority,
+        "queue": queue,
+        "max_retries": retries,
+        "env": _environment(env or []) or None,
+    }
+    document = _from_file(Path(words[0])) if _is_file(words) else _from_command(words)
+    document |= {field: value for field, value in given.items() if value is not None}
+    document["working_dir"] = str(Path(document.get("working_dir") or ".").absolute())
+    with reporting_trouble():
+        if dry_run:
+            told = client().post("jobs", document, dry_run=True)
+        else:
+            told = client().post("jobs", document, headers={"Idempotency-Key": uuid.uuid4().hex})
+    if json:
+        print_json(told)
+    elif dry_run:
+        _print_dry_run(told)
+    else:
+        kind = "elastic" if told["elastic"] else "a plain command"
+        console.print(f"submitted [bold]{told['id']}[/] ({escape(told['name'])}, {kind})")
+
+
+def queue(
+    state: Annotated[str | None, typer.Option(help="Only jobs in this phase, such as running or failed.")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """List jobs: what they do, what they have, and when they will be done."""
+    with reporting_trouble():
+        jobs = client().get("jobs", state=state, owner=owner, queue=queue, all=all)
+    if json:
+        print_json(jobs)
+        return
+    if not jobs:
+        console.print("no jobs" if all or state else "no jobs are waiting or running (--all shows those that are over)")
+        return
+    print_table(
+        "Jobs",
+        ["job", "name", "owner", "phase", "slots", "done", "batch", "age", "starts in", "ends in", "resizes"],
+        [job_row(job) for job in jobs],
+        text_columns=4,
+    )
+
+
+def job_row(job: dict[str, Any]) -> list[str]:
+    """A job as a row of the queue's table."""
+    phase = job["phase"] if job["position"] is None else f"{job['phase']} (#{job['position']})"
+    colour = COLOURS.get(job["phase"])
+    most = job["max_slots"]
+    size = f"{job['slots']}" if most == job["min_slots"] else f"{job['slots']} of {job['min_slots']}–{most or 'any'}"
+    eta = job.get("eta") or {}
+    return [
+        job["id"],
+        escape(job["name"]),
+        escape(job["owner"] or ""),
+        f"[{colour}]{phase}[/]" if colour else phase,
+        size,
+        "" if job["done"] is None else f"{100 * job['done']:.0f} %",
+        "" if job["batch"] is None else f"{job['batch']}",
+        humanize_duration(round(job["age_s"])),
+        interval(eta.get("start_at_s"), guessed=bool(eta.get("guessed"))) if job["slots"] == 0 else "",
+        interval(eta.get("finish_at_s"), guessed=bool(eta.get("guessed"))),
+        f"{job['rescales']}",
+    ]
+
+
+def interval(times: list[float] | None, *, guessed: bool, now_s: float | None = None) -> str:
+    """From when to when something will be, seen from now; with a question mark if something had to be guessed."""
+    if times is None:
+        return ""
+    now_s = time.time() if now_s is None else now_s
+    early, late = (humanize_duration(max(0, round(at_s - now_s))) for at_s in times)
+    return (early if early == late else f"{early}–{late}") + (" ?" if guessed else "")
+
+
+def show(job: JobArgument, json: JsonOption = False) -> None:
+    """Show one job: everything that is known of it, and its story."""
+    with reporting_trouble():
+        told = client().get(f"jobs/{job}")
+    if json:
+        print_json(told)
+        return
+    limits, eta = told["limits"], told.get("eta") or {}
+    work = "" if told["work_samples"] is None else f" of {told['work_samples']:,.0f}"
+    sizes = f"{told['min_slots']} to {told['max_slots'] or 'any'}"
+    facts = {
+        "job": f"{told['id']} {told['name']} of {told['owner']}, queue {told['queue']}, priority {told['priority']}",
+        "phase": told["phase"] + (f": {told['reason']}" if told["reason"] else ""),
+        "command": " ".join(told["spec"]["command"]),
+        "kind": "elastic" if told["elastic"] else "plain command",
+        "slots": f"{told['slots']} (planned {told['target_slots']}, may have {sizes})",
+        "progress": f"{told['progress_samples']:,.0f}{work} useful samples, {told['samples']:,} consumed,"
+        f" epoch {told['epoch']}, step {told['step']}"
+        if told["elastic"]
+        else "",
+        "batch": ""
+        if told["batch"] is None
+        else f"{told['batch']} (learning rate × {told['learning_rate_factor']:.3g})",
+        "limits": ""
+        if limits is None
+        else f"M0 {limits['initial_batch']}, at most {limits['largest_batch']},"
+        f" {limits['smallest_per_slot']} to {limits['largest_per_slot']} a slot,"
+        f" {limits['parameter_count']:,} parameters",
+        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items()),
+        "used": f"{told['gpu_s']:.0f} slot-seconds, {told['rescales']} resizes, {told['failures']} failures",
+        "starts in": interval(eta.get("start_at_s"), guessed=bool(eta.get("guessed"))),
+        "ends in": interval(eta.get("finish_at_s"), guessed=bool(eta.get("guessed"))),
+    }
+    for name, fact in facts.items():
+        if fact:
+            console.print(f"{name + ':':<11}{escape(fact)}", soft_wrap=True)
+    console.print("\n[bold]story[/]")
+    for line in told["story"]:
+        pause = "" if line["pause_s"] is None else f" [dim](paused {line['pause_s']:.2f} s)[/]"
+        at = time.strftime("%H:%M:%S", time.localtime(line["at_s"]))
+        console.print(f"{at}  {escape(line['text'])}{pause}", soft_wrap=True)
+
+
+def logs(
+    job: JobArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
+    tail: Annotated[int | None, typer.Option(min=0, metavar="BYTES", help="Only the end of each log.")] = None,
+    worker: Annotated[str | None, typer.Option(help="Only this worker's, such as w2.")] = None,
+) -> None:
+    """Print what a job printed."""
+    with reporting_trouble():
+        for piece in client().stream(f"jobs/{job}/logs", follow=follow, tail_bytes=tail, worker=worker):
+            sys.stdout.buffer.write(piece)
+            sys.stdout.buffer.flush()
+
+
+def explain(job: JobArgument, json: JsonOption = False) -> None:
+    """Say why a job waits or has the size it has, with numbers, and what would change it."""
+    with reporting_trouble():
+        told = client().get(f"jobs/{job}/explain")
+    if json:
+        print_json(told)
+        return
+    what = "waits" if told["slots"] == 0 else f"has {told['slots']} slot{'s' if told['slots'] > 1 else ''}"
+    console.print(f"[bold]{told['id']} {what}[/]: {escape(told['explanation'])}", soft_wrap=True)
+    for number in told["numbers"]:
+        console.print(f"  · {escape(number)}", soft_wrap=True)
+    for name, price in told["prices"].items():
+        console.print(f"  · a slot of {name} is worth {price:.4g} to the jobs that want one more (the policy's price)")
+    if told["sizes"]:
+        console.print()
+        least = told["sizes"][0]["goodput"]
+        print_table(
+            "What its model predicts",
+            ["slots", "type", "useful samples/s", "speed-up", "samples/s", "efficiency", "batch"],
+            [
+                [
+                    f"{size['slots']}{' ←' if size['current'] else ''}",
+                    size["gpu_type"],
+                    f"{size['goodput']:.4g}",
+                    f"{size['goodput'] / least:.2f}",
+                    f"{size['throughput']:.4g}",
+                    f"{size['efficiency']:.2f}",
+                    f"{size['batch']}",
+                ]
+                for size in told["sizes"]
+            ],
+            text_columns=2,
+        )
+    for suggestion in told["suggestions"]:
+        console.print(f"[bold]→[/] {escape(suggestion)}", soft_wrap=True)
+
+
+def wait(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB …", help="The jobs to wait for.")],
+    timeout: Annotated[float | None, typer.Option(min=0.0, metavar="S", help="Give up after so many seconds.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Wait until jobs are over; ends with 0 if all succeeded, 1 if one did not, 124 if it took too long."""
+    from geminid.serve.client import TIMED_OUT
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    told: list[dict[str, Any]] = []
+    with reporting_trouble():
+        for job in jobs:
+            while True:
+                left_s = 25.0 if deadline is None else min(25.0, max(deadline - time.monotonic(), 0.0))
+                state = client().get(f"jobs/{job}", wait_s=left_s)
+                if state["finished_at_s"] is not None:
+                    told.append(state)
+                    break
+                if deadline is not None and time.monotonic() >= deadline:
+                    give_up(f"job {job} is still {state['phase']} after {timeout:g} s", TIMED_OUT)
+    if json:
+        print_json(told)
+    for state in told:
+        if not json:
+            why = f": {state['reason']}" if state["reason"] else ""
+            console.print(f"{state['id']} {state['phase']} after {state['jct_s']:.1f} s{escape(why)}", soft_wrap=True)
+    if any(state["phase"] != "succeeded" for state in told):
+        raise typer.Exit(1)
+
+
+def cancel(jobs: Annotated[list[str], typer.Argument(metavar="JOB …")], json: JsonOption = False) -> None:
+    """Give jobs up."""
+    _act(jobs, "cancel", json)
+
+
+def pause(jobs: Annotated[list[str], typer.Argument(metavar="JOB …")], json: JsonOption = False) -> None:
+    """Have jobs save, stop, and wait until they are resumed."""
+    _act(jobs, "pause", json)
+
+
+def resume(jobs: Annotated[list[str], typer.Argument(metavar="JOB …")], json: JsonOption = False) -> None:
+    """Let paused jobs run again."""
+    _act(jobs, "resume", json)
+
+
+def set_job(
+    job: JobArgument,
+    priority: Annotated[int | None, typer.Option(help="From -1000 to 1000; higher goes first.")] = None,
+    min_slots: Annotated[int | None, typer.Option(min=1, help="The fewest slots it runs on.")] = None,
+    max_slots: Annotated[int | None, typer.Option(min=1, help="The most slots it may get.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Change a job's priority or size while it waits or runs."""
+    changes = {"priority": priority, "min_slots": min_slots, "max_slots": max_slots}
+    with reporting_trouble():
+        told = client().patch(f"jobs/{job}", {name: value for name, value in changes.items() if value is not None})
+    print_json(told) if json else console.print(f"changed {told['id']}")
+
+
+def _act(jobs: list[str], action: str, json: bool) -> None:
+    with reporting_trouble():
+        told = [client().post(f"jobs/{job}/{action}") for job in jobs]
+    if json:
+        print_json(told)
+        return
+    for job in told:
+        console.print(f"{job['id']} is {job['phase']}")
+
+
+def _is_file(words: list[str]) -> bool:
+    return len(words) == 1 and words[0].endswith((".yaml", ".yml", ".json"))
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    from geminid.cli.validate import _read
+    from geminid.job import JobSpec
+
+    data = _read(file)
+    spec = JobSpec.from_dict(data)  # mistakes are told here, before the service hears of it
+    folder = file.absolute().parent
+    return {**spec.to_dict(), "working_dir": str(folder / (spec.working_dir or ""))}
+
+
+def _from_command(words: list[str]) -> dict[str, Any]:
+    script = next((word for word in words[1:] if not word.startswith("-")), None)
+    if Path(words[0]).name.startswith("python") and script is not None and script.endswith(".py"):
+        if not Path(script).is_file():
+            raise InvalidInput(
+                [Problem("script", script, f"must be a file; there is none of this name in {os.getcwd()}")]
+            )
+    elif words[0].endswith(".py") and Path(words[0]).is_file():
+        hint = f"is a script and not a program; say: geminid submit -- python {' '.join(words)}"
+        raise InvalidInput([Problem("command", words[0], hint)])
+    name = Path(script or words[0]).stem
+    safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).strip("-._")[:63]
+    return {"name": safe or "job", "command": [_resolved(words[0]), *words[1:]]}
+
+
+def _resolved(program: str) -> str:
+    """``python`` means the interpreter that this command runs in, where the script's imports are."""
+    return sys.executable if program in ("python", "python3") else program
+
+
+def _environment(pairs: list[str]) -> dict[str, str]:
+    bad = [pair for pair in pairs if "=" not in pair]
+    if bad:
+        raise InvalidInput([Problem("env", bad[0], "must have the form NAME=VALUE")])
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def _print_dry_run(told: dict[str, Any]) -> None:
+    kind = "an elastic job" if told["elastic"] else "a plain command of fixed size"
+    console.print(f"nothing was submitted; this would be {kind}, number {told['position']} in the queue")
+    if told["finish_s"] is None:
+        console.print("there is no forecast for it")
+    else:
+        for what, times in (("starts", told["start_s"]), ("ends", told["finish_s"])):
+            early, late = (humanize_duration(round(at_s)) for at_s in times)
+            console.print(
+                f"{what} in {early} to {late}" + (" (nothing like it has run before)" if told["guessed"] else "")
+            )
+    for job_id, late_s in told["delays_s"].items():
+        console.print(f"{job_id} would end {humanize_duration(round(late_s))} later")
+    if not told["delays_s"]:
+        error_console.print("no other job would end later")

@@ -1,0 +1,157 @@
+"""``geminid nodes``, ``drain``, ``cordon``, ``quota``, ``usage``, ``events`` and ``token``: for operators."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+import typer
+from rich.markup import escape
+
+from geminid.cli.client import client, reporting_trouble
+from geminid.cli.output import console, print_json, print_table
+from geminid.fields import InvalidInput, Problem
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+UndoOption = Annotated[bool, typer.Option("--undo", help="Let it take work again.")]
+
+
+def nodes(json: JsonOption = False) -> None:
+    """List nodes, their slots, and who is on them."""
+    with reporting_trouble():
+        told = client().get("nodes")
+    if json:
+        print_json(told)
+        return
+    rows = []
+    for node in told:
+        for slot, job in enumerate(node["jobs"]):
+            state = "drained" if node["drained"] else "cordoned" if slot in node["cordoned"] else "in service"
+            planned = node["planned"][slot]
+            rows.append(
+                [f"{node['name']}/{slot}", node["gpu_type"], state, job or "", planned if planned != job else ""]
+            )
+    print_table(
+        "Slots", ["slot", "type", "state", "job", "next"], [[c or "" for c in row] for row in rows], text_columns=5
+    )
+
+
+def drain(
+    node: Annotated[str, typer.Argument(help="The node's name.")],
+    undo: UndoOption = False,
+) -> None:
+    """Take a node out of service: jobs save and move off it."""
+    with reporting_trouble():
+        client().post(f"nodes/{node}/{'undrain' if undo else 'drain'}")
+    console.print(f"{node} {'takes work again' if undo else 'takes no more work'}")
+
+
+def cordon(
+    slot: Annotated[str, typer.Argument(metavar="NODE/SLOT", help="The slot, as in local/0.")],
+    undo: UndoOption = False,
+) -> None:
+    """Take a single slot out of service."""
+    node, _, number = slot.rpartition("/")
+    if not node or not number.isdigit():
+        raise InvalidInput([Problem("slot", slot, "must have the form NODE/SLOT, as in local/0")])
+    with reporting_trouble():
+        client().post(f"slots/{node}/{number}/{'uncordon' if undo else 'cordon'}")
+    console.print(f"{slot} {'takes work again' if undo else 'takes no more work'}")
+
+
+def quota(
+    of: Annotated[Literal["queue", "owner"] | None, typer.Argument(help="Whose quota to set.")] = None,
+    name: Annotated[str | None, typer.Argument(help="The queue's or the owner's name.")] = None,
+    slots: Annotated[str | None, typer.Argument(help="The most slots together, or `none`.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """List quotas; or set one: geminid quota owner ann 4."""
+    given = [value for value in (of, name, slots) if value is not None]
+    if len(given) not in (0, 3):
+        raise InvalidInput([Problem("quota", " ".join(given), "must be: quota {queue|owner} NAME SLOTS")])
+    if slots is not None and slots != "none" and not slots.isdigit():
+        raise InvalidInput([Problem("slots", slots, "must be a whole number, or none")])
+    with reporting_trouble():
+        if of is not None:
+            told = client().put(f"quotas/{of}/{name}", slots=None if slots == "none" else slots)
+        else:
+            told = client().get("quotas")
+    if json:
+        print_json(told)
+    elif not told:
+        console.print("no quotas are set")
+    else:
+        rows = [[row["of"], escape(row["name"]), f"{row['slots']}", f"{row['used']}"] for row in told]
+        print_table("Quotas", ["of", "name", "slots", "used"], rows, text_columns=2)
+
+
+def usage(json: JsonOption = False) -> None:
+    """Say who has used what."""
+    with reporting_trouble():
+        told = client().get("usage")
+    if json:
+        print_json(told)
+        return
+    rows = [
+        [
+            escape(row["owner"]),
+            *(f"{row[name]}" for name in ("jobs", "running", "waiting", "slots")),
+            f"{row['gpu_hours']:.3f}",
+            "" if row["quota"] is None else f"{row['quota']}",
+        ]
+        for row in told
+    ]
+    print_table("Usage", ["owner", "jobs", "running", "waiting", "slots", "slot-hours", "quota"], rows)
+
+
+def events(
+    job: Annotated[str | None, typer.Option(help="Only about this job.")] = None,
+    after: Annotated[int | None, typer.Option(min=0, help="Only after the record of this number.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Print the service's log of records."""
+    import json as encoder
+
+    while True:
+        with reporting_trouble():
+            told = client().get("events", job=job, after=after, limit=limit)
+        if json and not follow:
+            print_json(told)
+            return
+        for entry in told:
+            after = entry["seq"]
+            if json:
+                print(encoder.dumps(entry))
+                continue
+            at = time.strftime("%H:%M:%S", time.localtime(entry["at_s"]))
+            rest = {key: value for key, value in entry.items() if key not in ("seq", "at_s", "kind", "spec")}
+            fields = " ".join(f"{key}={value}" for key, value in rest.items() if value not in (None, "", {}))
+            console.print(f"[dim]{entry['seq']:>6}[/] {at} [bold]{entry['kind']}[/] {escape(fields)}", soft_wrap=True)
+        if not follow:
+            return
+        after = after or 0
+        time.sleep(0.5)
+
+
+def token(
+    user: Annotated[str, typer.Argument(help="For whom.")],
+    role: Annotated[Literal["user", "admin"], typer.Option(help="What the token allows.")] = "user",
+    days: Annotated[
+        float | None, typer.Option(min=0.0, help="Expires after so many days; never when left out.")
+    ] = None,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Take all tokens of this user back instead.")] = False,
+) -> None:
+    """Make a token for a user; it is printed once."""
+    from geminid.fields import check_name
+    from geminid.serve.auth import Tokens
+    from geminid.serve.client import home
+
+    if problems := check_name("user", user):
+        raise InvalidInput(problems)
+    tokens = Tokens(home())
+    if revoke:
+        console.print(f"{tokens.revoke(user)} tokens of {user} are not valid any more")
+        return
+    print(tokens.add(user, role, None if days is None else 86_400.0 * days))

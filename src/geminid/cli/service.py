@@ -1,0 +1,111 @@
+"""``geminid up``, ``down`` and ``status``: the service on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from geminid.cli.client import client, give_up, reporting_trouble
+from geminid.cli.output import console, print_json
+from geminid.units import humanize_duration
+
+
+def up(
+    slots: Annotated[
+        int | None,
+        typer.Option(min=1, max=4096, help="CPU slots to offer.", show_default="the CUDA devices, or one per core"),
+    ] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Start in the background and return.")] = False,
+    policy: Annotated[str | None, typer.Option(help="Who gets what; see `geminid policies`.")] = None,
+    host: Annotated[str, typer.Option(help="Address to listen at; others than loopback are refused.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any that is free.")] = 0,
+    grace: Annotated[
+        float, typer.Option(min=0.0, help="Seconds that jobs have to stop before they are made to.")
+    ] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print where the service is as JSON.")] = False,
+) -> None:
+    """Start the service on this machine."""
+    from geminid.fields import InvalidInput, Problem
+    from geminid.serve.client import home
+    from geminid.serve.server import DEFAULT_POLICY, Options, serve, start_detached
+    from geminid.serve.store import StoreProblem
+
+    if host not in ("127.0.0.1", "localhost", "::1"):
+        raise InvalidInput([Problem("host", host, "must be a loopback address such as 127.0.0.1")])
+    options = Options(home=home(), slots=slots, policy=policy or DEFAULT_POLICY, host=host, port=port, grace_s=grace)
+    if detach:
+        with reporting_trouble():
+            place = start_detached(options)
+        if as_json:
+            print_json(place)
+        else:
+            console.print(f"service at {place['url']} (process {place['pid']}); `geminid down` ends it")
+        return
+    try:
+        serve(options)
+    except StoreProblem as problem:
+        give_up(str(problem))
+
+
+def down(
+    detach: Annotated[
+        bool, typer.Option("--detach", help="Leave jobs training; the next service takes them over.")
+    ] = False,
+) -> None:
+    """End the service; jobs save what they have done, and go on when it is started again."""
+    from geminid.serve.client import SERVICE, home
+
+    with reporting_trouble():
+        pid = 0
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            pid = int(json.loads((home() / SERVICE).read_text(encoding="utf-8"))["pid"])
+        client().post("shutdown", detach=detach)
+    deadline = time.monotonic() + 90.0
+    while pid and _lives(pid):
+        if time.monotonic() > deadline:
+            give_up(f"the service (process {pid}) has not ended after 90 s")
+        time.sleep(0.05)
+    console.print("the service has ended")
+
+
+def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
+    """Say whether the service runs, and how it is."""
+    with reporting_trouble():
+        told: dict[str, Any] = client().get("status")
+    if as_json:
+        print_json(told)
+        return
+    jobs = ", ".join(f"{count} {phase}" for phase, count in told["jobs"].items()) or "none"
+    types = ", ".join(f"{slots} × {name}" for name, slots in told["gpu_types"].items())
+    facts = {
+        "service": f"{told['url']}, up for {humanize_duration(round(told['uptime_s']))}, version {told['version']}",
+        "policy": told["policy"],
+        "slots": f"{told['slots_held']} of {told['slots']} in use ({types})",
+        "jobs": jobs,
+        "decisions": f"{told['decisions']}, the last in {told['last_decision_ms']:.1f} ms,"
+        f" {told['rejected_decisions']} rejected",
+    }
+    if told["trouble"]:
+        facts["TROUBLE"] = told["trouble"]
+    for name, fact in facts.items():
+        console.print(f"{name + ':':<11}{escape(fact)}", soft_wrap=True)
+    for note in told["notes"][-5:]:
+        console.print(
+            f"{time.strftime('%H:%M:%S', time.localtime(note['at_s']))} {note['level']}: {escape(note['text'])}"
+        )
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process runs: it is there, and more than an entry that nobody asked for."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False

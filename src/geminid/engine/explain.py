@@ -1,0 +1,162 @@
+"""Why a job waits, or has the size it has: one dominant reason with its numbers, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from geminid.goodput.batchplan import best_plan
+from geminid.policies.base import ClusterView, JobView
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """What a job would get out of a number of slots of one GPU type, as its model predicts."""
+
+    gpu_type: str
+    slots: int
+    goodput: float
+    throughput: float
+    efficiency: float
+    batch: int
+    current: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """One job's situation. ``prices`` are what a slot of each GPU type is worth to the others, if the policy says."""
+
+    job_id: str
+    slots: int
+    reason: str
+    numbers: tuple[str, ...] = ()
+    suggestions: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
+    prices: Mapping[str, float] = field(default_factory=dict)
+
+
+def explain(
+    view: ClusterView, job_id: str, *, prices: Mapping[str, float] | None = None, limits: Sequence[str] = ()
+) -> Explanation | None:
+    """Explain one active job; None if it is not among them. ``limits`` say which quotas it is under, in words."""
+    job = next((job for job in view.jobs if job.id == job_id), None)
+    if job is None:
+        return None
+    sizes = sizes_of(job, view)
+    told = _running(job, view, sizes) if job.allocation else _waiting(job, view)
+    reason, numbers, suggestions = told
+    return Explanation(
+        job_id=job_id,
+        slots=job.slots,
+        reason=reason,
+        numbers=(*numbers, *limits),
+        suggestions=tuple(suggestions),
+        sizes=sizes,
+        prices=dict(prices or {}),
+    )
+
+
+def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
+    """Predicted goodput of every size that a job could have on one node; none before it has been measured."""
+    if job.model is None:
+        return ()
+    result = []
+    for gpu_type, fitted in job.model.fits.items():
+        limits = job.model.limits.get(gpu_type)
+        per_node = max((node.slots for node in view.cluster.nodes if node.gpu_type == gpu_type), default=0)
+        if limits is None:
+            continue
+        for slots in range(job.facts.min_slots, min(job.facts.max_slots, per_node) + 1):
+            plan = best_plan(fitted, job.model.gradient, limits, nodes=1, slots=slots)
+            if plan.goodput > 0:
+                result.append(
+                    Size(
+                        gpu_type=gpu_type,
+                        slots=slots,
+                        goodput=plan.goodput,
+                        throughput=plan.throughput,
+                        efficiency=plan.efficiency,
+                        batch=plan.total_batch,
+                        current=slots == job.slots and gpu_type == job.gpu_type,
+                    )
+                )
+    return tuple(result)
+
+
+def _waiting(job: JobView, view: ClusterView) -> tuple[str, list[str], list[str]]:
+    need, types = job.facts.min_slots, job.facts.gpu_types
+    nodes = [i for i, node in enumerate(view.cluster.nodes) if types is None or node.gpu_type in types]
+    total = sum(view.cluster.nodes[i].slots for i in nodes)
+    usable, free = sum(view.usable_slots[i] for i in nodes), sum(max(view.free_slots[i], 0) for i in nodes)
+    holders = [other for other in view.jobs if any(node in nodes for node, _ in other.allocation)]
+    numbers = [f"it needs {_count(need, 'slot')}; {free} of {usable} usable are free"]
+    if usable < total:
+        numbers.append(f"{total - usable} of {total} slots are drained or cordoned")
+    if usable < need:
+        reason = f"it needs {_count(need, 'slot')}, and only {usable} of {total} are in service"
+        return reason, numbers, ["undrain a node or uncordon slots", f"ask for fewer slots (min_slots is {need})"]
+    numbers += [
+        f"{other.id} ({other.facts.owner or 'nobody'}) holds {_count(other.slots, 'slot')}"
+        f" for {other.executed_s(view.now_s):.0f} s, weight {other.facts.weight:g}"
+        for other in sorted(holders, key=lambda other: -other.slots)[:8]
+    ]
+    ahead = [other for other in view.jobs if not other.allocation and other.facts.weight > job.facts.weight]
+    before = [
+        other
+        for other in view.jobs
+        if not other.allocation and other.id != job.id and other.facts.submitted_s < job.facts.submitted_s
+    ]
+    numbers.append(
+        f"{len(before)} waiting jobs came before it, {len(ahead)} waiting jobs weigh more than its {job.facts.weight:g}"
+    )
+    if free >= need:
+        return f"{free} slots are free, and the next decision will consider it", numbers, ["wait for a moment"]
+    suggestions = ["raise its priority (geminid set --priority)"]
+    if holders:
+        suggestions.insert(0, f"it starts when any of {', '.join(other.id for other in holders[:5])} ends or shrinks")
+    if need > 1 and free:
+        suggestions.append(f"with min_slots {free} it could start now")
+    return f"all but {free} of {usable} slots are held by {_count(len(holders), 'other job')}", numbers, suggestions
+
+
+def _running(job: JobView, view: ClusterView, sizes: Sequence[Size]) -> tuple[str, list[str], list[str]]:
+    facts = job.facts
+    free = sum(max(slots, 0) for slots in view.free_slots)
+    others = [other for other in view.jobs if other.id != job.id]
+    waiting = sum(not other.allocation for other in others)
+    numbers = [
+        f"it may have {facts.min_slots} to {facts.max_slots} slots"
+        if facts.max_slots > facts.min_slots
+        else f"it asked for exactly {_count(facts.min_slots, 'slot')}",
+        f"{free} slots are free; {len(others)} other jobs are active, {waiting} of them waiting",
+    ]
+    current = next((size for size in sizes if size.current), None)
+    bigger = [size for size in sizes if size.slots > job.slots and size.gpu_type == job.gpu_type]
+    if current is not None:
+        numbers.append(
+            f"on {_count(job.slots, 'slot')} its model predicts {current.goodput:.4g} useful samples/s"
+            f" ({current.throughput:.4g} samples/s × efficiency {current.efficiency:.2f})"
+        )
+    best = max(bigger, key=lambda size: size.goodput, default=None)
+    if best is not None and current is not None:
+        gain = best.goodput / current.goodput - 1.0
+        numbers.append(f"{best.slots} slots would change that by {100 * gain:+.0f} %")
+    if facts.max_slots == facts.min_slots:
+        return "its size is fixed", numbers, []
+    if job.slots >= facts.max_slots:
+        return "it has the most slots that it may have", numbers, ["raise max_slots (geminid set --max-slots)"]
+    if job.model is None:
+        return (
+            "nothing is known of its speed yet: it starts small and is measured first",
+            numbers,
+            ["wait for a moment"],
+        )
+    if best is None or (current is not None and best.goodput <= current.goodput):
+        return "more slots would not make it faster, says its model", numbers, []
+    if free:
+        return "slots are free, but growing is not worth its pause yet", numbers, ["it is looked at again shortly"]
+    return "the others make more of the remaining slots", numbers, ["raise its priority (geminid set --priority)"]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

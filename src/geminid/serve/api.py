@@ -1,0 +1,366 @@
+"""The service's interface: HTTP and JSON under ``/api/v1``, described by ``/api/v1/openapi.json``.
+
+Whoever asks shows a bearer token; users change their own jobs, admins everything. Requests must name this machine in
+``Host`` and, if they come from a web page, in ``Origin``: other pages cannot use a browser to get here, not even by
+making a name point to this machine. Everything that is refused is told and noted for the operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+
+from geminid import __version__
+from geminid.documents import MAX_TEXT_LENGTH, load_json
+from geminid.engine.explain import explain
+from geminid.fields import InvalidInput
+from geminid.job import JobSpec
+from geminid.jobstate import JobPhase
+from geminid.serve import documents
+from geminid.serve.auth import Identity, Tokens
+from geminid.serve.forecast import Forecaster
+from geminid.serve.logfiles import LogReader
+from geminid.serve.service import Refused, Service
+from geminid.serve.state import LiveJob, job_to_dict
+from geminid.serve.store import StoreProblem, last_entries
+
+PREFIX = "/api/v1"
+
+#: Names that stand for this machine.
+OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+
+#: Log followers look for news so often.
+FOLLOW_S = 0.5
+
+#: A request that waits for a job is answered after so long at the latest, and asked again.
+LONGEST_WAIT_S = 30.0
+
+#: Of what is refused, so many a minute are noted in the log of events; all are in the service's own log.
+NOTED_PER_MINUTE = 10
+
+
+def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_down: Callable[[bool], None]) -> FastAPI:
+    """The interface of a service. ``shut_down`` is called, with whether to leave jobs running, to end it."""
+    app = FastAPI(
+        title="Geminid", version=__version__, openapi_url=f"{PREFIX}/openapi.json", docs_url=None, redoc_url=None
+    )
+    started_s = time.time()
+    forecaster = Forecaster(service)
+    noted: list[float] = []
+
+    def refuse(request: Request, status: int, sentence: str, who: str = "nobody") -> JSONResponse:
+        now = time.monotonic()
+        noted[:] = [at for at in noted if now - at < 60.0]
+        if len(noted) < NOTED_PER_MINUTE:
+            noted.append(now)
+            client = request.client.host if request.client is not None else "?"
+            service.note("audit", f"{status} for {who} at {client}: {request.method} {request.url.path[:200]}")
+        return _told(status, sentence)
+
+    @app.middleware("http")
+    async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        if host not in OWN_NAMES:
+            return refuse(request, 403, f"requests must be to this machine, not to {str(host)[:100]!r}")
+        origin = request.headers.get("origin")
+        if origin is not None and origin != url:
+            return refuse(request, 403, f"requests from pages of {origin[:100]!r} are refused")
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        identity = tokens.identify(token.strip()) if scheme.lower() == "bearer" else None
+        if identity is None:
+            return refuse(request, 401, "a valid token is needed, as in Authorization: Bearer TOKEN")
+        if int(request.headers.get("content-length") or 0) > MAX_TEXT_LENGTH:
+            return _told(413, f"a request has at most {MAX_TEXT_LENGTH:,} bytes")
+        request.state.identity = identity
+        return await answer(request)
+
+    @app.exception_handler(Refused)
+    async def on_refused(request: Request, problem: Refused) -> JSONResponse:
+        if problem.status == 403:
+            return refuse(request, 403, str(problem), request.state.identity.user)
+        return _told(problem.status, str(problem))
+
+    @app.exception_handler(InvalidInput)
+    async def on_invalid(request: Request, problem: InvalidInput) -> JSONResponse:
+        return _told(422, *map(str, problem.problems))
+
+    @app.exception_handler(StoreProblem)
+    async def on_store(request: Request, problem: StoreProblem) -> JSONResponse:
+        return _told(507, str(problem))
+
+    def who(request: Request) -> Identity:
+        identity: Identity = request.state.identity
+        return identity
+
+    def admin(request: Request) -> str:
+        if not who(request).is_admin:
+            raise Refused(403, "only an admin may do this")
+        return who(request).user
+
+    def found(job_id: str) -> LiveJob:
+        job = service.published.state.jobs.get(job_id)
+        if job is None:
+            raise Refused(404, f"there is no job {job_id[:100]}")
+        return job
+
+    def own(request: Request, job_id: str) -> LiveJob:
+        job = found(job_id)
+        if not who(request).is_admin and job.spec.owner != who(request).user:
+            raise Refused(403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} may change it")
+        return job
+
+    def document(job: LiveJob, *, details: bool = False) -> dict[str, Any]:
+        published = service.published
+        order = documents.waiting_order(published.state) if job.wants_slots and job.target is None else []
+        position = order.index(job.id) + 1 if job.id in order else None
+        now_s = max(published.now_s, service.clock.now_s())
+        made = (documents.job_details if details else documents.job_document)(job, now_s, position)
+        return {**made, "eta": forecaster.of(job.id)}
+
+    @app.post(f"{PREFIX}/jobs", status_code=201)
+    async def submit(request: Request, dry_run: bool = False) -> dict[str, Any]:
+        """Submit a job: the fields of a job file. ``Idempotency-Key`` makes it safe to ask again."""
+        spec = JobSpec.from_dict(load_json((await _body(request)).decode("utf-8", "replace")))
+        accepted = await asyncio.to_thread(service.accepted, spec, who(request).user)
+        if dry_run:
+            return await asyncio.to_thread(forecaster.dry_run, accepted)
+        key = request.headers.get("idempotency-key")
+        key = None if key is None else f"{who(request).user}:{key[:200]}"
+        job = await _result(service.submit(accepted, who(request).user, request=key, checked=True))
+        return document(job)
+
+    @app.get(f"{PREFIX}/jobs")
+    async def jobs(
+        state: str | None = None,
+        owner: str | None = None,
+        queue: str | None = None,
+        all: bool = False,
+        limit: Annotated[int, Query(ge=1, le=100_000)] = 1000,
+    ) -> list[dict[str, Any]]:
+        """The jobs, newest last; those that are over only if asked for."""
+        published = service.published
+        if state is not None and state not in set(JobPhase):
+            raise Refused(422, f"state {state[:40]!r} must be one of {', '.join(JobPhase)}")
+        chosen = [
+            job
+            for job in published.state.jobs.values()
+            if (owner is None or job.spec.owner == owner)
+            and (queue is None or job.spec.queue == queue)
+            and (job.phase.value == state if state is not None else all or not job.phase.is_terminal)
+        ][-limit:]
+        positions = {job_id: i + 1 for i, job_id in enumerate(documents.waiting_order(published.state))}
+        now_s = max(published.now_s, service.clock.now_s())
+        return [
+            {**documents.job_document(job, now_s, positions.get(job.id)), "eta": forecaster.of(job.id)}
+            for job in chosen
+        ]
+
+    @app.get(f"{PREFIX}/jobs/{{job_id}}")
+    async def job(job_id: str, wait_s: Annotated[float, Query(ge=0.0)] = 0.0) -> dict[str, Any]:
+        """One job; with ``wait_s``, when it is over, or after so long."""
+        until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
+        while not found(job_id).phase.is_terminal and time.monotonic() < until:
+            await asyncio.sleep(0.1)
+        return document(found(job_id), details=True)
+
+    async def wished(request: Request, job_id: str, wish: str) -> dict[str, Any]:
+        own(request, job_id)
+        return document(await _result(service.wish(job_id, wish, who(request).user)))
+
+    @app.post(f"{PREFIX}/jobs/{{job_id}}/cancel")
+    async def cancel(request: Request, job_id: str) -> dict[str, Any]:
+        """Give a job up."""
+        return await wished(request, job_id, "cancel")
+
+    @app.post(f"{PREFIX}/jobs/{{job_id}}/pause")
+    async def pause(request: Request, job_id: str) -> dict[str, Any]:
+        """Have a job save, stop, and wait."""
+        return await wished(request, job_id, "pause")
+
+    @app.post(f"{PREFIX}/jobs/{{job_id}}/resume")
+    async def resume(request: Request, job_id: str) -> dict[str, Any]:
+        """Let a paused job run again."""
+        return await wished(request, job_id, "run")
+
+    @app.patch(f"{PREFIX}/jobs/{{job_id}}")
+    async def change(request: Request, job_id: str) -> dict[str, Any]:
+        """Change a job's priority, min_slots or max_slots."""
+        own(request, job_id)
+        given = load_json((await _body(request)).decode("utf-8", "replace"))
+        known = ("priority", "min_slots", "max_slots")
+        if not isinstance(given, dict) or not set(given) <= set(known):
+            raise Refused(422, f"what can be changed is {', '.join(known)}")
+        if any(not isinstance(value, int) or isinstance(value, bool) for value in given.values()):
+            raise Refused(422, f"{', '.join(given)} must be whole numbers")
+        values = {name: given.get(name) for name in known}
+        return document(await _result(service.change(job_id, who(request).user, **values)))
+
+    @app.get(f"{PREFIX}/jobs/{{job_id}}/story")
+    async def story(job_id: str) -> list[dict[str, Any]]:
+        """What happened to a job."""
+        return [asdict(line) for line in found(job_id).story]
+
+    @app.get(f"{PREFIX}/jobs/{{job_id}}/explain")
+    async def explained(job_id: str) -> dict[str, Any]:
+        """Why a job waits, or has the size it has."""
+        job = found(job_id)
+        published = service.published
+        quotas = [
+            f"the quota of {row['of']} {row['name']} is {row['slots']} slots, of which {row['used']} are used"
+            for row in documents.quota_documents(published.state)
+            if (row["of"], row["name"]) in (("queue", job.spec.queue), ("owner", job.spec.owner))
+        ]
+        view = await _result(service.view())
+        told = explain(view, job_id, prices=forecaster.prices(), limits=quotas)
+        made = document(job)
+        if told is None:
+            made |= {"explanation": _why_not_active(job, service.clock.now_s()), "numbers": quotas, "suggestions": []}
+            return {**made, "sizes": [], "prices": forecaster.prices()}
+        plain = asdict(told)
+        return {**made, "explanation": plain.pop("reason"), **plain}
+
+    @app.get(f"{PREFIX}/jobs/{{job_id}}/logs")
+    async def logs(
+        job_id: str,
+        follow: bool = False,
+        tail_bytes: Annotated[int | None, Query(ge=0)] = None,
+        worker: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9]{1,16}$")] = None,
+    ) -> StreamingResponse:
+        """What a job printed. With ``follow``, whatever it prints until it is over."""
+        found(job_id)
+        reader = LogReader(service.executor.folder_of(job_id) / "logs", worker)
+        reader.start(tail_bytes)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                over = found(job_id).phase.is_terminal
+                for piece in reader.read():
+                    yield piece
+                if over or not follow or not service.alive:
+                    return
+                await asyncio.sleep(FOLLOW_S)
+
+        return StreamingResponse(pieces(), media_type="text/plain; charset=utf-8")
+
+    @app.get(f"{PREFIX}/nodes")
+    async def nodes() -> list[dict[str, Any]]:
+        """The nodes and who is on their slots."""
+        return documents.node_documents(service.published.state, service.cluster)
+
+    @app.post(f"{PREFIX}/nodes/{{node}}/drain")
+    async def drain(request: Request, node: str) -> None:
+        """Let a node take no more work; jobs move off it."""
+        await _result(service.drain(node, True, admin(request)))
+
+    @app.post(f"{PREFIX}/nodes/{{node}}/undrain")
+    async def undrain(request: Request, node: str) -> None:
+        """Let a node take work again."""
+        await _result(service.drain(node, False, admin(request)))
+
+    @app.post(f"{PREFIX}/slots/{{node}}/{{slot}}/cordon")
+    async def cordon(request: Request, node: str, slot: int) -> None:
+        """Let a slot take no more work."""
+        await _result(service.cordon(node, slot, True, admin(request)))
+
+    @app.post(f"{PREFIX}/slots/{{node}}/{{slot}}/uncordon")
+    async def uncordon(request: Request, node: str, slot: int) -> None:
+        """Let a slot take work again."""
+        await _result(service.cordon(node, slot, False, admin(request)))
+
+    @app.get(f"{PREFIX}/quotas")
+    async def quotas() -> list[dict[str, Any]]:
+        """The quotas."""
+        return documents.quota_documents(service.published.state)
+
+    @app.put(f"{PREFIX}/quotas/{{of}}/{{name}}")
+    async def set_quota(
+        request: Request, of: str, name: str, slots: Annotated[int | None, Query(ge=0)] = None
+    ) -> list[dict[str, Any]]:
+        """Set the quota of a queue or an owner; without a number, lift it."""
+        await _result(service.set_quota(of, name, slots, admin(request)))
+        return documents.quota_documents(service.published.state)
+
+    @app.get(f"{PREFIX}/usage")
+    async def usage() -> list[dict[str, Any]]:
+        """What everybody has used."""
+        return documents.usage_documents(service.published.state, service.clock.now_s())
+
+    @app.get(f"{PREFIX}/events")
+    async def events(
+        after: int | None = None,
+        job: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    ) -> list[dict[str, Any]]:
+        """The log: the newest records, or those after a number."""
+        entries = await asyncio.to_thread(last_entries, home, limit, after, job)
+        return [entry.to_plain() for entry in entries]
+
+    @app.get(f"{PREFIX}/status")
+    async def status(request: Request) -> dict[str, Any]:
+        """The service at a glance."""
+        extra = {"url": url, "version": __version__, "uptime_s": time.time() - started_s, "user": who(request).user}
+        return documents.status_document(service.published, service.cluster, service.policy_text, extra)
+
+    @app.get(f"{PREFIX}/snapshot")
+    async def snapshot(request: Request) -> dict[str, Any]:
+        """All active jobs with what has been measured of them, for what-if simulations; without secrets."""
+        published = service.published
+        jobs = [job_to_dict(job) for job in published.state.jobs.values() if not job.phase.is_terminal]
+        for plain in jobs:
+            plain["state"]["spec"].pop("env", None)
+        return {
+            "now_s": service.clock.now_s(),
+            "cluster": service.cluster.to_dict(),
+            "policy": service.policy_text,
+            "jobs": jobs,
+        }
+
+    @app.post(f"{PREFIX}/shutdown")
+    async def shutdown(request: Request, detach: bool = False) -> dict[str, Any]:
+        """End the service; with ``detach``, jobs train on and the next service takes them over."""
+        admin(request)
+        shut_down(detach)
+        return {"ending": True}
+
+    @app.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        """The state for Prometheus."""
+        return PlainTextResponse(documents.metrics_text(service.published, service.cluster))
+
+    return app
+
+
+def _why_not_active(job: LiveJob, now_s: float) -> str:
+    if job.phase.is_terminal:
+        return f"it is over: {job.phase}" + (f", {job.state.reason}" if job.state.reason else "")
+    if job.held_until_s > now_s:
+        return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}"
+    return f"its owner wants it to {job.wish}"
+
+
+def _told(status: int, *sentences: str) -> JSONResponse:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse({"errors": list(sentences)}, status, headers)
+
+
+async def _body(request: Request) -> bytes:
+    """The body, if it is not too long (whatever its header says)."""
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_TEXT_LENGTH:
+            raise Refused(413, f"a request has at most {MAX_TEXT_LENGTH:,} bytes")
+    return bytes(body)
+
+
+async def _result(future: Future[Any]) -> Any:
+    return await asyncio.wrap_future(future)

@@ -1,0 +1,146 @@
+"""How the command line talks to a service: plain HTTP with the standard library, and one sentence for each mistake."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from geminid.serve.auth import TOKEN
+
+#: Where a service says how to reach it.
+SERVICE = "service.json"
+
+#: Exit codes, by what went wrong.
+FAILED, BAD_INPUT, NO_SERVICE, NOT_ALLOWED, NOT_FOUND, TIMED_OUT = 1, 2, 3, 4, 5, 124
+
+
+class Trouble(Exception):
+    """A request that did not work: one or several sentences, and the exit code to end with."""
+
+    def __init__(self, code: int, *sentences: str) -> None:
+        super().__init__(" ".join(sentences))
+        self.code, self.sentences = code, sentences
+
+
+def home() -> Path:
+    """Where state lives: ``$GEMINID_HOME``, or ``~/.geminid``."""
+    return Path(os.environ.get("GEMINID_HOME") or Path.home() / ".geminid").absolute()
+
+
+class Client:
+    """One service, as a user of it."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self.url, self._token = url, token
+
+    @classmethod
+    def here(cls, folder: Path | None = None) -> Client:
+        """The service of ``$GEMINID_HOME`` (or the one at ``$GEMINID_URL``), with ``$GEMINID_TOKEN`` or its token file.
+
+        Raises:
+            Trouble: there is none.
+        """
+        folder = folder or home()
+        url = os.environ.get("GEMINID_URL")
+        if url is None:
+            try:
+                url = str(json.loads((folder / SERVICE).read_text(encoding="utf-8"))["url"])
+            except (OSError, ValueError, KeyError):
+                raise no_service(folder) from None
+        token = os.environ.get("GEMINID_TOKEN")
+        if token is None:
+            try:
+                token = (folder / TOKEN).read_text(encoding="utf-8").strip()
+            except OSError as problem:
+                told = f"the token in {folder / TOKEN} cannot be read ({problem.strerror}); set GEMINID_TOKEN"
+                raise Trouble(NOT_ALLOWED, told) from None
+        return cls(url, token)
+
+    def get(self, path: str, **query: object) -> Any:
+        """Ask for something."""
+        return self._ask("GET", path, query)
+
+    def post(self, path: str, body: object = None, *, headers: Mapping[str, str] | None = None, **query: object) -> Any:
+        """Ask for something to be done."""
+        return self._ask("POST", path, query, body, headers)
+
+    def patch(self, path: str, body: object) -> Any:
+        """Change something."""
+        return self._ask("PATCH", path, {}, body)
+
+    def put(self, path: str, **query: object) -> Any:
+        """Set something."""
+        return self._ask("PUT", path, query)
+
+    def stream(self, path: str, **query: object) -> Iterator[bytes]:
+        """Read something as it comes."""
+        with self._open("GET", path, query, None, None, timeout_s=3600.0) as answer:
+            while piece := answer.read1(1 << 16):
+                yield piece
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        with self._open(method, path, query, body, headers, timeout_s=60.0) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def _open(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object],
+        body: object,
+        headers: Mapping[str, str] | None,
+        *,
+        timeout_s: float,
+    ) -> Any:
+        given = {
+            name: str(value).lower() if isinstance(value, bool) else value
+            for name, value in query.items()
+            if value is not None
+        }
+        url = f"{self.url}/api/v1/{urllib.parse.quote(path)}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(url, data, {"Authorization": f"Bearer {self._token}"}, method=method)
+        if data is not None:
+            request.add_header("Content-Type", "application/json")
+        for name, value in (headers or {}).items():
+            request.add_header(name, value)
+        try:
+            return _opener.open(request, timeout=timeout_s)
+        except urllib.error.HTTPError as problem:
+            raise _told(problem) from None
+        except (urllib.error.URLError, OSError) as problem:
+            if isinstance(getattr(problem, "reason", problem), TimeoutError):
+                raise Trouble(NO_SERVICE, f"the service at {self.url} did not answer within {timeout_s:g} s") from None
+            raise no_service(home()) from None
+
+
+#: Without proxies: the service is on this machine.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def no_service(folder: Path) -> Trouble:
+    """There is nobody to ask."""
+    return Trouble(NO_SERVICE, f"no service is running on {folder}; start one with `geminid up --detach`")
+
+
+def _told(problem: urllib.error.HTTPError) -> Trouble:
+    codes = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 413: BAD_INPUT, 422: BAD_INPUT}
+    try:
+        document = json.loads(problem.read())
+        sentences = document.get("errors") or [entry["msg"] for entry in document["detail"]]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        sentences = [f"the service answered {problem.code}: {problem.reason}"]
+    return Trouble(codes.get(problem.code, FAILED), *map(str, sentences))

@@ -1,0 +1,197 @@
+"""What the interface tells about jobs, nodes and usage, as plain data: for programs, tables and metrics alike."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from geminid.cluster import Cluster
+from geminid.jobstate import JobPhase
+from geminid.serve.service import Published
+from geminid.serve.state import LiveJob, ServiceState
+
+
+def service_gpu_s(job: LiveJob, now_s: float) -> float:
+    """Slots × seconds that a job has had up to now."""
+    state = job.state
+    since_s = 0.0 if state.phase.is_terminal else max(now_s - state.updated_at_s, 0.0)
+    return state.attained_service_gpu_s + state.num_slots * since_s
+
+
+def waiting_order(state: ServiceState) -> list[str]:
+    """The jobs that wait for slots, first served first: by priority, then by arrival."""
+    waiting = [job for job in state.jobs.values() if job.wants_slots and job.target is None]
+    return [job.id for job in sorted(waiting, key=lambda job: (-job.spec.priority, job.state.submitted_at_s))]
+
+
+def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
+    """A job, without its secrets."""
+    state, work = job.state, job.work_samples
+    done = None if not work else min(state.progress_samples / work, 1.0)
+    return {
+        "id": job.id,
+        "name": job.spec.name,
+        "owner": job.spec.owner,
+        "queue": job.spec.queue,
+        "priority": job.spec.priority,
+        "phase": state.phase.value,
+        "wish": job.wish,
+        "reason": state.reason,
+        "elastic": job.elastic,
+        "slots": state.num_slots,
+        "target_slots": job.target.num_slots if job.target else 0,
+        "placement": state.placement.to_dict() if state.placement else None,
+        "min_slots": job.spec.min_slots,
+        "max_slots": job.spec.max_slots,
+        "position": position,
+        "submitted_at_s": state.submitted_at_s,
+        "started_at_s": state.first_started_at_s,
+        "finished_at_s": state.finished_at_s,
+        "jct_s": state.jct_s,
+        "age_s": state.age_s if state.phase.is_terminal else max(now_s - state.submitted_at_s, 0.0),
+        "done": 1.0 if state.phase is JobPhase.SUCCEEDED else done,
+        "progress_samples": state.progress_samples,
+        "work_samples": work,
+        "durable_samples": state.durable_samples,
+        "samples": job.samples,
+        "epoch": job.epoch,
+        "step": job.step,
+        "batch": None if state.batch_plan is None else state.batch_plan.total_batch(max(state.num_slots, 1)),
+        "batch_plan": None if state.batch_plan is None else state.batch_plan.to_dict(),
+        "learning_rate_factor": job.learning_rate_factor,
+        "metrics": dict(job.metrics),
+        "gpu_s": service_gpu_s(job, now_s),
+        "rescales": state.rescales,
+        "failures": state.failures,
+        "pauses_s": list(job.pauses_s),
+    }
+
+
+def job_details(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
+    """A job with its specification, its story and what it has measured."""
+    return {
+        **job_document(job, now_s, position),
+        "spec": job.spec.redacted().to_dict(),
+        "limits": None if job.limits is None else asdict(job.limits),
+        "measured": {name: [asdict(seen) for seen in known.observations] for name, known in job.measured},
+        "story": [asdict(line) for line in job.story],
+    }
+
+
+def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]]:
+    """Every node with its slots, and who is on them."""
+    holders = {
+        slot: job.id for job in state.jobs.values() if job.state.placement for slot in job.state.placement.slots()
+    }
+    planned = {slot: job.id for job in state.jobs.values() if job.target for slot in job.target.slots()}
+    return [
+        {
+            "name": node.name,
+            "gpu_type": node.gpu_type,
+            "slots": node.slots,
+            "drained": node.name in state.drained,
+            "cordoned": sorted(slot for owner, slot in state.cordoned if owner == node.name),
+            "jobs": [holders.get((node.name, slot)) for slot in range(node.slots)],
+            "planned": [planned.get((node.name, slot)) for slot in range(node.slots)],
+        }
+        for node in cluster.nodes
+    ]
+
+
+def usage_documents(state: ServiceState, now_s: float) -> list[dict[str, Any]]:
+    """What everybody has used and is using."""
+    owners: dict[str, Counter[str]] = defaultdict(Counter)
+    gpu_s: dict[str, float] = defaultdict(float)
+    for job in state.jobs.values():
+        owner = job.spec.owner or ""
+        owners[owner]["jobs"] += 1
+        owners[owner]["running"] += job.phase.holds_slots
+        owners[owner]["waiting"] += job.wants_slots and job.target is None
+        owners[owner]["slots"] += job.state.num_slots
+        gpu_s[owner] += service_gpu_s(job, now_s)
+    return [
+        {
+            "owner": owner,
+            **{name: count[name] for name in ("jobs", "running", "waiting", "slots")},
+            "gpu_hours": gpu_s[owner] / 3600.0,
+            "quota": state.quotas.get(("owner", owner)),
+        }
+        for owner, count in sorted(owners.items())
+    ]
+
+
+def quota_documents(state: ServiceState) -> list[dict[str, Any]]:
+    """The quotas, with what is used of them."""
+    used: Counter[tuple[str, str]] = Counter()
+    for job in state.jobs.values():
+        slots = job.target.num_slots if job.target else 0
+        used["queue", job.spec.queue] += slots
+        used["owner", job.spec.owner or ""] += slots
+    return [
+        {"of": of, "name": name, "slots": slots, "used": used[of, name]}
+        for (of, name), slots in sorted(state.quotas.items())
+    ]
+
+
+def status_document(published: Published, cluster: Cluster, policy: str, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The service at a glance."""
+    state = published.state
+    phases = Counter(job.phase.value for job in state.jobs.values())
+    return {
+        **extra,
+        "policy": policy,
+        "epoch": state.epoch,
+        "seq": state.seq,
+        "slots": cluster.total_slots,
+        "slots_held": sum(job.state.num_slots for job in state.jobs.values()),
+        "gpu_types": dict(cluster.slots_per_type),
+        "jobs": {phase.value: phases[phase.value] for phase in JobPhase if phases[phase.value]},
+        "decisions": published.decisions,
+        "rejected_decisions": published.rejected,
+        "last_decision_ms": published.last_decision_ms,
+        "trouble": published.trouble,
+        "notes": [{"at_s": at_s, "level": level, "text": text} for at_s, level, text in state.notes[-10:]],
+    }
+
+
+def metrics_text(published: Published, cluster: Cluster) -> str:
+    """The state in Prometheus' text format."""
+    state, now_s = published.state, published.now_s
+    phases = Counter(job.phase.value for job in state.jobs.values())
+    lines = ["# TYPE geminid_jobs gauge", *(f'geminid_jobs{{phase="{p.value}"}} {phases[p.value]}' for p in JobPhase)]
+    waiting: Counter[str] = Counter()
+    for job in state.jobs.values():
+        if not job.phase.is_terminal and job.target is None:
+            waiting["paused" if not job.wants_slots else "retry" if job.held_until_s > now_s else "capacity"] += 1
+    lines.append("# TYPE geminid_waiting_jobs gauge")
+    lines += [f'geminid_waiting_jobs{{reason="{w}"}} {waiting[w]}' for w in ("capacity", "paused", "retry")]
+    gauges = {
+        "geminid_slots": cluster.total_slots,
+        "geminid_slots_held": sum(job.state.num_slots for job in state.jobs.values()),
+        "geminid_slots_cordoned": len(state.cordoned),
+        "geminid_last_decision_seconds": published.last_decision_ms / 1e3,
+        "geminid_trouble": int(bool(published.trouble)),
+    }
+    counters = {
+        "geminid_decisions_total": published.decisions,
+        "geminid_rejected_decisions_total": published.rejected,
+        "geminid_records_total": state.seq,
+        "geminid_rescales_total": sum(job.state.rescales for job in state.jobs.values()),
+        "geminid_failures_total": sum(job.state.failures for job in state.jobs.values()),
+        "geminid_pause_seconds_total": sum(sum(job.pauses_s) for job in state.jobs.values()),
+    }
+    for kind, values in (("gauge", gauges), ("counter", counters)):
+        for name, value in values.items():
+            lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
+    lines.append("# TYPE geminid_gpu_seconds_total counter")
+    lines += [
+        f'geminid_gpu_seconds_total{{owner="{_label(row["owner"])}"}} {3600.0 * row["gpu_hours"]:.3f}'
+        for row in usage_documents(state, now_s)
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

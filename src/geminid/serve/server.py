@@ -1,0 +1,165 @@
+"""The process of a service: from the lock on its store to the last answer of its interface."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import logging.handlers
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from geminid import __version__
+from geminid.policies.registry import make_policy
+from geminid.serve.auth import Tokens, first_token, write_private
+from geminid.serve.client import FAILED, SERVICE, Client, Trouble
+from geminid.serve.executors.local import ORPHANS_S, LocalExecutor
+from geminid.serve.executors.machine import machine
+from geminid.serve.service import Service
+from geminid.serve.store import Store, StoreProblem
+from geminid.sim.run import load_policy
+from geminid.train.supervisor import Patience
+
+#: What decides if nothing else is said: looks at most every two seconds, at least every twenty.
+DEFAULT_POLICY = "geminid:gap=2,refresh=20"
+
+#: The service's own log.
+LOG, LARGEST_LOG_BYTES, OLD_LOGS = "service.log", 16 << 20, 3
+
+#: Followers of logs and other long answers are cut off so long after the end was asked for.
+GRACE_S = 2
+
+#: Starting includes importing half of scientific Python on a cold disk.
+START_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a service is started."""
+
+    home: Path
+    slots: int | None = None
+    policy: str = DEFAULT_POLICY
+    host: str = "127.0.0.1"
+    port: int = 0
+    grace_s: float = 30.0
+
+
+class _Lines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        document = {
+            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "level": record.levelname.lower(),
+            "from": record.name,
+            "text": record.getMessage(),
+        }
+        if record.exc_info:
+            document["trace"] = self.formatException(record.exc_info)
+        return json.dumps(document, ensure_ascii=False)
+
+
+def serve(options: Options) -> None:
+    """Be the service until it is told to end.
+
+    Raises:
+        StoreProblem: another service has the store, or it cannot be used.
+        InvalidInput: the policy is none.
+    """
+    policy = make_policy(options.policy, load_policy)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with Store(options.home) as store, _bound(options.host, options.port) as listener:
+        _log_to(options.home / LOG)
+        first_token(options.home)
+        cluster = machine(options.slots)
+        executor = LocalExecutor(options.home, cluster, patience=Patience(grace=options.grace_s, orphan=ORPHANS_S))
+        service = Service(store, executor, policy, options.policy)
+        port = listener.getsockname()[1]
+        url = f"http://{options.host}:{port}"
+        detach = _answer(service, listener, options.home, url)
+        (options.home / SERVICE).unlink(missing_ok=True)
+        service.end(detach=detach)
+
+
+def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> bool:
+    """Answer requests until somebody ends it; whether jobs are to be left running."""
+    import uvicorn
+
+    from geminid.serve.api import make_app
+
+    asked: list[bool] = []
+
+    def shut_down(detach: bool) -> None:
+        asked.append(detach)
+        server.should_exit = True
+
+    app = make_app(service, Tokens(home), home, url=url, shut_down=shut_down)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
+    )
+    service.start()
+    write_private(home / SERVICE, json.dumps({"url": url, "pid": os.getpid(), "version": __version__}))
+    logging.getLogger("geminid.serve").info("service at %s with %s slots", url, service.cluster.total_slots)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    return asked[0] if asked else False
+
+
+def start_detached(options: Options) -> dict[str, object]:
+    """Start a service in a process of its own, and wait until it answers; where it is.
+
+    Raises:
+        Trouble: it did not start; its own words say why.
+    """
+    options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    out = options.home / "service.out"
+    command: Sequence[str] = (
+        *(sys.executable, "-m", "geminid", "up", "--policy", options.policy),
+        *("--host", options.host, "--port", str(options.port), "--grace", str(options.grace_s)),
+        *(() if options.slots is None else ("--slots", str(options.slots))),
+    )
+    with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        child = subprocess.Popen(
+            command,
+            env={**os.environ, "GEMINID_HOME": str(options.home)},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_PATIENCE_S
+    while time.monotonic() < deadline:
+        if child.poll() is not None:
+            told = [line.removeprefix("error: ") for line in out.read_text(errors="replace").splitlines() if line]
+            raise Trouble(FAILED, told[-1] if told else f"the service ended with exit code {child.returncode}")
+        with contextlib.suppress(OSError, ValueError, KeyError, Trouble):
+            document: dict[str, object] = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
+            if document["pid"] == child.pid:
+                Client.here(options.home).get("status")
+                return document
+        time.sleep(0.05)
+    child.kill()
+    raise Trouble(FAILED, f"the service did not answer within {START_PATIENCE_S:g} s; see {options.home / LOG}")
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), backlog=512)
+    except OSError as problem:
+        raise StoreProblem(f"{host}:{port} cannot be listened at: {problem.strerror}") from None
+
+
+def _log_to(path: Path) -> None:
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LARGEST_LOG_BYTES, backupCount=OLD_LOGS)
+    handler.setFormatter(_Lines())
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -1,0 +1,108 @@
+"""A real service in a folder of its own, driven through the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from geminid.serve.client import Client, Trouble
+
+SCRIPTS = Path(__file__).parent / "scripts"
+COUNTING = str(SCRIPTS / "counting.py")
+
+
+class Live:
+    """One service at a time, in one home."""
+
+    def __init__(self, slots: int = 2, policy: str = "geminid:gap=1,refresh=5", grace_s: float = 10.0) -> None:
+        self.home = Path(tempfile.mkdtemp(prefix="gmd-"))
+        self.options = ["--slots", str(slots), "--policy", policy, "--grace", str(grace_s)]
+        self.env = {**os.environ, "GEMINID_HOME": str(self.home)}
+        for name in ("GEMINID_URL", "GEMINID_TOKEN"):
+            self.env.pop(name, None)
+
+    def __enter__(self) -> Live:
+        self.up()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        with contextlib.suppress(Exception):
+            for job in self.client.get("jobs"):
+                self.client.post(f"jobs/{job['id']}/cancel")
+            self.run("down")
+        with contextlib.suppress(OSError, ValueError):
+            os.kill(self.pid, signal.SIGKILL)
+        shutil.rmtree(self.home, ignore_errors=True)
+
+    def up(self) -> None:
+        done = self.run("up", "--detach", *self.options)
+        assert done.returncode == 0, done.stderr
+
+    def run(self, *words: object) -> subprocess.CompletedProcess[str]:
+        """A command, as a user would give it."""
+        command = [sys.executable, "-m", "geminid", *map(str, words)]
+        return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=120, check=False)
+
+    def json(self, *words: object):
+        done = self.run(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    @property
+    def client(self) -> Client:
+        return Client.here(self.home)
+
+    @property
+    def pid(self) -> int:
+        return int(json.loads((self.home / "service.json").read_text())["pid"])
+
+    def kill(self) -> None:
+        """SIGKILL, and nothing else."""
+        pid = self.pid
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
+            time.sleep(0.02)
+        (self.home / "service.json").unlink()
+
+    def submit(self, *command: str, **fields: object) -> str:
+        body = {"name": "test", "command": list(command), "working_dir": str(self.home), **fields}
+        return str(self.client.post("jobs", body)["id"])
+
+    def counting(self, out: str, *args: object, **fields: object) -> str:
+        return self.submit(sys.executable, COUNTING, str(self.home / out), *map(str, args), **fields)
+
+    def job(self, job_id: str) -> dict:
+        return dict(self.client.get(f"jobs/{job_id}"))
+
+    def until(self, job_id: str, reached, timeout_s: float = 60.0) -> dict:
+        """Wait until a job is such."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            job = self.job(job_id)
+            if reached(job):
+                return job
+            assert time.monotonic() < deadline, job
+            time.sleep(0.1)
+
+    def over(self, job_id: str, timeout_s: float = 90.0) -> dict:
+        return self.until(job_id, lambda job: job["finished_at_s"] is not None, timeout_s)
+
+    def worker_pids(self, job_id: str) -> set[int]:
+        saved = json.loads((self.home / "jobs" / job_id / "supervisor.json").read_text())
+        return {entry["pid"] for entry in saved["workers"].values()}
+
+    def exactly_once(self, name: str, samples: int, epochs: int) -> bool:
+        """Whether every sample took part in every epoch, once."""
+        least, most, total, *_ = map(float, (self.home / name).read_text().split())
+        return least == most == -epochs and total == -samples * epochs
+
+
+__all__ = ["COUNTING", "Live", "Trouble"]

@@ -1,0 +1,166 @@
+"""The service with real processes: from `geminid up` to `geminid down`, and what must survive a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+from live import Live
+
+from geminid.serve.client import Client, Trouble
+
+pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def live():
+    with Live(slots=2) as running:
+        yield running
+
+
+def test_the_mistakes_have_one_sentence_and_an_exit_code_each(live, tmp_path):
+    again = live.run("up", "--detach")
+    assert again.returncode == 1
+    assert "a service runs on" in again.stderr
+    assert "already" in again.stderr
+    (tmp_path / "bad.yaml").write_text("name: x\ncommand: python train.py\n")
+    bad = live.run("submit", tmp_path / "bad.yaml")
+    assert bad.returncode == 2
+    assert "there is no shell to split it" in bad.stderr
+    missing = live.run("submit", "--", "python", "missing.py")
+    assert missing.returncode == 2
+    assert "missing.py" in missing.stderr
+    elsewhere = {**live.env, "GEMINID_HOME": str(tmp_path)}
+    live.env, before = elsewhere, live.env
+    nobody = live.run("queue")
+    live.env = before
+    assert nobody.returncode == 3
+    assert nobody.stderr.startswith("error: no service is running on")
+    assert live.run("show", "j999").returncode == 5
+
+
+def test_elastic_jobs_and_plain_commands_run_to_their_end(live):
+    first = live.counting("a", "--samples", 200, "--epochs", 12, "--max-batch", 64, name="first")
+    second = live.counting("b", "--samples", 200, "--epochs", 12, "--max-batch", 64, name="second")
+    submitted = live.run("submit", "--name", "hello", "--env", "WORD=secret", "--", "sh", "-c", 'echo "word is $WORD"')
+    plain = submitted.stdout.split()[1]
+    failing = live.submit("sh", "-c", "exit 3", max_retries=0)
+    waited = live.run("wait", first, second, plain, "--timeout", 90)
+    assert waited.returncode == 0, waited.stderr + live.run("status").stdout + live.run("show", first).stdout
+    assert live.exactly_once("a", 200, 12)
+    assert live.exactly_once("b", 200, 12)
+    assert live.run("logs", plain).stdout == "word is secret\n"
+    assert live.run("wait", failing, "--timeout", 60).returncode == 1
+    told = live.job(failing)
+    assert (told["phase"], told["reason"]) == ("failed", "it ended with exit code 3")
+    assert "secret" not in str(live.job(plain)) + str(live.json("events", "--limit", 1000))
+    shown = live.run("show", first).stdout
+    assert "training on 1 slot" in shown
+    assert "succeeded" in shown
+    assert {job["id"] for job in live.json("queue", "--all")} >= {first, second, plain, failing}
+    assert sum(row["gpu_hours"] for row in live.json("usage")) > 0
+
+
+def test_only_those_with_a_token_get_in_and_only_to_their_own(live):
+    url = live.client.url
+    for headers in ({}, {"Authorization": "Bearer nonsense"}):
+        with pytest.raises(urllib.error.HTTPError) as told:
+            urllib.request.urlopen(urllib.request.Request(f"{url}/api/v1/jobs", headers=headers))
+        assert told.value.code == 401
+    token = (live.home / "token").read_text().strip()
+    assert stat.S_IMODE((live.home / "token").stat().st_mode) == 0o600
+    for name, value in (("Host", "evil.example"), ("Origin", "http://evil.example")):
+        headers = {"Authorization": f"Bearer {token}", name: value}
+        with pytest.raises(urllib.error.HTTPError) as told:
+            urllib.request.urlopen(urllib.request.Request(f"{url}/api/v1/jobs", headers=headers))
+        assert told.value.code == 403
+    job = live.submit("sleep", "60")
+    ann = Client(url, live.run("token", "ann").stdout.strip())
+    with pytest.raises(Trouble, match=r"belongs to .*, and only") as refused:
+        ann.post(f"jobs/{job}/cancel")
+    assert refused.value.code == 4
+    with pytest.raises(Trouble, match="only an admin"):
+        ann.post("nodes/local/drain")
+    mine = ann.post("jobs", {"name": "mine", "command": ["true"], "owner": "bob"})
+    assert mine["owner"] == "ann"
+    expired = Client(url, live.run("token", "bob", "--days", "0").stdout.strip())
+    with pytest.raises(Trouble, match="a valid token is needed"):
+        expired.get("jobs")
+    assert live.client.post(f"jobs/{job}/cancel")["wish"] == "cancel"
+    assert live.over(job)["phase"] == "cancelled"
+    assert any("401 for nobody" in entry.get("text", "") for entry in live.json("events", "--limit", 1000))
+
+
+def test_hostile_requests_are_refused(live):
+    bad: list[dict[str, object]] = [
+        {"name": "x", "command": ["true"], "working_dir": "../../etc"},
+        {"name": "../x", "command": ["true"]},
+        {"name": "x", "command": "true; rm -rf /"},
+        {"name": "x", "command": ["no-such-program"]},
+        {"name": "x", "command": ["true"], "min_slots": 99},
+        {"name": "x", "command": ["true"], "surprise": 1},
+    ]
+    for body in bad:
+        with pytest.raises(Trouble) as refused:
+            live.client.post("jobs", body)
+        assert refused.value.code == 2
+    with pytest.raises(Trouble) as refused:
+        live.client.post("jobs", {"name": "x", "command": ["true"] * 600_000})
+    assert "at most" in str(refused.value)
+    key = {"Idempotency-Key": "once"}
+    body = {"name": "x", "command": ["true"]}
+    assert live.client.post("jobs", body, headers=key)["id"] == live.client.post("jobs", body, headers=key)["id"]
+
+
+def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):
+    deaf = live.submit("sh", "-c", "trap '' TERM; while true; do sleep 0.1; done")
+    live.until(deaf, lambda job: job["phase"] in ("starting", "running"))
+    assert live.run("cordon", "local/1").returncode == 0
+    job = live.counting("p", "--samples", 200, "--epochs", 8, "--max-batch", 32)
+    told = live.json("explain", job)
+    assert "held by 1 other job" in told["explanation"] or "in service" in told["explanation"]
+    assert any("1 of 2 slots are drained or cordoned" in number for number in told["numbers"])
+    live.client.post(f"jobs/{deaf}/cancel")
+    assert live.over(deaf)["phase"] == "cancelled"
+    live.until(job, lambda job: job["samples"] > 100)
+    assert live.run("cordon", "--undo", "local/1").returncode == 0
+    assert live.run("pause", job).returncode == 0
+    paused = live.until(job, lambda job: job["phase"] == "paused")
+    assert paused["slots"] == 0
+    assert live.run("set", job, "--priority", 5).returncode == 0
+    assert live.run("resume", job).returncode == 0
+    done = live.over(job)
+    assert (done["phase"], done["priority"]) == ("succeeded", 5)
+    assert live.exactly_once("p", 200, 8)
+
+
+def test_jobs_outlive_the_service_and_nothing_runs_twice():
+    with Live(slots=2) as live:
+        elastic = live.counting("a", "--samples", 300, "--epochs", 30, "--max-batch", 32, "--every", 1, slots=1)
+        plain = live.submit("sh", "-c", "echo begin >> log; sleep 6; echo end >> log", name="plain")
+        live.until(elastic, lambda job: job["samples"] > 100)
+        pids = live.worker_pids(elastic)
+        live.kill()
+        time.sleep(1.0)
+        for pid in pids:
+            os.kill(pid, 0)  # still there
+        live.up()
+        assert live.worker_pids(elastic) == pids
+        assert live.over(plain)["phase"] == "succeeded"
+        assert (live.home / "log").read_text() == "begin\nend\n"
+        before = live.until(elastic, lambda job: job["durable_samples"] > 0)
+        live.kill()
+        for pid in live.worker_pids(elastic):
+            os.kill(pid, signal.SIGKILL)
+        live.up()
+        after = live.job(elastic)
+        assert after["progress_samples"] <= before["progress_samples"] + 300 * 30
+        done = live.over(elastic)
+        assert (done["phase"], done["failures"]) == ("succeeded", 0)
+        assert live.exactly_once("a", 300, 30)
+        assert any("gone when the service came back" in line["text"] for line in done["story"])
