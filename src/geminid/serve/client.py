@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from geminid.documents import MAX_TEXT_LENGTH
 from geminid.serve.auth import TOKEN
 
 #: Where a service says how to reach it.
@@ -112,6 +113,8 @@ class Client:
         }
         url = f"{self.url}/api/v1/{urllib.parse.quote(path)}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
         data = None if body is None else json.dumps(body).encode()
+        if data is not None and len(data) > MAX_TEXT_LENGTH:
+            raise Trouble(BAD_INPUT, f"a request has at most {MAX_TEXT_LENGTH:,} bytes, and this one {len(data):,}")
         request = urllib.request.Request(url, data, {"Authorization": f"Bearer {self._token}"}, method=method)
         if data is not None:
             request.add_header("Content-Type", "application/json")
@@ -124,7 +127,9 @@ class Client:
         except (urllib.error.URLError, OSError) as problem:
             if isinstance(getattr(problem, "reason", problem), TimeoutError):
                 raise Trouble(NO_SERVICE, f"the service at {self.url} did not answer within {timeout_s:g} s") from None
-            raise no_service(home()) from None
+            if isinstance(getattr(problem, "reason", problem), ConnectionRefusedError):
+                raise no_service(home()) from None
+            raise Trouble(FAILED, f"the connection to the service at {self.url} broke: {problem}") from None
 
 
 #: Without proxies: the service is on this machine.

@@ -340,6 +340,8 @@ class Service:
                 records += made
                 asked.append(item)
         if self._commit(records):
+            if asked:
+                self._publish()  # whoever asked sees what came of it
             for item in asked:
                 item.future.set_result(item.answer(self._state))
         else:

@@ -261,7 +261,7 @@ class ServiceState:
                 placement=record.placement,
                 max_slots_used=max(state.max_slots_used, slots),
             )
-        where = f"training on {slots} slot{'s' if slots > 1 else ''}"
+        where = f"{'training' if job.elastic else 'running'} on {slots} slot{'s' if slots > 1 else ''}"
         how = " from its last checkpoint" if record.restored and job.samples else ""
         formed = replace(job, state=state).told(at_s, where + how, record.pause_s)
         return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)) if record.pause_s is not None else formed

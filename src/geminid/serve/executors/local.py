@@ -59,6 +59,13 @@ class _Told:
 
 
 @dataclass(frozen=True, slots=True)
+class _Begun:
+    """A plain command's process runs."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Over:
     """A plain command's process is gone."""
 
@@ -211,6 +218,9 @@ class LocalExecutor:
             if not isinstance(running, _Elastic) or running.supervisor is not happening.supervisor:
                 return []
             told = self._hear(happening.job_id, running, happening.event)
+        elif isinstance(happening, _Begun):
+            begun = self._running.get(happening.job_id)
+            return [] if begun is None else [r.JobFormed(job_id=happening.job_id, placement=_placed(begun.holds))]
         elif isinstance(happening, _Over):
             job = self._running.get(happening.job_id)
             if not isinstance(job, _Plain) or job.command is not happening.command:
@@ -304,6 +314,7 @@ class LocalExecutor:
         plain.command = PlainCommand.start(
             self.folder_of(job.id), job.spec.command, environment, where, lambda over: self._post(_Over(job.id, over))
         )
+        self._post(_Begun(job.id))
 
     def _end(self, running: _Elastic | _Plain, *, save: bool) -> None:
         running.stopping = True
