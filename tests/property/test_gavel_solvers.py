@@ -30,7 +30,9 @@ SOLVERS: dict[str, Solver] = {
     "water filling": water_filling,
     "hierarchy": lambda p: water_filling(p, hierarchy=HIERARCHY),
     "makespan": min_makespan,
+    "makespan, centre": lambda p: min_makespan(p, choice="centre"),
     "finish-time fairness": finish_time_fairness,
+    "finish-time fairness, centre": lambda p: finish_time_fairness(p, choice="centre"),
     "total throughput": max_total_throughput,
     "total throughput by cost, deadlines": lambda p: max_total_throughput(p, by_cost=True, deadlines=True),
     "fifo": first_in_first_out,
@@ -106,6 +108,7 @@ def test_every_answer_is_feasible(name: str, problem: AllocationProblem) -> None
 
 MERGING: dict[str, Callable[..., TimeFractions]] = {
     "max_min_fairness": max_min_fairness,
+    "makespan, centre": lambda p, merged: min_makespan(p, choice="centre", merged=merged),
     "makespan": min_makespan,
     "finish-time fairness": finish_time_fairness,
     "total throughput": max_total_throughput,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from geminid.policies.gavel.problem import AllocationProblem, Array, Combination
+from geminid.policies.gavel.problem import AllocationProblem, Array, Combination, Mask
 
 Ints = NDArray[np.int64]
 
@@ -162,12 +162,13 @@ def apart_from_others(labels: Sequence[Hashable], jobs: Sequence[int]) -> list[H
 
 
 def hand_out(
-    problem: AllocationProblem, groups: Groups, values: Array, need: Array | None = None
+    problem: AllocationProblem, groups: Groups, values: Array, need: Array | None = None, *, strict: bool = True
 ) -> tuple[tuple[Combination, ...], Array]:
     """Combinations of jobs and their time fractions, from the totals of the groups.
 
     Members of a group share equally, or, where their ``need`` (in multiples of their reference throughput) differs,
-    so that each gets its own. Raises PairedWithThemselves where that would pair a job with itself.
+    so that each gets its own. Raises PairedWithThemselves where that would pair a job with itself, or, if not
+    ``strict``, lets it run alone then, which may come to a little less.
     """
     values = np.where(values > NEGLIGIBLE, values, 0.0)
     shares = _shares(groups, values, need)
@@ -185,13 +186,16 @@ def hand_out(
             selves += groups.members[g][mine > values[column] * (1 + 1e-9)].tolist()
             ends = np.cumsum(mine)
             a, b, time = _join(ends, ends - values[column], values[column])
+            itself = a == b
+            np.add.at(alone, (groups.members[g][a[itself]], pool), time[itself])
+            a, b, time = a[~itself], b[~itself], time[~itself]
         else:
             a, b, time = _join(np.cumsum(mine), np.cumsum(shares[h, column]), values[column])
         left.append(groups.members[g][a])
         right.append(groups.members[h][b])
         pair_pool.append(np.full(len(time), pool))
         amount.append(time)
-    if selves:
+    if selves and strict:
         raise PairedWithThemselves(selves)
     rows = np.flatnonzero(alone.sum(axis=1) > 0)
     ids = [job.id for job in problem.jobs]
@@ -233,7 +237,8 @@ def _shares(groups: Groups, values: Array, need: Array | None) -> dict[tuple[int
             for column, total in zip(columns.tolist(), totals.tolist(), strict=True):
                 result[g, column] = np.full(len(members), total / len(members))
         else:
-            by_member = by_need(groups.use_rate[uses], totals, need[members])
+            with_self = (groups.first[columns] == g) & (groups.second[columns] == g)
+            by_member = _by_need_in_pairs(groups.use_rate[uses], totals, need[members], with_self)
             for position, column in enumerate(columns.tolist()):
                 result[g, column] = by_member[:, position]
     return result
@@ -241,6 +246,29 @@ def _shares(groups: Groups, values: Array, need: Array | None) -> dict[tuple[int
 
 def _even(need: Array) -> bool:
     return bool(np.ptp(need) <= 1e-12 * max(1.0, float(need.max(initial=0.0))))
+
+
+def _by_need_in_pairs(rates: Array, totals: Array, need: Array, with_self: Mask) -> Array:
+    """By need; where a job would get more than half of a column of pairs within the group, these are shared equally.
+
+    (Half of it is what there are partners for.) Equal shares may leave too little freedom for the rest: then it is as
+    if nothing had been tried.
+    """
+    result = by_need(rates, totals, need)
+    if not (result[:, with_self] > totals[with_self] / 2 * (1 + 1e-9)).any():
+        return result
+    equal = totals[with_self] / len(need)
+    left = 1.0 - float(equal.sum())
+    rest = np.maximum(need - float(equal @ rates[with_self]), 0.0)
+    if left <= NEGLIGIBLE:
+        return result
+    others = ~with_self
+    if common_factor(rates[others], totals[others] / left, rest / left) < 1.0 - 1e-7:
+        return result
+    result = np.zeros_like(result)
+    result[:, with_self] = equal
+    result[:, others] = left * by_need(rates[others], totals[others] / left, rest / left)
+    return result
 
 
 def by_need(rates: Array, totals: Array, need: Array) -> Array:

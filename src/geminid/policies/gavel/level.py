@@ -10,6 +10,9 @@ from geminid.policies.gavel.groups import PairedWithThemselves, apart_from_other
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions, single_fractions
 from geminid.policies.gavel.program import Choice, Requirement, TimeProgram
 
+#: Solved at most this often to keep jobs from being paired with themselves; the last answer is taken as it is.
+ATTEMPTS = 6
+
 
 def solve_level(
     problem: AllocationProblem,
@@ -28,15 +31,19 @@ def solve_level(
     runs = problem.runs
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     needs = requirement(runs)
-    while runs.any():
+    for attempt in range(ATTEMPTS if runs.any() else 0):
         groups = merge(problem, apart=labels)
         raised = TimeProgram(groups).raise_level(needs, choice)
         if raised is None:
             return fallback(problem, objective, [*notes, Note("solver_failed", "no optimum was found")])
         try:
-            combinations, fractions = hand_out(problem, groups, raised.values, raised.need)
+            strict = attempt < ATTEMPTS - 1
+            combinations, fractions = hand_out(problem, groups, raised.values, raised.need, strict=strict)
         except PairedWithThemselves as found:
-            labels = apart_from_others(labels, found.jobs)
+            if choice == "centre":  # spreads pairs thinly; at a vertex it is rare
+                choice = "vertex"
+            else:
+                labels = apart_from_others(labels, found.jobs)
             continue
         return finish(problem, combinations, fractions, objective, notes)
     return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)

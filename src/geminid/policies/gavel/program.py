@@ -37,6 +37,7 @@ TOLERANCE = 1e-8
 
 #: Interior points are less exact.
 CENTRE_TOLERANCE = 1e-6
+CENTRE_ROUNDS = 10
 
 #: More rounds of tangents than this have never been needed.
 MAX_ROUNDS = 200
@@ -173,7 +174,7 @@ class TimeProgram:
             self._move_tangents(requirement, begin)
         else:
             self._add_tangents(requirement, np.append(np.zeros(self.level), begin))
-        found = self._settle(requirement, centre=choice == "centre")
+        found = self._settle(requirement)
         if found is None:
             return None
         level = float(found.values[-1])
@@ -181,7 +182,9 @@ class TimeProgram:
         tight = self._tight(found, slope)
         if level >= bound - 1e-9 * abs(bound):
             tight |= (slope > 0) & (need >= self.best * (1 - 1e-9))
-        if choice == "total":
+        if choice == "centre":
+            found = self._settle(requirement, centre=True) or found
+        elif choice == "total":
             self._lp.set_bounds(self.level, level - 1e-9 * max(1.0, abs(level)), level)
             self._lp.set_gain(np.append(self._total_gain(), 0.0))
             found = self._settle(requirement)
@@ -197,15 +200,13 @@ class TimeProgram:
         return found.values[:-1] if found is not None else None
 
     def _settle(self, requirement: Requirement, *, centre: bool = False) -> Optimum | None:
-        """Solve, and add violated tangents until there are none; a vertex where the centre cannot be found."""
-        tolerance = CENTRE_TOLERANCE if centre else TOLERANCE
-        for _ in range(MAX_ROUNDS):
+        """Solve, and add violated tangents until there are none. Interior points are not looked for long."""
+        tolerance, rounds = (CENTRE_TOLERANCE, CENTRE_ROUNDS) if centre else (TOLERANCE, MAX_ROUNDS)
+        for _ in range(rounds):
             found = self._lp.solve(centre=centre)
-            if found is None:
-                break
-            if not self._add_tangents(requirement, found.values, tolerance):
+            if found is None or not self._add_tangents(requirement, found.values, tolerance):
                 return found
-        return self._settle(requirement) if centre else None
+        return None
 
     def _tight(self, found: Optimum, slope: Array) -> Mask:
         """Jobs in requirements whose dual value shows that they are tight in every optimal solution."""

@@ -12,7 +12,7 @@ from collections.abc import Hashable
 import numpy as np
 
 from geminid.policies.gavel.groups import Groups, PairedWithThemselves, apart_from_others, hand_out, merge
-from geminid.policies.gavel.level import fallback, finish, unrunnable
+from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, unrunnable
 from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, TimeProgram
 
@@ -37,7 +37,9 @@ def max_total_throughput(
     counts = np.ones(len(problem.jobs)) if normalised else problem.reference_throughput
     labels: list[Hashable] = [(value, 0 if merged else i) for i, value in enumerate(counts.tolist())]
     required = _deadline_needs(problem) if deadlines else np.zeros(len(problem.jobs))
+    attempt = 0
     while True:
+        attempt += 1
         groups = merge(problem, apart=labels)
         gain = _gain(groups, counts, prices)
         kept, dropped = _admit(problem, groups, required)
@@ -51,7 +53,9 @@ def max_total_throughput(
         if values is None:
             return fallback(problem, objective, [*notes, *late, Note("solver_failed", "no optimum was found")])
         try:
-            combinations, fractions = hand_out(problem, groups, values, kept if kept.any() else None)
+            combinations, fractions = hand_out(
+                problem, groups, values, kept if kept.any() else None, strict=attempt < ATTEMPTS
+            )
         except PairedWithThemselves as found:
             labels = apart_from_others(labels, found.jobs)
             continue

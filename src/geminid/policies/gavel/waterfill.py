@@ -24,7 +24,7 @@ from geminid.policies.gavel.groups import (
     hand_out,
     merge,
 )
-from geminid.policies.gavel.level import fallback, finish, unrunnable
+from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, unrunnable
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, Raised, TimeProgram
 
@@ -67,13 +67,15 @@ def water_filling(
     weights: Weights = hierarchy.weights(problem) if hierarchy is not None else lambda _: problem.weights
     notes = unrunnable(problem)
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
+    attempt = 0
     while True:
+        attempt += 1
         groups = merge(problem, apart=labels)
         filled = _fill(problem, groups, weights)
         if filled is None:
             return fallback(problem, lambda _: 0.0, [*notes, Note("solver_failed", "no optimum was found")])
         try:
-            combinations, fractions = hand_out(problem, groups, filled.values, filled.need)
+            combinations, fractions = hand_out(problem, groups, filled.values, filled.need, strict=attempt < ATTEMPTS)
         except PairedWithThemselves as found:
             labels = apart_from_others(labels, found.jobs)
             continue
