@@ -273,3 +273,24 @@ def test_a_script_without_geminid_cannot_be_profiled(tmp_path):
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error: the script failed before it trained")
     assert "no such thing" in done.stderr
+
+
+def test_branches_frozen_parts_and_batch_norm_agree_on_all_workers(tmp_path, launcher):
+    with Job(tmp_path, "branches.py", launcher=launcher) as job:
+        job.resized("abc")
+        assert job.ended() == "finished"  # although the loop over epochs was left early
+    first, *others = (json.loads((tmp_path / f"out-{rank}").read_text()) for rank in range(3))
+    weights = {name: value for name, value in first["weights"].items() if "running" not in name}
+    for other in others:
+        assert {name: other["weights"][name] for name in weights} == weights
+    assert first["changed"]["seldom.weight"]
+    assert first["changed"]["always.0.weight"]
+    assert not first["changed"]["never.weight"]  # nobody used it: not even weight decay touches it
+    assert not first["changed"]["frozen.weight"]
+
+
+def test_a_loop_that_does_not_do_the_same_on_all_workers_is_told_so(tmp_path, launcher):
+    with Job(tmp_path, "branches.py", "--uneven", launcher=launcher, most_failures=0) as job:
+        job.resize(["a", "b"])
+        assert job.ended() == "failed"
+    assert "optimizer.step() was called on 1 of 2 workers" in job.status.reason

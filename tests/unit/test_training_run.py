@@ -458,3 +458,31 @@ def test_reports_go_to_a_file_where_there_is_no_scheduler(tmp_path, monkeypatch)
     assert last.samples == 100
     assert set(last.metrics) == {"loss"}
     assert Path(os.environ["GEMINID_REPORTS"]).exists()
+
+
+def test_sharded_models_are_refused():
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = network()
+        fully_shard(model)
+        refused(r"sharded \(FSDP\): only models that fit on one slot", TypeError, model=model)
+        refused("wrapped in DistributedDataParallel", TypeError, model=nn.parallel.DistributedDataParallel(network()))
+    finally:
+        dist.destroy_process_group()
+
+
+def test_leaving_the_loop_over_epochs_early_ends_the_run(tmp_path):
+    run = geminid.init(checkpoint_dir=tmp_path)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=25))
+    for _ in run.epochs(100):
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        break
+    assert len(list(tmp_path.iterdir())) == 1  # the last checkpoint
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -24,6 +24,7 @@ from geminid.train.messages import (
     Message,
     Phase,
     ProtocolError,
+    Ready,
     Retune,
     SaveCheckpoint,
     Stop,
@@ -76,6 +77,7 @@ class Agent:
         self._form: Form | None = None
         self._retune: Retune | None = None
         self._save = False
+        self._ready: Ready | None = None
         self._stop: Stop | None = None
         self._heartbeat_s, self._orphan_s = 0.5, 60.0
         self._backlog: deque[FromWorker] = deque(maxlen=LONGEST_BACKLOG)
@@ -95,6 +97,8 @@ class Agent:
     def send(self, message: FromWorker) -> None:
         """Send in the background; kept for later while the supervisor is away."""
         with self._changed:
+            if isinstance(message, Ready):
+                self._ready = message
             self._backlog.append(message)
         os.write(self._wake_out, b"\0")
 
@@ -173,6 +177,8 @@ class Agent:
                     generation=self.generation,
                 )
             )
+            if self._ready is not None and self._ready not in self._backlog:
+                line.send(self._ready)  # a new supervisor has not heard it
         except OSError:
             self._hang_up()
             return False

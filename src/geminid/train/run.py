@@ -123,8 +123,9 @@ class Run:
         self._user_state: dict[str, Any] = {}
         self._metrics: dict[str, Any] = {}
         self._terminated = False
+        self._failed = False
         if agent is not None:
-            _tell_of_failure(agent)
+            self._tell_of_failure(agent)
             atexit.register(agent.close)
         if (agent is not None or checkpoints is not None) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -226,7 +227,12 @@ class Run:
         session.begin(count)
         while not session.work_is_done:
             epoch = session.position.epoch
-            yield epoch
+            try:
+                yield epoch
+            except GeneratorExit:  # the loop was left early, on all workers; or everything ends, and so does this
+                if session.training and not self._failed and not sys.is_finalizing():
+                    session.finish()
+                raise
             session.epoch_done(epoch)
         session.finish()
 
@@ -320,14 +326,14 @@ class Run:
         else:
             raise SystemExit(STOPPED_EXIT_CODE)
 
+    def _tell_of_failure(self, agent: Agent) -> None:
+        """Have an exception that ends the script told to the supervisor, besides the usual traceback."""
+        usual = sys.excepthook
 
-def _tell_of_failure(agent: Agent) -> None:
-    """Have an exception that ends the script told to the supervisor, besides the usual traceback."""
-    usual = sys.excepthook
+        def hook(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+            self._failed = True
+            lines = str(problem).strip().splitlines()
+            agent.send(messages.Failed(reason=f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__))
+            usual(kind, problem, trace)
 
-    def hook(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
-        lines = str(problem).strip().splitlines()
-        agent.send(messages.Failed(reason=f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__))
-        usual(kind, problem, trace)
-
-    sys.excepthook = hook
+        sys.excepthook = hook

@@ -231,8 +231,6 @@ class Session:
             except PeersLost as problem:
                 self._lost = str(problem)
             self._recover()
-            if not self.work_is_done:
-                raise RuntimeError("the loop over epochs ended on one worker but not on the others")
         if self._writer is not None and self.rank == 0:
             self._writer.begin(take_snapshot(self._state(), step=self.position.step, samples=self.position.samples))
             self._writer.finish()

@@ -146,6 +146,7 @@ class Supervisor:
         self._first_steps: dict[str, float] = {}
         self._forming_since_s = 0.0
         self._finished_generation: int | None = None
+        self._last_form: messages.Form | None = None
         self._phase, self._reason, self._failures = JobPhase.IDLE, "", 0
         self._ready: messages.Ready | None = None
         self._progress: messages.Progress | None = None
@@ -359,6 +360,7 @@ class Supervisor:
                     self._end(worker, "was not needed any more")
                 case Tell(worker, form):
                     self._joined, self._first_steps, self._forming_since_s = {}, {}, monotonic()
+                    self._last_form = form
                     if worker not in form.members and worker in self._workers:
                         self._workers[worker].ending = "left"
                         self._workers[worker].kill_at_s = monotonic() + self.spec.patience.form
@@ -494,6 +496,9 @@ class Supervisor:
         known.line, known.heard_at_s = line, monotonic()
         worker = hello.worker
         self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(worker))
+        form = self._last_form
+        if form is not None and 0 < hello.generation < form.generation and worker in self._group.workers:
+            self._send(worker, form)  # it came while the line was cut
         for message in others:
             self._listen_to(worker, known, message)
 
