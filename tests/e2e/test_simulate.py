@@ -138,3 +138,29 @@ def test_policies_and_workloads_are_listed() -> None:
     assert {"fifo", "srtf", "las", "tiresias", "optimus", "sia"} <= names
     assert "NSDI" in run("policies").stdout
     assert {row["name"] for row in json.loads(run("workloads", "--json").stdout)} >= {"small", "day"}
+
+
+TRACE_LINE = "A\tpython3 a.py\t.\t--steps\t1\t1000\t1\t1\t-1\t0\n"
+
+
+def test_a_trace_of_gavel_needs_a_table_of_throughputs(tmp_path: Path) -> None:
+    trace = tmp_path / "two.trace"
+    trace.write_text(2 * TRACE_LINE)
+    arguments = ("simulate", "--workload", str(trace), "--cluster", "v100:1x1", "--policy", "max_min_fairness_packed")
+    refused = run(*arguments)
+    assert refused.returncode == 2
+    assert refused.stderr.count("pass --profiles") == 1
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"v100": {"('A', 1)": {"null": 1.0, "('A', 1)": [0.8, 0.8]}}}))
+    out = tmp_path / "out.json"
+    assert run(*arguments, "--profiles", str(table), "--json", str(out)).returncode == 0
+    (result,) = results(out)
+    # Both share the one slot at 0.8 of their speed, and begin a second after they have come.
+    assert [job["completion_s"] for job in result["per_job"]] == pytest.approx([1251.0, 1251.0])
+    assert result["gpu_hours"] == pytest.approx(1250 / 3600)
+
+
+def test_adaptive_is_for_policies_that_read_throughputs() -> None:
+    refused = run("simulate", "--workload", "small", "--policy", "fifo", "--adaptive")
+    assert refused.returncode == 2
+    assert "needs a policy that reads throughputs" in refused.stderr

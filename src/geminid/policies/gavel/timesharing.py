@@ -107,6 +107,8 @@ class TimeSharingPolicy(Policy):
 
     def decide(self, view: ClusterView) -> Decision:
         """At the end of a round choose who runs in the next; within one, keep who runs (and fill what is free)."""
+        if self.aware or self.adaptive:  # jobs that bring their throughputs need no models, nor the reports behind them
+            self.needs_models = any(job.facts.limits for job in view.jobs)
         jobs = frozenset(job.id for job in view.jobs)
         was_idle, self._present = self._present.isdisjoint(jobs), jobs
         if was_idle:
