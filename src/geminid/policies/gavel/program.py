@@ -174,7 +174,10 @@ class TimeProgram:
             self._move_tangents(requirement, begin)
         else:
             self._add_tangents(requirement, np.append(np.zeros(self.level), begin))
-        found = self._settle(requirement)
+        central = choice == "centre" and not self._uneven(requirement.at(begin)[0]).any()
+        found = self._settle(requirement, centre=True) if central else None
+        central = found is not None
+        found = found if central else self._settle(requirement)
         if found is None:
             return None
         level = float(found.values[-1])
@@ -182,7 +185,7 @@ class TimeProgram:
         tight = self._tight(found, slope)
         if level >= bound - 1e-9 * abs(bound):
             tight |= (slope > 0) & (need >= self.best * (1 - 1e-9))
-        if choice == "centre":
+        if choice == "centre" and not central:  # many tangents are found faster at vertices
             found = self._settle(requirement, centre=True) or found
         elif choice == "total":
             self._lp.set_bounds(self.level, level - 1e-9 * max(1.0, abs(level)), level)
@@ -264,12 +267,9 @@ class TimeProgram:
 
     def _steepest(self, values: Array, need: Array, slope: Array, tolerance: float) -> list[Cut]:
         """For each group with members of different need, the rate θ > 0 at which it is violated most, if any."""
-        if not len(self._several):
+        if not self._uneven(need).any():
             return []
         by_member = need[self._member]
-        lowest, highest = (f.reduceat(by_member, self._member_start) for f in (np.minimum, np.maximum))
-        if not (highest - lowest > 1e-12).any():
-            return []
         supply = self._supply
         beyond = np.maximum(need[supply.job] - supply.theta[supply.job_row], 0.0)
         required = np.bincount(supply.job_row, beyond, minlength=len(supply.theta))
@@ -284,6 +284,14 @@ class TimeProgram:
             theta, grows = float(supply.theta[row]), float(slope[jobs].sum())
             cuts.append(Cut(self._several[i], theta, jobs, float(required[row]), grows, float(values[-1])))
         return cuts
+
+    def _uneven(self, need: Array) -> Mask:
+        """Which of the groups with several members have some of different need."""
+        if not self._several:
+            return np.zeros(0, dtype=bool)
+        by_member = need[self._member]
+        lowest, highest = (f.reduceat(by_member, self._member_start) for f in (np.minimum, np.maximum))
+        return np.asarray(highest - lowest > 1e-12)
 
     @cached_property
     def _supply(self) -> _Supply:
