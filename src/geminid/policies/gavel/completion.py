@@ -2,6 +2,10 @@
 
 All know how many steps each job has left; in a live cluster that is what its user says. The problems are in
 ``finish_time.py``, ``makespan.py``, ``in_order.py``, ``allox.py`` and ``auction.py``, the rounds in ``timesharing.py``.
+
+Of finish-time fairness and makespan only the worst job decides: many fractions are optimal, and under them mean JCTs
+differ by a quarter. ``choice`` takes the middle of them (``centre``, as an interior-point solver does), a ``vertex``,
+or those of the largest ``total`` throughput, which have the shortest JCTs.
 """
 
 from __future__ import annotations
@@ -31,9 +35,11 @@ class FinishTimeFairness(TimeSharingPolicy):
     aware = False
     needs_oracle = True
 
+    choice: Choice = "centre"
+
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """Linear programs with tangents, exact."""
-        return finish_time_fairness(problem, choice="centre")
+        return finish_time_fairness(problem, choice=self.choice)
 
 
 @dataclass
@@ -56,12 +62,7 @@ class FinishTimeFairnessPacked(FinishTimeFairnessPerf):
 
 @dataclass
 class MinTotalDuration(TimeSharingPolicy):
-    """The last of the jobs that are there ends as early as possible; unaware of GPU types.
-
-    Makespan alone decides: many fractions reach the smallest, and their mean JCTs differ by a quarter. ``choice`` takes
-    the middle of them (``centre``, as an interior-point solver does), a ``vertex``, or those of the largest ``total``
-    throughput, which has the shortest JCTs.
-    """
+    """The last of the jobs that are there ends as early as possible; unaware of GPU types."""
 
     name = "min_total_duration"
     objective = "smallest makespan of the jobs that are there, unaware of GPU types"

@@ -2,8 +2,8 @@
 
 Each exists unaware of GPU types, aware of them (``_perf``), and with pairs of jobs on the same slots (``_packed``),
 where the paper has it. The problems are in ``maxmin.py``, ``waterfill.py`` and ``static.py``, the rounds and what
-deviates in all of them in ``timesharing.py``. Where several fractions are optimal, the middle of them is taken, as an
-interior-point solver would.
+deviates in all of them in ``timesharing.py``. Where several fractions are optimal, ``choice`` takes the middle of them
+(``centre``, as an interior-point solver does), a ``vertex``, or those of the largest ``total`` throughput.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from geminid.fields import InvalidInput, Problem
 from geminid.policies.gavel import static
 from geminid.policies.gavel.maxmin import max_min_fairness
 from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
+from geminid.policies.gavel.program import Choice
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, Order, water_filling
 
@@ -26,9 +27,11 @@ class MaxMinFairness(TimeSharingPolicy):
     objective = "largest smallest share of time (least attained service), unaware of GPU types"
     aware = False
 
+    choice: Choice = "centre"
+
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """One linear program."""
-        return max_min_fairness(problem, choice="centre")
+        return max_min_fairness(problem, choice=self.choice)
 
 
 @dataclass
