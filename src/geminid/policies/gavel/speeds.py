@@ -102,18 +102,21 @@ class SpeedReader:
         Jobs are of one kind where they have the same name for it, the same gang and the same speeds.
         """
         kinds: dict[object, JobView] = {}
+        names: dict[tuple[object, ...], tuple[int, JobView]] = {}
         for job in jobs:
             kinds.setdefault(kind_of(job, speeds), job)
-        rates = np.zeros((len(kinds), len(kinds), len(gpu_types)))
-        for a, first in enumerate(kinds.values()):
-            for b, second in enumerate(kinds.values()):
-                if b < a or first.facts.requested_slots != second.facts.requested_slots:
-                    continue
-                for j, gpu_type in enumerate(gpu_types):
-                    mine, other = speeds[first.id].get(gpu_type, 0.0), speeds[second.id].get(gpu_type, 0.0)
-                    if mine > 0 and other > 0:
+            names.setdefault(_name(job), (len(names), job))
+        relative = np.zeros((len(names), len(names), len(gpu_types)))
+        for a, first in names.values():
+            for b, second in names.values():
+                if a <= b and first.facts.requested_slots == second.facts.requested_slots:
+                    for j, gpu_type in enumerate(gpu_types):
                         left = self._relative(first, second, gpu_type, sharing)
-                        rates[a, b, j], rates[b, a, j] = left[0] * mine, left[1] * other
+                        relative[a, b, j], relative[b, a, j] = left
+        name = np.array([names[_name(job)][0] for job in kinds.values()], dtype=np.int64)
+        alone = np.array([[speeds[job.id].get(t, 0.0) for t in gpu_types] for job in kinds.values()])
+        alone = alone.reshape(len(kinds), len(gpu_types))
+        rates = relative[np.ix_(name, name)] * np.where(alone[None] > 0, alone[:, None], 0.0)
         return PairThroughputs(tuple(kinds), rates)
 
     def _relative(self, first: JobView, second: JobView, gpu_type: str, sharing: SharingModel) -> tuple[float, float]:
