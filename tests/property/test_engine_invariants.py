@@ -30,6 +30,7 @@ class Chaotic(Policy):
     name = "chaotic"
     paper = objective = ""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    given: list[list[list[int]]] = field(default_factory=list)
 
     def decide(self, view: ClusterView) -> Decision:
         if self.rng.random() < 0.05:
@@ -59,6 +60,15 @@ class Chaotic(Policy):
                     taken |= set(pair)
                     valid.append(pair)
             pairs = valid
+        for lists in self.given:  # what it handed out before is not its own any more
+            lists[0][1] = 99
+        self.given = []
+        for job_id, assignment in list(assignments.items()):
+            if isinstance(assignment, tuple) and assignment and self.rng.random() < 0.3 and not pairs:
+                self.given.append([list(pair) for pair in assignment])
+                assignments[job_id] = self.given[-1]  # type: ignore[assignment]
+        if self.rng.random() < 0.05:
+            return Decision(assignments, reasons=None)  # type: ignore[arg-type]
         return Decision(assignments, pairs=pairs, others_stay=bool(self.rng.random() < 0.5))
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from geminid.cluster import Cluster
@@ -101,7 +102,7 @@ def test_a_policy_with_rounds_is_asked_at_their_end_only() -> None:
         (((0, 5),), "node v100-0 was given out 1 slots more than it has usable"),
         (((7, 1),), "job a was given 1 slots on node 7"),
         (((0, 0),), "job a was given 0 slots on node 0"),
-        (((0, 1.5),), "job a was given 1.5 slots on node 0"),
+        (((0, 1.5),), "job a was given ((0, 1.5),), not pairs of a node's index and some slots"),
         (((0, 1), (0, 1)), "job a was given slots of one node twice"),
         (((0, 2), (2, 2)), "job a was given slots of several GPU types: t4, v100"),
         (((0, 4), (1, 4)), "job a was given 8 slots, outside 1 to 4"),
@@ -135,11 +136,38 @@ def test_an_unknown_job_in_a_decision_is_refused() -> None:
     assert engine(lambda view: Decision({"ghost": ((0, 1),)})).handle(job("a")).rejected == ("job ghost is not active",)
 
 
+@pytest.mark.parametrize(
+    ("decision", "reason"),
+    [
+        (None, "the policy answered NoneType, not a Decision"),
+        (Decision({}, reasons=None), "reasons is NoneType, not a mapping by job"),  # type: ignore[arg-type]
+        (Decision([]), "assignments is list, not a mapping by job"),  # type: ignore[arg-type]
+        (Decision({}, wake_at_s=math.nan), "wake_at_s is nan, not a time"),
+        (Decision({}, desired_nodes=-1), "desired_nodes is -1, not a number of nodes"),
+        (Decision({}, pairs=7), "pairs is int, not a sequence"),  # type: ignore[arg-type]
+        (Decision({"a": 7}), "job a was given 7, not pairs of a node's index and some slots"),  # type: ignore[dict-item]
+    ],
+)
+def test_nonsense_is_no_decision(decision: Decision, reason: str) -> None:
+    assert engine(lambda view: decision).handle(job("a")).rejected == (reason,)
+
+
+def test_numpy_integers_are_integers_and_what_a_policy_does_later_to_its_answer_changes_nothing() -> None:
+    mine = [[np.int64(0), np.int64(2)]]
+    machine = engine(lambda view: Decision({"a": mine}))  # type: ignore[dict-item]
+    assert machine.handle(job("a")).commands == (Start("a", ((0, 2),)),)
+    mine[0][1] = np.int64(3)
+    assert machine.jobs["a"].allocation == ((0, 2),)
+    machine.check()
+
+
 def test_a_policy_that_raises_stops_nothing() -> None:
     def fail(view: ClusterView) -> Decision:
         raise ZeroDivisionError("oops")
 
-    assert engine(fail).handle(job("a")).rejected == ("ZeroDivisionError: oops",)
+    (reason,) = engine(fail).handle(job("a")).rejected
+    assert reason.startswith("ZeroDivisionError: oops (")
+    assert reason.endswith("in fail)")
 
 
 def test_when_a_node_dies_its_jobs_wait_and_its_slots_are_gone() -> None:

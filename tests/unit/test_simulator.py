@@ -210,6 +210,51 @@ def test_with_an_oracle_nothing_needs_exploring() -> None:
     assert sum(result.jobs[0].stints[0].placement) > 2
 
 
+class Scaling(Policy):
+    """Everybody on what they ask for; two nodes for the first hour, one after that."""
+
+    name = paper = objective = "scaling"
+    interval_s = 60.0
+
+    def decide(self, view: ClusterView) -> Decision:
+        decision = make_policy("fifo").decide(view)
+        return replace(decision, desired_nodes=2 if view.now_s < 3600 else 1)
+
+
+def test_nodes_that_an_autoscaling_policy_gives_back_cost_nothing_and_take_no_work() -> None:
+    result = run(Scaling(), [opaque("a", 0.0, 4, 1000.0), opaque("b", 0.0, 4, 7140.0), opaque("c", 3700.0, 4, 600.0)])
+    figures = summary(result)
+    assert figures["unfinished_jobs"] == 0
+    assert jct(result)["c"] == pytest.approx(3500.0 + 600.0, abs=61.0)  # it waited for the only node left
+    end_h = figures["makespan_s"] / 3600.0
+    assert figures["node_hours"] == pytest.approx(2.0 + (end_h - 1.0), abs=0.02)
+    assert figures["utilization"] <= 1.0
+
+
+class Restless(Policy):
+    """Gives nobody anything and wants to be asked again at once."""
+
+    name = paper = objective = "restless"
+
+    def decide(self, view: ClusterView) -> Decision:
+        return Decision({}, wake_at_s=view.now_s + 1e-9)
+
+
+class Broken(Policy):
+    name = paper = objective = "broken"
+    interval_s = 60.0
+
+    def decide(self, view: ClusterView) -> Decision:
+        raise LookupError("no such thing")
+
+
+@pytest.mark.parametrize(("policy", "why"), [(Restless(), "nothing it decides can run"), (Broken(), "no such thing")])
+def test_a_policy_that_runs_nobody_is_stopped_with_the_reason(policy: Policy, why: str) -> None:
+    workload = Workload("test", (opaque("a", 0.0, 1, 10.0),))
+    with pytest.raises(NoProgress, match=why):
+        Simulator(workload, {}, Cluster.parse("v100:1x4"), policy).run()
+
+
 def test_a_policy_that_never_lets_jobs_restart_is_stopped() -> None:
     with pytest.raises(NoProgress, match="made no progress"):
         run("las:interval=10", [toy("a", slots=8), toy("b", slots=8)], settings=Settings(rescale_s=60.0))

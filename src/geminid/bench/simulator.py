@@ -4,39 +4,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from geminid.cluster import Cluster
 from geminid.sim.run import Experiment, applications_of, policy_of
-from geminid.sim.simulator import Simulator
+from geminid.sim.simulator import Settings, Simulator
+from geminid.sim.workloads import load_workload
 from geminid.sim.workloads.generate import BUILT_IN_APPLICATIONS, generate_workload
-
-#: Simulated hours per CPU-second of Sia's own simulator under its own policy, by the number of jobs (64 slots).
-SIA_SIMULATOR = {160: 15.1 / 41.0, 960: 51.3 / 201.0}
 
 #: Simulations to time: policy, jobs, hours, cluster, and whether the jobs train profiled applications (then they are
 #: measured, fitted and re-tuned as they go) or are opaque durations. First the same cluster and load for longer and
 #: longer: cost per event should stay the same. Then larger clusters. Then policies that compute more.
-CASES = (
+GENERATED = (
     ("fifo", 240, 12, "v100:16x4", False),
     ("fifo", 960, 48, "v100:16x4", False),
     ("fifo", 3840, 192, "v100:16x4", False),
-    ("fifo", 2500, 42, "v100:32x8", False),
     ("fifo", 10_000, 168, "v100:128x8", False),
     ("tiresias", 960, 48, "v100:16x4", False),
     ("tiresias", 10_000, 168, "v100:128x8", False),
+    ("fifo", 960, 48, "t4:16x4", True),
     ("tiresias", 960, 48, "t4:16x4", True),
-    ("sia", 160, 8, "t4:6x4,a100:2x8,rtx2080ti:3x8", True),
+)
+
+#: The same on Sia's own workloads, where they are there, and the CPU-seconds of its simulator under its own policy.
+SIA_CLUSTER = "aws:6x4,dgx-ext:2x8,rtx:3x8"
+SIA_WORKLOADS = (
+    ("fifo", "newtrace/workload-1.csv", 201.0),
+    ("tiresias", "newtrace/workload-1.csv", 201.0),
+    ("sia", "philly/workload-1.csv", 41.0),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatorRow:
-    """One simulation: its size, its cost in CPU time, and its speed over that of Sia's simulator on 160 or 960 jobs."""
+    """One simulation: its size and its cost in CPU time; on Sia's workloads, beside that of Sia's own simulator."""
 
     policy: str
+    workload: str
     jobs: int
-    profiled: bool
     slots: int
     simulated_hours: float
     events: int
@@ -44,40 +50,62 @@ class SimulatorRow:
     cpu_s: float
     microseconds_per_event: float
     simulated_hours_per_s: float
-    times_sia_simulator: float
+    sia_simulator_cpu_s: float | None
+    times_faster: float | None
 
 
-def run(*, seed: int = 0, progress: Callable[[str], None]) -> list[SimulatorRow]:
-    """Time every case."""
-    return [_measure(*case, seed=seed, progress=progress) for case in CASES]
+def run(*, peers: Path, seed: int = 0, progress: Callable[[str], None]) -> list[SimulatorRow]:
+    """Time every case; those on the peers' workloads where the files are there."""
+    rows = []
+    for policy, jobs, hours, cluster, profiled in GENERATED:
+        kind = "profiled" if profiled else "opaque"
+        workload = generate_workload(
+            jobs=jobs,
+            hours=float(hours),
+            seed=seed,
+            name=f"{hours} h of {kind} jobs",
+            applications=BUILT_IN_APPLICATIONS if profiled else None,
+        )
+        experiment = Experiment(workload=workload, cluster=Cluster.parse(cluster), seed=seed)
+        rows.append(_measure(policy, experiment, None, progress))
+    folder = peers / "sia" / "sia-simulator"
+    for policy, path, cpu_s in SIA_WORKLOADS:
+        if (folder / "workloads" / path).is_file():
+            experiment = Experiment(
+                workload=replace(load_workload(folder / "workloads" / path), name=f"Sia's {path.split('/')[0]} 1"),
+                cluster=Cluster.parse(SIA_CLUSTER),
+                profiles=folder / "traces",
+                settings=Settings(model="pollux"),
+                seed=seed,
+            )
+            rows.append(_measure(policy, experiment, cpu_s, progress))
+    return rows
 
 
 def _measure(
-    policy: str, jobs: int, hours: float, cluster: str, profiled: bool, *, seed: int, progress: Callable[[str], None]
+    policy: str, experiment: Experiment, sia_cpu_s: float | None, progress: Callable[[str], None]
 ) -> SimulatorRow:
-    parsed = Cluster.parse(cluster)
-    progress(f"{policy}: {jobs:,} {'profiled' if profiled else 'opaque'} jobs on {parsed.total_slots:,} slots")
-    applications = BUILT_IN_APPLICATIONS if profiled else None
-    workload = generate_workload(
-        jobs=jobs, hours=float(hours), seed=seed, name=f"{jobs} jobs", applications=applications
+    workload, slots = experiment.workload, experiment.cluster.total_slots
+    progress(f"{policy}: {len(workload.jobs):,} jobs on {slots:,} slots")
+    applications = applications_of(experiment)
+    simulator = Simulator(
+        workload, applications, experiment.cluster, policy_of(policy, experiment), experiment.settings
     )
-    experiment = Experiment(workload=workload, cluster=parsed, seed=seed)
-    simulator = Simulator(workload, applications_of(experiment), parsed, policy_of(policy, experiment))
     started = time.process_time()
     result = simulator.run()
     cpu_s = time.process_time() - started
     simulated_hours = simulator.now_s / 3600.0
-    speed = simulated_hours / cpu_s
     return SimulatorRow(
         policy,
-        jobs,
-        profiled,
-        parsed.total_slots,
+        workload.name,
+        len(workload.jobs),
+        slots,
         simulated_hours,
         result.events,
         len(result.decision_s),
         cpu_s,
         1e6 * cpu_s / result.events,
-        speed,
-        speed / SIA_SIMULATOR[160 if jobs <= 160 else 960],
+        simulated_hours / cpu_s,
+        sia_cpu_s,
+        None if sia_cpu_s is None else sia_cpu_s / cpu_s,
     )

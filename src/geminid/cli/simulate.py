@@ -153,6 +153,8 @@ def simulate(
 
         write_report(report, workload=chosen, cluster=experiment.cluster, results=results, seed=seed)
         console.print(f"Report: {report.resolve().as_uri()} (open it in a browser)")
+    if any(r["unfinished_jobs"] for r in results):
+        raise typer.Exit(1)
 
 
 def _without_stints(job: dict[str, Any]) -> dict[str, Any]:
@@ -318,6 +320,9 @@ def _compare(first: Path, second: Path, json_file: Path | None) -> None:
         print_table(
             f"{x['policy']} ({first.name}) → {y['policy']} ({second.name})", ["", "first", "second", "change"], rows
         )
+        differ = [key for key in x.get("setup", {}) if y.get("setup", {}).get(key) != x["setup"][key]]
+        if differ and "setup" in y:
+            console.print(f"[yellow]The two runs differ in more than the policy: {', '.join(differ)}.[/]")
         done = sorted(_in_both(x, y), key=lambda pair: pair[1]["jct_s"] - pair[0]["jct_s"])
         if not done:
             console.print(

@@ -28,7 +28,7 @@ from geminid.engine.events import (
 )
 from geminid.engine.models import ModelKeeper
 from geminid.engine.plan import Plan, Rejected, make_plan
-from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy, SharingModel, slots_of
+from geminid.policies.base import Allocation, ClusterView, JobView, Oracle, Policy, SharingModel, slots_of
 
 
 class InvariantBroken(AssertionError):
@@ -43,6 +43,7 @@ class Outcome:
     wake_at_s: float | None = None
     rejected: tuple[str, ...] = ()
     decided: bool = False
+    desired_nodes: int | None = None
 
 
 @dataclass(slots=True)
@@ -180,25 +181,23 @@ class Engine:
         self._ended = []
         try:
             decision = self.policy.decide(view)
-            plan = (
-                make_plan(decision, view, self._jobs) if isinstance(decision, Decision) else Rejected(("no decision",))
-            )
+            plan = make_plan(decision, view, self._jobs)
         except Exception as error:  # a policy may do anything; the cluster must go on
-            plan, decision = Rejected((f"{type(error).__name__}: {error}",)), Decision({})
+            plan = Rejected((f"{type(error).__name__}: {error} ({_origin(error)})",))
             if self.debug:
                 raise
         if isinstance(plan, Rejected):
             return Outcome(rejected=plan.reasons, decided=True)
-        return Outcome(tuple(self._carry_out(plan, decision)), decision.wake_at_s, decided=True)
+        commands = tuple(self._carry_out(plan))
+        return Outcome(commands, plan.wake_at_s, decided=True, desired_nodes=plan.desired_nodes)
 
-    def _carry_out(self, plan: Plan, decision: Decision) -> list[Command]:
+    def _carry_out(self, plan: Plan) -> list[Command]:
         """Commands that lead from the current allocations to the plan: first those that free slots, then grants."""
         stops: list[Command] = []
         grants: list[Command] = []
         shares: list[Command] = []
         jobs = dict(self._jobs)
-        concerned = [jobs[job_id] for job_id in decision.assignments] if decision.others_stay else jobs.values()
-        for job in concerned:
+        for job in map(jobs.__getitem__, plan.named):
             wanted, partner = plan.allocations.get(job.id, ()), plan.partners.get(job.id)
             if wanted == job.allocation and partner == job.partner:
                 continue
@@ -210,7 +209,7 @@ class Engine:
                 self._share(job.id, partner)
                 continue
             if not wanted:
-                reason = decision.reasons.get(job.id) or plan.unplaced.get(job.id) or "others go first"
+                reason = plan.reasons.get(job.id, "others go first")
                 stops.append(Stop(job.id, job.allocation, reason))
                 self._release(job.id)
             elif job.allocation:
@@ -304,6 +303,16 @@ class Engine:
             raise InvariantBroken("a slot is granted twice")
         if free != list(map(sub, self.cluster.node_slots.tolist(), self._held)):
             raise InvariantBroken("the count of held slots is wrong")
+
+
+def _origin(error: Exception) -> str:
+    """Where in a policy's code an error arose."""
+    trace, where = error.__traceback__, "unknown"
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        where = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
+        trace = trace.tb_next
+    return where
 
 
 def _keeps(job: JobView, plan: Plan, jobs: Mapping[str, JobView]) -> bool:

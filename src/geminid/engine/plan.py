@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
 
 from geminid.configuration import Configuration
 from geminid.job import Adaptivity
@@ -15,12 +16,17 @@ from geminid.solve.placement import place
 class Plan:
     """Which job has which slots, every job within its bounds. No slot twice, but for declared pairs.
 
-    ``partners`` has both jobs of every pair, each with the other one.
+    ``named`` are the jobs that may change: those that the decision names, or all. ``partners`` has both jobs of every
+    pair, each with the other one; ``reasons`` says why jobs that get nothing do not. Nothing in it is the policy's own:
+    what it changes afterwards changes no plan.
     """
 
+    named: tuple[str, ...]
     allocations: Mapping[str, Allocation]
-    unplaced: Mapping[str, str]
-    partners: Mapping[str, str] = field(default_factory=dict)
+    partners: Mapping[str, str]
+    reasons: Mapping[str, str]
+    wake_at_s: float | None = None
+    desired_nodes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +36,17 @@ class Rejected:
     reasons: tuple[str, ...]
 
 
-def make_plan(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView]) -> Plan | Rejected:
+def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) -> Plan | Rejected:
     """Place the configurations of a decision around its explicit allocations, and check the whole.
 
     ``jobs`` are those of the view, by identifier.
     """
+    if not isinstance(decision, Decision):
+        return Rejected((f"the policy answered {type(decision).__name__}, not a Decision",))
+    problems = _malformed(decision)
+    if problems:
+        return Rejected(tuple(problems))
     problems = [f"job {job_id} is not active" for job_id in decision.assignments if job_id not in jobs]
-    if decision.wake_at_s is not None and not (
-        isinstance(decision.wake_at_s, int | float) and decision.wake_at_s == decision.wake_at_s
-    ):
-        problems.append(f"wake_at_s is {decision.wake_at_s!r}, not a time")
     partners, guests = _partners(decision, problems)
     free = list(view.usable_slots)
     if decision.others_stay:
@@ -59,12 +66,15 @@ def make_plan(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView]
             for node, slots in assignment:
                 free[node] -= slots
         elif assignment:
-            allocations[job_id] = assignment if len(assignment) == 1 else tuple(sorted(assignment))
-            if len({node for node, _ in assignment}) < len(assignment):
+            given = _whole(assignment)
+            if given is None:
+                problems.append(f"job {job_id} was given {assignment!r}, not pairs of a node's index and some slots")
+                continue
+            allocations[job_id] = given
+            if len({node for node, _ in given}) < len(given):
                 problems.append(f"job {job_id} was given slots of one node twice")
-            for node, slots in assignment:
-                whole = isinstance(node, int) and isinstance(slots, int)
-                if not whole or not 0 <= node < len(free) or slots < 1:
+            for node, slots in given:
+                if not 0 <= node < len(free) or slots < 1:
                     problems.append(f"job {job_id} was given {slots} slots on node {node}")
                 else:
                     free[node] -= slots
@@ -96,7 +106,44 @@ def make_plan(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView]
             problems += _out_of_bounds(jobs[job_id], allocation, view)
     if problems:
         return Rejected(tuple(problems))
-    return Plan(allocations, unplaced, {job_id: other for job_id, other in partners.items() if job_id in allocations})
+    return Plan(
+        named=tuple(decision.assignments if decision.others_stay else jobs),
+        allocations=allocations,
+        partners={job_id: other for job_id, other in partners.items() if job_id in allocations},
+        reasons={**unplaced, **{job_id: str(reason) for job_id, reason in decision.reasons.items() if reason}},
+        wake_at_s=None if decision.wake_at_s is None else float(decision.wake_at_s),
+        desired_nodes=None if decision.desired_nodes is None else int(decision.desired_nodes),
+    )
+
+
+def _malformed(decision: Decision) -> list[str]:
+    """What is wrong with the parts of a decision, whatever its jobs are."""
+    problems = [
+        f"{name} is {type(value).__name__}, not a mapping by job"
+        for name, value in (("assignments", decision.assignments), ("reasons", decision.reasons))
+        if not isinstance(value, Mapping)
+    ]
+    pairs: object = decision.pairs
+    if not isinstance(pairs, Sequence):
+        problems.append(f"pairs is {type(pairs).__name__}, not a sequence")
+    at_s: object = decision.wake_at_s
+    if at_s is not None and not (isinstance(at_s, Real) and float(at_s) == float(at_s)):
+        problems.append(f"wake_at_s is {at_s!r}, not a time")
+    nodes: object = decision.desired_nodes
+    if nodes is not None and not (isinstance(nodes, Integral) and int(nodes) >= 0):
+        problems.append(f"desired_nodes is {nodes!r}, not a number of nodes")
+    return problems
+
+
+def _whole(assignment: object) -> Allocation | None:
+    """An allocation as plain tuples of plain integers, sorted by node; None if it is none."""
+    try:
+        pairs = [(node, slots) for node, slots in assignment]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return None
+    if not all(isinstance(number, Integral) for pair in pairs for number in pair):
+        return None
+    return tuple(sorted((int(node), int(slots)) for node, slots in pairs))
 
 
 def _free_for(decision: Decision, view: ClusterView, jobs: Mapping[str, JobView], problems: list[str]) -> list[int]:

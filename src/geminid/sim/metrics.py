@@ -66,10 +66,11 @@ def _job_summary(job: SimJob, ratio: float | None) -> JobSummary:
 
 
 def _finish_time_ratios(result: Result) -> list[float | None]:
-    """JCT over the time that a fair share of the cluster would have taken.
+    """JCT over the time that a fair share of the cluster would have taken, its start included.
 
-    The fair share of a job is the slots divided by the mean number of jobs in the system during its life; with fewer
-    slots than it asked for it is taken to run proportionally longer than on what it asked for.
+    The fair share of a job is the slots of every GPU type divided by the mean number of jobs in the system during its
+    life; its speed there is the mean over the types it can run on, by their slots. With fewer slots than it asked for
+    it is taken to run proportionally longer than on what it asked for.
     """
     arrivals = sorted(job.facts.submitted_s for job in result.jobs)
     ends = sorted(job.completed_s for job in result.jobs if job.completed_s is not None)
@@ -89,8 +90,8 @@ def _finish_time_ratios(result: Result) -> list[float | None]:
         start_s, end_s = job.facts.submitted_s, job.completed_s
         contenders = max((jobs_until(end_s) - jobs_until(start_s)) / max(end_s - start_s, 1e-9), 1.0)
         share = result.cluster.total_slots / contenders
-        alone_s = job.requested_duration_s(result.cluster)
-        ratios.append((end_s - start_s) / (alone_s * max(1.0, job.facts.requested_slots / share)))
+        working_s = job.mixed_duration_s(result.cluster) * max(1.0, job.facts.requested_slots / share)
+        ratios.append((end_s - start_s) / (job.facts.rescale_s + working_s))
     return ratios
 
 
@@ -118,7 +119,7 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
         "avg_queue_s": float(np.mean([job.queued_s for job in jobs])) if jobs else None,
         "worst_ftf": float(ratios.max()) if ratios.size else None,
         "unfair_fraction": float((ratios > 1.0).mean()) if ratios.size else None,
-        "utilization": gpu_s / (result.cluster.total_slots * end_s) if end_s else None,
+        "utilization": gpu_s / (result.cluster.total_slots * end_s - result.returned_slot_s) if end_s else None,
         "decisions": len(result.decision_s),
         "unfinished_jobs": sum(job.completion_s is None for job in jobs),
         "rejected_decisions": len(result.rejected),
@@ -126,6 +127,7 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
         if result.rejected
         else None,
         "node_failures": result.failures,
+        "node_hours": result.node_s / 3600.0,
         "decision_ms_mean": float(decisions.mean()) if timings else None,
         "decision_ms_p99": float(np.percentile(decisions, 99)) if timings else None,
         "wall_s": result.wall_s if timings else None,

@@ -7,11 +7,12 @@ import multiprocessing
 import queue
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.policies.base import Policy
@@ -97,7 +98,21 @@ def simulate(text: str, experiment: Experiment, progress: Callable[[int], None] 
         throughputs_of(experiment),
     )
     result = simulator.run(progress)
-    return {**summary(result, timings=experiment.timings, stints=experiment.stints), "policy": text}
+    figures = summary(result, timings=experiment.timings, stints=experiment.stints)
+    return {**figures, "policy": text, "setup": setup_of(experiment)}
+
+
+def setup_of(experiment: Experiment) -> dict[str, Any]:
+    """What a result depends on besides the policy, for whoever reads or compares results later."""
+    return {
+        "geminid": __version__,
+        "workload": experiment.workload.name,
+        "jobs": len(experiment.workload.jobs),
+        "cluster": experiment.cluster.short_form() or experiment.cluster.to_dict(),
+        "profiles": experiment.profiles.name if experiment.profiles is not None else "built-in",
+        **asdict(experiment.settings),
+        "seed": experiment.seed,
+    }
 
 
 _updates: Any = None

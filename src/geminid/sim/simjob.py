@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -91,7 +92,7 @@ class SimJob:
     _saved: float = 0.0
     _next_checkpoint_s: float = float("inf")
     _tuner: Tuner | None = None
-    _requested_duration_s: float | None = None
+    _durations_s: dict[str, float] | None = None
     _work: float | None = None
 
     @property
@@ -262,11 +263,15 @@ class SimJob:
         return GradientStats(float(squared[epoch]), float(variance[epoch]))
 
     def observation(self) -> Observation | None:
-        """True step times of the current configuration."""
+        """Step times of the current configuration as a job measures them, with whatever slows it down.
+
+        Beside a partner on the same slots it measures nothing: that would say little about the configuration.
+        """
         stint = self.stint
-        if self.application is None or stint is None or stint.batch is None:
+        if self.application is None or stint is None or stint.batch is None or stint.partner is not None:
             return None
-        return _observe(self.application.value.truth[stint.gpu_type], stint.placement, stint.batch.per_slot)
+        seen = _observe(self.application.value.truth[stint.gpu_type], stint.placement, stint.batch.per_slot)
+        return replace(seen, accumulation_s=seen.accumulation_s * stint.slowdown, step_s=seen.step_s * stint.slowdown)
 
     def fixed_batch(self, gpu_type: str, slots: int) -> Batch | None:
         """The plan for the requested batch size."""
@@ -372,27 +377,40 @@ class SimJob:
         return batch.accumulation * accumulation_s + step_s
 
     def requested_duration_s(self, cluster: Cluster) -> float:
-        """Seconds the whole job takes on the slots and batch size it asks for, packed, on its fastest GPU type.
+        """Seconds the whole job takes on the slots and batch size it asks for, packed, on its fastest GPU type."""
+        return min(self.durations_s(cluster).values(), default=float("inf"))
+
+    def mixed_duration_s(self, cluster: Cluster) -> float:
+        """The same on all types in turn, for times that are proportional to the slots of each that it can run on."""
+        durations_s = self.durations_s(cluster)
+        slots = {gpu_type: cluster.slots_per_type[gpu_type] for gpu_type in durations_s}
+        speed = sum(slots[t] / durations_s[t] for t in durations_s)
+        return sum(slots.values()) / speed if speed > 0 else float("inf")
+
+    def durations_s(self, cluster: Cluster) -> Mapping[str, float]:
+        """Seconds the whole job takes on the slots and batch size it asks for, packed, on each type that can run it.
 
         Worked out once: oracles ask at every decision.
         """
-        if self._requested_duration_s is None:
-            self._requested_duration_s = self._compute_requested_duration_s(cluster)
-        return self._requested_duration_s
+        if self._durations_s is None:
+            self._durations_s = dict(self._compute_durations_s(cluster))
+        return self._durations_s
 
-    def _compute_requested_duration_s(self, cluster: Cluster) -> float:
+    def _compute_durations_s(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
         if self.application is None:
-            return self.total / max(self.facts.throughputs.values(), default=1.0)
-        best = float("inf")
+            for gpu_type in cluster.nodes_of_type:
+                steps_per_s = self.facts.throughputs.get(gpu_type, 0.0) if self.facts.throughputs else 1.0
+                if steps_per_s > 0:
+                    yield gpu_type, self.total / steps_per_s
+            return
         for gpu_type in self.facts.limits:
-            per_node = max(node.slots for node in cluster.nodes if node.gpu_type == gpu_type)
-            full, rest = divmod(self.facts.requested_slots, per_node)
-            placement = (per_node,) * full + ((rest,) if rest else ())
+            per_node = max((cluster.nodes[n].slots for n in cluster.nodes_of_type.get(gpu_type, ())), default=0)
             batch = self.fixed_batch(gpu_type, self.facts.requested_slots)
-            if batch is not None:
+            if batch is not None and per_node:
+                full, rest = divmod(self.facts.requested_slots, per_node)
+                placement = (per_node,) * full + ((rest,) if rest else ())
                 rates = _epoch_rates(self.application, gpu_type, placement, batch)
-                best = min(best, float(np.sum(np.diff(self._targets(), prepend=0.0) / rates)))
-        return best
+                yield gpu_type, float(np.sum(np.diff(self._targets(), prepend=0.0) / rates))
 
 
 def _placements(per_node: int, nodes: int, most: int) -> list[tuple[int, ...]]:

@@ -20,7 +20,7 @@ import numpy as np
 from geminid.cluster import Cluster
 from geminid.engine.commands import Command, Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine, Outcome
-from geminid.engine.events import Completed, Event, NodeDown, NodeUp, Reported, Submitted, Tick
+from geminid.engine.events import Completed, Event, NodeDown, NodeDrained, NodeUp, Reported, Submitted, Tick
 from geminid.engine.models import ModelKeeper
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.job import Adaptivity
@@ -35,6 +35,9 @@ from geminid.sim.workload import TraceJob, Workload
 #: Rounds without any progress after which a simulation gives up: the policy interrupts jobs faster than they restart.
 FRUITLESS_ROUNDS = 2000
 
+#: However soon a policy asks to be woken, it is not before this.
+SHORTEST_WAKE_S = 0.1
+
 #: What happens first at one moment: work ends, nodes change, jobs arrive, and then decisions are made.
 _JOB, _NODE, _ARRIVAL, _TICK = range(4)
 
@@ -46,7 +49,8 @@ class Settings:
     ``rescale_s`` overrides what a change of slots costs each job (None: the costs that come with the profiles).
     ``interference`` is the fraction of speed that distributed jobs lose when they share a node. Nodes fail at random,
     ``node_mtbf_s`` apart on average (None: never), and are back after ``repair_s``; a job on one falls back to its
-    last checkpoint, made every ``checkpoint_s``. ``oracle`` lets every policy know what only a simulator can.
+    last checkpoint, made every ``checkpoint_s``. Nodes that a policy gave back and wants again take ``provision_s`` to
+    come. ``oracle`` lets every policy know what only a simulator can.
     ``estimate_error`` is the standard deviation of the logarithm by which jobs are wrong about how much they have to do
     (0: they know, from epochs and dataset; None: nobody knows).
     """
@@ -56,6 +60,7 @@ class Settings:
     node_mtbf_s: float | None = None
     repair_s: float = 1800.0
     checkpoint_s: float = 600.0
+    provision_s: float = 120.0
     seed: int = 0
     model: str = "geminid"
     oracle: bool = False
@@ -73,6 +78,8 @@ class Result:
     decision_s: list[float] = field(default_factory=list)
     rejected: list[tuple[float, str]] = field(default_factory=list)
     failures: int = 0
+    node_s: float = 0.0
+    returned_slot_s: float = 0.0
     events: int = 0
     wall_s: float = 0.0
 
@@ -116,6 +123,8 @@ class Simulator:
         self._next_tick_s = math.inf
         self._wake_at_s = math.inf
         self._fruitless_rounds = 0
+        self._returned: set[int] = set()
+        self._rented_since_s = 0.0
         self._not_yet_arrived = 0
         self.now_s = 0.0
 
@@ -259,6 +268,7 @@ class Simulator:
             if progress is not None and finished != done:
                 done = finished
                 progress(done)
+        self._count_rent()
         self.result.wall_s = time.perf_counter() - started
         return self.result
 
@@ -272,15 +282,45 @@ class Simulator:
         self._at(self.now_s + float(self._rng.exponential(self.settings.node_mtbf_s)), _NODE, partial(self._fail, node))
 
     def _fail(self, node: int) -> None:
-        if self.engine.jobs or self._not_yet_arrived:
+        if node in self._returned:
+            self._schedule_failure(node)
+        elif self.engine.jobs or self._not_yet_arrived:
             self.result.failures += 1
             self._feed(NodeDown(self.now_s, node))
             self._at(self.now_s + self.settings.repair_s, _NODE, partial(self._repair, node))
 
     def _repair(self, node: int) -> None:
-        self._feed(NodeUp(self.now_s, node))
+        if node not in self._returned:
+            self._feed(NodeUp(self.now_s, node))
         if self.engine.jobs or self._not_yet_arrived:
             self._schedule_failure(node)
+
+    # --- Autoscaling ---
+
+    def _count_rent(self) -> None:
+        """Add up what the rented nodes have cost since their number last changed."""
+        elapsed_s, self._rented_since_s = self.now_s - self._rented_since_s, self.now_s
+        self.result.node_s += elapsed_s * (len(self.cluster.nodes) - len(self._returned))
+        self.result.returned_slot_s += elapsed_s * sum(self.cluster.nodes[node].slots for node in self._returned)
+
+    def _scale(self, desired: int) -> None:
+        """Give nodes back, the least used first, or rent some again; the cluster is all that can be had."""
+        rented = [node for node in range(len(self.cluster.nodes)) if node not in self._returned]
+        more = min(max(desired, 1), len(self.cluster.nodes)) - len(rented)
+        if more:
+            self._count_rent()
+        if more < 0:
+            used = Counter(node for job in self.engine.jobs.values() for node, _ in job.allocation)
+            for node in sorted(rented, key=lambda node: (used[node], -node))[:-more]:
+                self._returned.add(node)
+                self._at(self.now_s, _NODE, partial(self._feed, NodeDrained(self.now_s, node)))
+        for node in sorted(self._returned)[: max(more, 0)]:
+            self._returned.discard(node)
+            self._at(self.now_s + self.settings.provision_s, _NODE, partial(self._bring, node))
+
+    def _bring(self, node: int) -> None:
+        if node not in self._returned:
+            self._feed(NodeUp(self.now_s, node))
 
     def _arrive(self, job: SimJob) -> None:
         self._not_yet_arrived -= 1
@@ -305,21 +345,26 @@ class Simulator:
         if not self.engine.jobs:
             self._next_tick_s = math.inf
             return
-        before = self._works_from_s()
-        self._feed(Tick(self.now_s))
-        self._fruitless_rounds = 0 if before < self.now_s else self._fruitless_rounds + 1
-        if self._fruitless_rounds > FRUITLESS_ROUNDS:
-            waiting = ", ".join(list(self.engine.jobs)[:5])
-            raise NoProgress(
-                f"policy {self.policy.name} made no progress in {FRUITLESS_ROUNDS} rounds of "
-                f"{self.policy.interval_s:g} s; waiting: {waiting}. Either nothing it decides can run, or it stops "
-                "jobs before their restart is over."
-            )
+        self._decide_anew()
         if self.policy.interval_s is not None and self.engine.jobs:
             self._next_tick_s = self.now_s + self.policy.interval_s
             self._at(self._next_tick_s, _TICK, self._tick)
         else:
             self._next_tick_s = math.inf
+
+    def _decide_anew(self) -> None:
+        """A round, or a wake-up; too many of them in a row without anybody working are one too many."""
+        before = self._works_from_s()
+        self._feed(Tick(self.now_s))
+        self._fruitless_rounds = 0 if before < self.now_s else self._fruitless_rounds + 1
+        if self._fruitless_rounds > FRUITLESS_ROUNDS:
+            waiting = ", ".join(list(self.engine.jobs)[:5])
+            why = "Either nothing it decides can run, or it stops jobs before their restart is over."
+            if self.result.rejected:
+                why = f"Its last decision that could not be carried out: {self.result.rejected[-1][1]}."
+            raise NoProgress(
+                f"policy {self.policy.name} made no progress in {FRUITLESS_ROUNDS} decisions; waiting: {waiting}. {why}"
+            )
 
     def _works_from_s(self) -> float:
         """Since when the first of the running jobs has been working, or will be."""
@@ -343,17 +388,21 @@ class Simulator:
             self.result.rejected.append((self.now_s, reason))
         for command in outcome.commands:
             self._execute(command)
+        if outcome.desired_nodes is not None:
+            self._scale(outcome.desired_nodes)
         if self.settings.interference:
             self._spread_interference()
         if outcome.decided and not outcome.rejected and self.policy.interval_s is None:
-            self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else math.inf
+            self._wake_at_s = math.inf
+            if outcome.wake_at_s is not None and outcome.wake_at_s > self.now_s:
+                self._wake_at_s = max(outcome.wake_at_s, self.now_s + SHORTEST_WAKE_S)
             if self.now_s < self._wake_at_s < math.inf:
                 self._at(self._wake_at_s, _TICK, self._wake)
 
     def _wake(self) -> None:
         """A wake-up that the policy asked for; only the last one it asked for counts."""
         if self.engine.jobs and self.now_s == self._wake_at_s:
-            self._feed(Tick(self.now_s))
+            self._decide_anew()
 
     # --- The executor ---
 

@@ -70,25 +70,30 @@ ALL_ADAPTIVE: Final[Mapping[Adaptivity, float]] = MappingProxyType({Adaptivity.A
 
 @dataclass(frozen=True, slots=True)
 class ApplicationShare:
-    """Which jobs are of an application: those of a size category, in proportion to the weights of that category."""
+    """Which jobs are of an application: those of a size category, in proportion to the weights of that category.
+
+    With ``initial_batch`` (M0) users who ask for several slots ask for as many times that batch size, as is the habit;
+    policies that leave jobs as they are run them so.
+    """
 
     category: SizeCategory
     weight: float = 1.0
+    initial_batch: int | None = None
 
 
 #: Where the built-in profiles belong by the GPU-time that they take.
 BUILT_IN_APPLICATIONS: Final[Mapping[str, ApplicationShare]] = MappingProxyType(
     {
-        "resnet18-cifar10": ApplicationShare(SizeCategory.SMALL, 3.0),
-        "neumf-ml20m": ApplicationShare(SizeCategory.SMALL, 2.0),
-        "lstm-wikitext2": ApplicationShare(SizeCategory.SMALL, 2.0),
-        "dlrm-small": ApplicationShare(SizeCategory.SMALL),
-        "bert-base-squad": ApplicationShare(SizeCategory.MEDIUM),
-        "deepspeech2": ApplicationShare(SizeCategory.MEDIUM),
-        "yolov3": ApplicationShare(SizeCategory.LARGE),
-        "gpt2-124m": ApplicationShare(SizeCategory.LARGE),
-        "resnet50-imagenet": ApplicationShare(SizeCategory.XLARGE),
-        "vit-b16-imagenet": ApplicationShare(SizeCategory.XLARGE),
+        "resnet18-cifar10": ApplicationShare(SizeCategory.SMALL, 3.0, initial_batch=128),
+        "neumf-ml20m": ApplicationShare(SizeCategory.SMALL, 2.0, initial_batch=2048),
+        "lstm-wikitext2": ApplicationShare(SizeCategory.SMALL, 2.0, initial_batch=20),
+        "dlrm-small": ApplicationShare(SizeCategory.SMALL, initial_batch=2048),
+        "bert-base-squad": ApplicationShare(SizeCategory.MEDIUM, initial_batch=12),
+        "deepspeech2": ApplicationShare(SizeCategory.MEDIUM, initial_batch=20),
+        "yolov3": ApplicationShare(SizeCategory.LARGE, initial_batch=8),
+        "gpt2-124m": ApplicationShare(SizeCategory.LARGE, initial_batch=32),
+        "resnet50-imagenet": ApplicationShare(SizeCategory.XLARGE, initial_batch=256),
+        "vit-b16-imagenet": ApplicationShare(SizeCategory.XLARGE, initial_batch=1024),
     }
 )
 
@@ -213,10 +218,12 @@ def generate_workload(
             )
         else:
             application = pick_application[category](u_application)
+            initial_batch = applications[application].initial_batch
             job = TraceJob(
                 name=f"{application}-{i}",
                 submit_s=submit_s,
                 requested_slots=requested,
+                requested_batch=None if initial_batch is None else initial_batch * requested,
                 application=application,
                 adaptivity=pick_adaptivity(u_adaptivity),
             )
