@@ -79,6 +79,31 @@ def test_bench_fit_is_at_least_as_good_as_scipy() -> None:
     assert ours["scipy_cpu_s"] is None
 
 
+def test_bench_policies_measures_synthetic_jobs_without_the_peers_tables(tmp_path: Path) -> None:
+    arguments = [
+        "--sizes",
+        "24",
+        "--types",
+        "2",
+        "--policy",
+        "max_min_fairness_packed",
+        "--policy",
+        "hierarchical_fifo",
+    ]
+    rows = json.loads(run("bench", "policies", "--peers", str(tmp_path), *arguments, "--json").stdout)
+    assert [(row["policy"], row["jobs"], row["types"], row["notes"]) for row in rows] == [
+        ("max_min_fairness_packed", 24, 2, []),
+        ("hierarchical_fifo", 24, 2, []),
+    ]
+    assert all(row["cpu_s"] > 0 and row["objective"] > 0 and row["published_cpu_s"] is None for row in rows)
+
+
+def test_bench_policies_says_what_is_wrong_with_its_options() -> None:
+    result = run("bench", "policies", "--sizes", "many")
+    assert result.returncode == 2
+    assert "sizes is 'many', but must be whole numbers of at least 1" in result.stderr
+
+
 def test_bench_model_prints_tables_for_people(tmp_path: Path) -> None:
     (tmp_path / "cnn").mkdir()
     lines = ["placement,local_bsz,step_time,sync_time"]
