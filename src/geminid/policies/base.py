@@ -94,6 +94,18 @@ class JobView:
         """The job's identifier."""
         return self.facts.id
 
+    def has(self, configuration: Configuration) -> bool:
+        """Whether its allocation realises a configuration."""
+        return (
+            self.gpu_type == configuration.gpu_type
+            and self.slots == configuration.slots
+            and len(self.allocation) == configuration.nodes
+        )
+
+    def stands(self, usable_slots: Sequence[int]) -> bool:
+        """Whether the nodes of its allocation are still usable."""
+        return all(usable_slots[node] >= slots for node, slots in self.allocation)
+
     def age_s(self, now_s: float) -> float:
         """Seconds since its submission."""
         return now_s - self.facts.submitted_s

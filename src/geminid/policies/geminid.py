@@ -200,7 +200,7 @@ class Geminid(Policy):
         for job in view.jobs:
             wanted = assignments.get(job.id)
             if isinstance(wanted, Configuration):
-                stays = _has(job, wanted)
+                stays = job.has(wanted)
                 end_s = job.paused_until_s if stays else view.now_s + job.facts.rescale_s
                 if end_s + MEASURING_S > view.now_s:
                     ends.append(end_s + MEASURING_S)
@@ -211,7 +211,7 @@ DEFAULT_QUEUE = Queue("default")
 
 
 def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:
-    kept = {job.id: job.allocation for job in view.jobs if job.allocation and _stands(job, view.usable_slots)}
+    kept = {job.id: job.allocation for job in view.jobs if job.allocation and job.stands(view.usable_slots)}
     pairs = [(job.id, job.partner) for job in view.jobs if job.id in kept and job.partner and job.id < job.partner]
     return Decision(kept, wake_at_s=wake_at_s, pairs=tuple(pairs))
 
@@ -234,7 +234,7 @@ def _current(view: ClusterView, configurations: Sequence[Configuration]) -> NDAr
     columns = {(c.gpu_type, c.nodes, c.slots): column for column, c in enumerate(configurations)}
     current = np.zeros((len(view.jobs), len(configurations)), dtype=bool)
     for row, job in enumerate(view.jobs):
-        if job.allocation and _stands(job, view.usable_slots):
+        if job.allocation and job.stands(view.usable_slots):
             column = columns.get((job.gpu_type or "", len(job.allocation), job.slots))
             if column is not None:
                 current[row, column] = True
@@ -265,15 +265,3 @@ def _nodes(view: ClusterView, wished: Sequence[Wish]) -> int | None:
         return None
     size = {node.gpu_type: node.slots for node in view.cluster.nodes}
     return sum(-(-wish.slots // size[wish.gpu_type]) for wish in wished)
-
-
-def _has(job: JobView, configuration: Configuration) -> bool:
-    return (
-        job.gpu_type == configuration.gpu_type
-        and job.slots == configuration.slots
-        and len(job.allocation) == configuration.nodes
-    )
-
-
-def _stands(job: JobView, usable_slots: Sequence[int]) -> bool:
-    return all(usable_slots[node] >= slots for node, slots in job.allocation)

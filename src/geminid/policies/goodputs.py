@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.goodput.table import GoodputTable, JobModel
 from geminid.goodput.transfer import Method, transfer
 from geminid.job import Adaptivity
 from geminid.policies.base import ClusterView, JobView
-from geminid.policies.sia import configurations_of
 
 Array = NDArray[np.float64]
+
+
+def configurations_of(cluster: Cluster, rigid_sizes: Iterable[int] = ()) -> list[Configuration]:
+    """Powers of two within a node, then whole nodes, and what rigid jobs ask for, for every GPU type."""
+    result = []
+    for gpu_type, index in cluster.type_index.items():
+        sizes = cluster.node_slots[cluster.node_type == index]
+        per_node = int(sizes.max())
+        full_nodes = int((sizes == per_node).sum())
+        slots = 1
+        while slots < per_node:
+            result.append(Configuration(gpu_type=gpu_type, nodes=1, slots=slots))
+            slots *= 2
+        result += [
+            Configuration(gpu_type=gpu_type, nodes=nodes, slots=nodes * per_node) for nodes in range(1, full_nodes + 1)
+        ]
+        have = {c.slots for c in result if c.gpu_type == gpu_type}
+        result += [
+            Configuration(gpu_type=gpu_type, nodes=-(-slots // per_node), slots=slots)
+            for slots in sorted(set(rigid_sizes) - have)
+            if slots <= per_node * full_nodes
+        ]
+    return result
 
 
 @dataclass(slots=True)
@@ -22,10 +46,12 @@ class Goodputs:
     """A table that is kept from decision to decision, so that only jobs with news are computed again.
 
     Types that a job has not run on in several slots are predicted from the one that it knows best. A job may use at
-    most ``growth`` times the most slots that it has run on (one, if it has not): beyond, its model is a guess.
+    most ``growth`` times the most slots that it has run on: beyond, its model is a guess. A profile made beforehand
+    counts as a run on ``profiled_slots``.
     """
 
     growth: float
+    profiled_slots: int = 1
     transfer_method: Method = "scaled"
     _table: GoodputTable | None = None
     _nodes: tuple[object, ...] = ()
@@ -46,7 +72,7 @@ class Goodputs:
             if facts.adaptivity is Adaptivity.RIGID:
                 least[row] = most[row] = facts.requested_slots
             else:
-                known = max(int(self.growth * max(job.most_slots_measured, 1)), facts.min_slots)
+                known = max(int(self.growth * max(job.most_slots_measured, self.profiled_slots)), facts.min_slots)
                 least[row], most[row] = facts.min_slots, min(known, facts.max_slots)
         goodput[(slots > most[:, None]) | (slots < least[:, None])] = 0.0
         return configurations, goodput

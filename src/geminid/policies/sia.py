@@ -19,7 +19,7 @@ like any other change; the published simulator does not charge them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -27,40 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csc_array
 
-from geminid.cluster import Cluster
 from geminid.configuration import Configuration
-from geminid.goodput.fit import ThroughputFit
-from geminid.goodput.table import GoodputTable, JobModel
-from geminid.goodput.transfer import Method, transfer
-from geminid.job import Adaptivity
+from geminid.goodput.transfer import Method
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+from geminid.policies.goodputs import Goodputs
 from geminid.policies.options import AtLeast, Not, Positive
 from geminid.solve.lp import minimise
 
 Array = NDArray[np.float64]
-
-
-def configurations_of(cluster: Cluster, rigid_sizes: Iterable[int] = ()) -> list[Configuration]:
-    """Powers of two within a node, then whole nodes, and what rigid jobs ask for, for every GPU type."""
-    result = []
-    for gpu_type, index in cluster.type_index.items():
-        sizes = cluster.node_slots[cluster.node_type == index]
-        per_node = int(sizes.max())
-        full_nodes = int((sizes == per_node).sum())
-        slots = 1
-        while slots < per_node:
-            result.append(Configuration(gpu_type=gpu_type, nodes=1, slots=slots))
-            slots *= 2
-        result += [
-            Configuration(gpu_type=gpu_type, nodes=nodes, slots=nodes * per_node) for nodes in range(1, full_nodes + 1)
-        ]
-        have = {c.slots for c in result if c.gpu_type == gpu_type}
-        result += [
-            Configuration(gpu_type=gpu_type, nodes=-(-slots // per_node), slots=slots)
-            for slots in sorted(set(rigid_sizes) - have)
-            if slots <= per_node * full_nodes
-        ]
-    return result
 
 
 def restart_factor(job: JobView, now_s: float, cost_s: float) -> float:
@@ -84,17 +58,18 @@ class Sia(Policy):
     serve: Annotated[float, AtLeast(0.0)] = 1.1
     interval_s: Positive | None = 60.0
     transfer_method: Method = "scaled"
-    _table: GoodputTable | None = None
-    _rigid_sizes: set[int] = field(default_factory=set)
-    _completed: dict[str, tuple[JobModel, JobModel]] = field(default_factory=dict)
+    _goodputs: Goodputs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._goodputs = Goodputs(growth=2.0, profiled_slots=0, transfer_method=self.transfer_method)
 
     def decide(self, view: ClusterView) -> Decision:
         """Solve the program for all jobs that may change."""
-        configurations, goodput = self._goodputs(view)
+        configurations, goodput = self._goodputs.of(view)
         keep: dict[str, Configuration | Allocation] = {}
         rows = []
         for row, job in enumerate(view.jobs):
-            if job.allocation and view.now_s < job.paused_until_s and _stands(job, view.usable_slots):
+            if job.allocation and view.now_s < job.paused_until_s and job.stands(view.usable_slots):
                 keep[job.id] = job.allocation
             else:
                 rows.append(row)
@@ -112,48 +87,6 @@ class Sia(Policy):
                 assignments[view.jobs[row].id] = configurations[column]
         return Decision(assignments)
 
-    def _goodputs(self, view: ClusterView) -> tuple[Sequence[Configuration], Array]:
-        """Goodput of every job on every configuration that it may use now."""
-        rigid = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
-        if self._table is None or not rigid <= self._rigid_sizes:
-            self._rigid_sizes |= rigid
-            self._table = GoodputTable.empty(configurations_of(view.cluster, self._rigid_sizes))
-        models = {job.id: self._complete(job) for job in view.jobs}
-        self._completed = {job_id: self._completed[job_id] for job_id in models if job_id in self._completed}
-        self._table = self._table.refresh(models)
-        configurations = self._table.configurations
-        slots = np.array([c.slots for c in configurations])
-        goodput = self._table.goodput.copy()
-        for row, job in enumerate(view.jobs):
-            if not job.facts.limits:
-                goodput[row] = 1.0  # an opaque job: every type is as good
-            if job.facts.adaptivity is Adaptivity.RIGID:
-                goodput[row, slots != job.facts.requested_slots] = 0.0
-            else:
-                most = min(max(2 * job.most_slots_measured, job.facts.min_slots), job.facts.max_slots)
-                goodput[row, (slots > most) | (slots < job.facts.min_slots)] = 0.0
-        return configurations, goodput
-
-    def _complete(self, job: JobView) -> JobModel:
-        """The job's model with types it has not run on in several slots carried over from the one it knows best."""
-        model = job.model or JobModel({}, job.facts.limits)
-        known = self._completed.get(job.id)
-        if known is not None and known[0] is model:
-            return known[1]
-        fits = dict(model.fits)
-        best = max(fits.values(), key=lambda fitted: fitted.most_slots, default=None)
-        if best is not None and best.most_slots > 1:
-            for gpu_type, fitted in fits.items():
-                if fitted.most_slots <= 1:
-                    fits[gpu_type] = self._carry_over(best, fitted, job)
-        completed = JobModel(fits, model.limits, model.gradient)
-        self._completed[job.id] = (model, completed)
-        return completed
-
-    def _carry_over(self, best: ThroughputFit, one_slot: ThroughputFit, job: JobView) -> ThroughputFit:
-        initial = next(iter(job.facts.limits.values())).initial
-        return transfer(best, one_slot, typical_batch=initial, method=self.transfer_method)
-
     def _utilities(
         self, view: ClusterView, rows: Sequence[int], configurations: Sequence[Configuration], goodput: Array
     ) -> Array:
@@ -166,23 +99,11 @@ class Sia(Policy):
                 continue
             relative = values[positive] / values[positive].min()
             factor = restart_factor(job, view.now_s, job.facts.rescale_s)
-            current = np.array([_is_current(job, c) for c in configurations])[positive]
+            current = np.array([job.has(c) for c in configurations])[positive]
             relative = np.maximum(np.where(current, relative, relative * factor), 1e-3)
             gain = self.serve - relative**self.p if self.p < 0 else self.serve + relative**self.p
             utility[i, positive] = job.facts.weight * gain
         return utility
-
-
-def _stands(job: JobView, usable_slots: Sequence[int]) -> bool:
-    return all(usable_slots[node] >= slots for node, slots in job.allocation)
-
-
-def _is_current(job: JobView, configuration: Configuration) -> bool:
-    return (
-        job.gpu_type == configuration.gpu_type
-        and job.slots == configuration.slots
-        and len(job.allocation) == configuration.nodes
-    )
 
 
 def choose(
