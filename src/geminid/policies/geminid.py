@@ -60,7 +60,7 @@ class Geminid(Policy):
     needs_models = True
     brings_profiles = True
 
-    p: Annotated[float, AtLeast(0.0)] = 0.6
+    p: Annotated[float, AtLeast(0.0)] = 0.5
     q: Positive = 0.5
     growth: Annotated[float, AtLeast(1.0)] = 4.0
     gap_s: Annotated[float, AtLeast(0.0)] = 10.0
@@ -69,7 +69,7 @@ class Geminid(Policy):
     horizon_s: Positive = 600.0
     horizon_pauses: Positive = 6.0
     pause_power: Annotated[float, AtLeast(0.0)] = 0.5
-    restart_power: Annotated[float, AtLeast(0.0)] = 0.25
+    restart_power: Annotated[float, AtLeast(0.0)] = 1.0
     queues: tuple[str, ...] = ()
     half_life_s: Positive | None = None
     economy: Annotated[float, AtLeast(0.0)] | None = None

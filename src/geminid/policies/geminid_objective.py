@@ -44,13 +44,13 @@ class JobArrays:
 class Objective:
     """The constants of the objective; what they are and why is in docs/policy.md."""
 
-    rank_power: float = 0.6
+    rank_power: float = 0.5
     speed_power: float = 0.5
     shortest_horizon_s: float = 60.0
     horizon_s: float = 600.0
     horizon_pauses: float = 6.0
     pause_power: float = 0.5
-    restart_power: float = 0.25
+    restart_power: float = 1.0
 
     def utilities(self, jobs: JobArrays, goodput: Array) -> Array:
         """What each configuration is worth to each job, −inf where its goodput is zero."""
@@ -91,6 +91,6 @@ def rank(left_s: Array) -> Array:
 
 
 def restart_share(jobs: JobArrays) -> Array:
-    """The share of its life that a job would not have paused after one more change (Sia's restart factor)."""
-    share = np.maximum(jobs.age_s - jobs.restarts * jobs.rescale_s, 0.0) / np.maximum(jobs.age_s + jobs.rescale_s, 1e-9)
-    return np.asarray(np.where(jobs.age_s < jobs.rescale_s, 1.0, share))
+    """The share of its life that a job has not paused for changes so far."""
+    paused_s = jobs.restarts * jobs.rescale_s
+    return np.asarray(np.maximum(1.0 - paused_s / np.maximum(jobs.age_s, jobs.rescale_s + 1e-9), 0.0))

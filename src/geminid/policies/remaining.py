@@ -2,15 +2,16 @@
 
 A job that told its size ŵ is taken to have a size W that is log-normal around it. Knowing that it has done p and is
 not finished, E[W − p | W > p] is what is left: close to ŵ − p at first, and never zero where a job has outlived its
-estimate. How wrong estimates are is learnt from the jobs that have ended. Of a job that told nothing, the sizes of
-published traces are all that is known: they are so heavy-tailed that what has run for long will run for as long again.
+estimate. How wrong estimates are is learnt from the jobs that have ended. A job that told nothing is taken to have the
+typical length of those still before it (their geometric mean), and as much again as it has done: sizes are so
+heavy-tailed that what has run for long will run for long.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +27,9 @@ PRIOR_ERROR = 0.1
 PRIOR_JOBS = 10
 #: A job that has outlived its estimate by some work is taken to have at least this share of it left.
 BEYOND_SHARE = 0.25
-#: Seconds on its smallest configuration that a job of unknown size is taken to have left when it has done nothing.
-UNKNOWN_S = 300.0
+#: Before any job has ended, one of unknown size is taken to need so many seconds on its slowest configuration: the
+#: middle of published traces, about half an hour.
+TYPICAL_S = 1800.0
 
 
 @dataclass(slots=True)
@@ -36,6 +38,9 @@ class RemainingWork:
 
     _squares: float = PRIOR_JOBS * PRIOR_ERROR**2
     _jobs: float = PRIOR_JOBS
+    _log_typical_s: float = math.log(TYPICAL_S)
+    _ended: float = PRIOR_JOBS
+    _slowest: dict[str, float] = field(default_factory=dict)
 
     @property
     def error(self) -> float:
@@ -43,8 +48,12 @@ class RemainingWork:
         return math.sqrt(self._squares / self._jobs)
 
     def learn(self, ended: Sequence[JobView]) -> None:
-        """Compare what jobs that have ended had told with what they had done."""
+        """Compare what jobs that have ended had told with what they had done, and remember how long they were."""
         for job in ended:
+            slowest = self._slowest.pop(job.id, 0.0)
+            if job.progress > 0 and slowest > 0:
+                self._ended += 1
+                self._log_typical_s += (math.log(job.progress / slowest) - self._log_typical_s) / self._ended
             if job.facts.work and job.progress > 0:
                 self._squares += math.log(job.progress / job.facts.work) ** 2
                 self._jobs += 1
@@ -54,7 +63,8 @@ class RemainingWork:
         told = np.array([job.facts.work or 0.0 for job in jobs])
         done = np.array([job.progress for job in jobs])
         known = told > 0
-        left = np.where(known, 0.0, done + UNKNOWN_S * slowest)
+        self._slowest = dict(zip((job.id for job in jobs), slowest.tolist(), strict=True))
+        left = np.where(known, 0.0, done + math.exp(self._log_typical_s) * slowest)
         left[known] = expected_left(told[known], done[known], self.error)
         return np.asarray(left / slowest)
 
