@@ -13,10 +13,8 @@ BIN := $(VENV)/bin
 help: ## say what the targets are
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 14
 
-demo: $(VENV)/.ready ## train and profile a small model on this machine, then compare four schedulers in the simulator
+demo: $(VENV)/.ready ## run the scheduler on this machine: six real training jobs grow, shrink, re-tune and survive a kill
 	@$(BIN)/geminid demo
-	@mkdir -p build
-	@$(BIN)/geminid simulate --workload small --policy fifo,tiresias,pollux,sia --report build/demo-report.html
 
 test: lint ## everything that must hold: lint, types, layers, all tests
 	$(BIN)/python -m pytest -n 2

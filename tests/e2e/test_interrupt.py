@@ -15,10 +15,10 @@ GEMINID = [sys.executable, "-m", "geminid"]
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("after_s", [1.5, 6.0])
-def test_an_interrupted_demo_ends_at_once_with_one_line(after_s: float) -> None:
+def test_an_interrupted_command_ends_at_once_with_one_line(after_s: float) -> None:
     pytest.importorskip("torch")
     with subprocess.Popen(
-        [*GEMINID, "demo", "--slots", "2", "--seconds", "30"],
+        [*GEMINID, "measure", "--slots", "2", "--seconds", "30"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,80 +1,256 @@
-"""``geminid demo``: measure real training on this machine, fit the goodput model, and compare the two."""
+"""``geminid demo``: a service on this machine, six real training jobs, and what the scheduler does with them.
+
+The jobs are the repository's examples. They come one after the other, grow and shrink as others come and go, re-tune
+their batch sizes, and get over the death of a worker. Nothing is left behind.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
-from typing import TYPE_CHECKING, Annotated, NoReturn
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+
+from geminid.cli.client import give_up, reporting_trouble
+from geminid.cli.jobs import job_row
+from geminid.cli.output import console, error_console, print_json, print_table
 
 if TYPE_CHECKING:
-    from geminid.train.measure import Recording
-    from geminid.train.study import Design
+    from geminid.serve.client import Client
 
-#: More workers than this say nothing new in a minute.
-MOST_SLOTS_UNASKED = 4
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+#: What is submitted, and when, in seconds from the start.
+SUBMISSIONS: tuple[tuple[float, str, tuple[str, ...]], ...] = (
+    (0.0, "images", ("--epochs", "12")),
+    (4.0, "language", ("--epochs", "8")),
+    (12.0, "recommender", ("--epochs", "16")),
+    (25.0, "images", ("--epochs", "6")),
+    (40.0, "recommender", ("--epochs", "8")),
+    (55.0, "language", ("--epochs", "4")),
+)
+
+#: One worker of a job that has several is killed after so long.
+KILL_AFTER_S = 20.0
+
+#: The demo gives up after so long.
+PATIENCE_S = 420.0
+
+POLICY = "geminid:gap=2,refresh=10"
+
+
+@dataclass(slots=True)
+class Show:
+    """What has happened so far."""
+
+    client: Client
+    home: Path
+    began_s: float = field(default_factory=time.monotonic)
+    submitted: list[str] = field(default_factory=list)
+    killed: dict[str, Any] | None = None
+    told: dict[str, int] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+
+    @property
+    def at_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.began_s
+
+    def submit_due(self) -> None:
+        """Submit whatever is due."""
+        while len(self.submitted) < len(SUBMISSIONS) and SUBMISSIONS[len(self.submitted)][0] <= self.at_s:
+            _, name, options = SUBMISSIONS[len(self.submitted)]
+            command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+            body = {"name": name, "command": command, "working_dir": str(EXAMPLES)}
+            self.submitted.append(str(self.client.post("jobs", body)["id"]))
+
+    def kill_one(self, jobs: list[dict[str, Any]]) -> None:
+        """Kill one worker of the largest job that has several, once."""
+        if self.killed is not None or self.at_s < KILL_AFTER_S:
+            return
+        several = [job for job in jobs if job["slots"] > 1 and job["phase"] == "running" and (job["done"] or 0) < 0.8]
+        if not several:
+            return
+        job = max(several, key=lambda job: job["slots"])
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            saved = json.loads((self.home / "jobs" / job["id"] / "supervisor.json").read_text(encoding="utf-8"))
+            worker = saved["members"][-1]
+            os.kill(saved["workers"][worker]["pid"], signal.SIGKILL)
+            self.killed = {"job": job["id"], "worker": worker, "at_s": self.at_s, "samples": job["samples"]}
+            self.lines.append(f"{self.at_s:5.1f} s  [bold red]killed worker {worker} of {job['id']}[/] (SIGKILL)")
+
+    def hear(self) -> list[str]:
+        """New lines of the jobs' stories."""
+        new = []
+        for job_id in self.submitted:
+            story = self.client.get(f"jobs/{job_id}/story")
+            for line in story[self.told.get(job_id, 0) :]:
+                pause = "" if line["pause_s"] is None else f" [dim](paused {line['pause_s']:.2f} s)[/]"
+                new.append(f"{self.at_s:5.1f} s  {job_id} {escape(line['text'])}{pause}")
+            self.told[job_id] = len(story)
+        self.lines += new
+        return new
 
 
 def demo(
-    slots: Annotated[
-        int | None,
-        typer.Option(min=2, max=64, help="Most worker processes to use.", show_default="4, or 2 on a single core"),
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long to measure.")] = 40.0,
-    seed: Annotated[int, typer.Option(min=0, max=2**31, help="Seed of the model and its data.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    slots: Annotated[int, typer.Option(min=2, max=64, help="CPU slots to offer.")] = 4,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end instead of tables.")
+    ] = False,
 ) -> None:
-    """Train a small model on this machine's CPU, fit the goodput model, and compare predictions with measurements."""
+    """Run the scheduler on this machine with six real elastic training jobs; three to four minutes at most."""
     if importlib.util.find_spec("torch") is None:
-        _give_up("the demo trains with PyTorch, which is not installed: pip install 'geminid[torch]'")
-    # What follows needs numpy and more; `geminid --help` should not.
-    from geminid.cli.demo_report import DemoReport
-    from geminid.cli.output import console, print_json
-    from geminid.train.study import Design, study
-    from geminid.train.workers import MeasuringFailed, own_cores
-
-    cores = len(own_cores()) or 1
-    slots = slots if slots is not None else min(MOST_SLOTS_UNASKED, 2 * cores)
-    design = Design.of(slots)
-    try:
-        recording, parameters = _measure(design, slots, seconds, seed)
-    except MeasuringFailed as problem:
-        _give_up(f"the demo could not measure: {problem}")
-    report = DemoReport(
-        study=study(design, recording), recording=recording, slots=slots, cores=cores, parameters=parameters, seed=seed
-    )
+        give_up("the demo trains with PyTorch, which is not installed: pip install 'geminid[torch]'")
+    if not (EXAMPLES / "images.py").is_file():
+        give_up("the demo needs the examples folder of the repository: run it from a clone")
+    with _service(slots) as (client, home):
+        show = Show(client, home)
+        jobs = _watch(show, quiet=as_json)
+        result = _result(show, jobs, client.get("status"))
     if as_json:
-        print_json(report.document())
+        print_json(result)
     else:
-        report.show(console)
+        _print(result)
+    if any(job["phase"] != "succeeded" for job in jobs):
+        raise typer.Exit(1)
 
 
-def _give_up(sentence: str) -> NoReturn:
-    """End the command with one sentence and exit code 1."""
-    typer.echo(f"error: {sentence}", err=True)
-    raise typer.Exit(1)
+@contextlib.contextmanager
+def _service(slots: int) -> Iterator[tuple[Client, Path]]:
+    """A service in a temporary folder that ends, with everything it started, when the block does."""
+    from geminid.serve.client import Client, Trouble
+    from geminid.serve.server import Options, start_detached
+
+    home = Path(tempfile.mkdtemp(prefix="geminid-"))
+    pid = 0
+    try:
+        with reporting_trouble():
+            place = start_detached(Options(home=home, slots=slots, policy=POLICY, grace_s=5.0))
+            pid = int(str(place["pid"]))
+            error_console.print(f"[dim]service at {place['url']}, {slots} CPU slots, policy {POLICY}[/]")
+            yield Client.here(home), home
+    finally:
+        with contextlib.suppress(Trouble, OSError):
+            client = Client.here(home)
+            for job in client.get("jobs"):
+                client.post(f"jobs/{job['id']}/cancel")
+            client.post("shutdown")
+            deadline = time.monotonic() + 30.0
+            while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
+                if not Path(f"/proc/{pid}/cmdline").read_bytes():
+                    break  # it has ended, and nobody has asked how
+                time.sleep(0.05)
+        shutil.rmtree(home, ignore_errors=True)
 
 
-def _measure(design: Design, slots: int, seconds: float, seed: int) -> tuple[Recording, int]:
-    """Measure all points behind a progress bar on the error stream; the recording and the model's parameter count."""
-    from rich.progress import Progress
+def _watch(show: Show, *, quiet: bool) -> list[dict[str, Any]]:
+    """Submit, watch and disturb until all jobs are over; the jobs then."""
+    live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal and not quiet else None
+    with live or contextlib.nullcontext():
+        while True:
+            show.submit_due()
+            jobs: list[dict[str, Any]] = show.client.get("jobs", all=True)
+            show.kill_one(jobs)
+            new = show.hear()
+            if live is not None:
+                live.update(_picture(show, jobs))
+            elif not quiet:
+                for line in new:
+                    console.print(line, soft_wrap=True)
+            over = len(jobs) == len(SUBMISSIONS) and all(job["finished_at_s"] is not None for job in jobs)
+            if over or show.at_s > PATIENCE_S:
+                return [show.client.get(f"jobs/{job['id']}") for job in jobs]
+            time.sleep(0.5)
 
-    from geminid.cli.output import error_console
-    from geminid.train.measure import ROUNDS, measure
-    from geminid.train.study import LIMITS
-    from geminid.train.workers import Workers
 
-    with Progress(console=error_console, transient=True) as progress:
-        task = progress.add_task(f"Starting {slots} workers", total=None)
-        with Workers(slots, seed=seed) as workers:
-            visits = len(design.points) * (ROUNDS + 1)
-            progress.update(task, description=f"Training in {len(design.points)} configurations", total=visits)
-            recording = measure(
-                workers,
-                design.points,
-                seconds=seconds,
-                initial_batch=LIMITS.initial,
-                seed=seed,
-                on_visit=lambda: progress.advance(task),
-            )
-            return recording, workers.parameter_count
+def _picture(show: Show, jobs: list[dict[str, Any]]) -> Group:
+    table = Table(title=f"{show.at_s:.0f} s", title_justify="left")
+    for name in ("job", "name", "phase", "slots", "done", "batch", "age", "ends in", "resizes", "loss"):
+        table.add_column(name, min_width=6)
+    for job in jobs:
+        row = job_row(job)
+        loss = job["metrics"].get("loss")
+        bar = "█" * job["slots"]
+        table.add_row(*row[:2], row[3], bar, *row[5:8], *row[9:], "" if loss is None else f"{loss:.3f}")
+    return Group(table, *show.lines[-8:])
+
+
+def _result(show: Show, jobs: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
+    pauses = [pause for job in jobs for pause in job["pauses_s"]]
+    killed = show.killed
+    if killed is not None:
+        job = next(job for job in jobs if job["id"] == killed["job"])
+        lost = next((line for line in job["story"] if line["text"].startswith("worker ")), None)
+        after = [] if lost is None else [line for line in job["story"] if line["at_s"] >= lost["at_s"]]
+        formed = next((line for line in after if line["text"].startswith("training on")), None)
+        killed = {**killed, "training_again_after_s": None if not formed or not lost else formed["at_s"] - lost["at_s"]}
+    return {
+        "seconds": show.at_s,
+        "slots": status["slots"],
+        "decisions": status["decisions"],
+        "resizes": sum(job["rescales"] for job in jobs),
+        "pauses_s": pauses,
+        "killed": killed,
+        "jobs": [
+            {
+                **{name: job[name] for name in ("id", "name", "phase", "jct_s", "rescales", "pauses_s", "gpu_s")},
+                **{name: job[name] for name in ("samples", "work_samples", "metrics")},
+                "most_slots": max(line["slots"] for line in job["story"]),
+            }
+            for job in jobs
+        ],
+    }
+
+
+def _print(result: dict[str, Any]) -> None:
+    rows = []
+    for job in result["jobs"]:
+        pauses = job["pauses_s"]
+        loss = job["metrics"].get("loss")
+        rows.append(
+            [
+                f"{job['id']} {job['name']}",
+                job["phase"],
+                f"{job['jct_s']:.1f} s" if job["jct_s"] is not None else "",
+                f"{job['gpu_s']:.0f}",
+                f"{job['most_slots']}",
+                f"{job['rescales']}",
+                f"{1e3 * sum(pauses) / len(pauses):.0f} ms" if pauses else "",
+                f"{1e3 * max(pauses):.0f} ms" if pauses else "",
+                f"{job['samples']:,} of {job['work_samples']:,.0f}" if job["work_samples"] else "",
+                "" if loss is None else f"{loss:.4f}",
+            ]
+        )
+    header = ["job", "end", "JCT", "slot-s", "most slots", "resizes", "mean pause", "longest", "samples", "loss"]
+    print_table("Six training jobs", header, rows, text_columns=2)
+    pauses = result["pauses_s"]
+    if pauses:
+        console.print(
+            f"{result['resizes']} live resizes: training stood still for"
+            f" {1e3 * sum(pauses) / len(pauses):.0f} ms on average, {1e3 * max(pauses):.0f} ms at most"
+        )
+    killed = result["killed"]
+    if killed is not None and killed["training_again_after_s"] is not None:
+        job = next(job for job in result["jobs"] if job["id"] == killed["job"])
+        exact = "every sample was taken exactly as often as asked for"
+        counted = exact if job["samples"] == job["work_samples"] else f"it consumed {job['samples']:,} samples"
+        console.print(
+            f"worker {killed['worker']} of {killed['job']} was killed; its peers trained on"
+            f" {killed['training_again_after_s']:.2f} s later, and {counted}"
+        )
+    console.print(f"{result['seconds']:.0f} s, {result['decisions']} decisions on {result['slots']} slots")

@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from geminid import __version__
 from geminid.cli import bench, bench_training, ends_when_interrupted, jobs, operate, service
 from geminid.cli.demo import demo
+from geminid.cli.measure import measure_here
 from geminid.cli.output import error_console
 from geminid.cli.profile import profile
 from geminid.cli.simulate import policies, simulate, workloads
@@ -71,6 +72,7 @@ for panel, commands in _PANELS.items():
     for command in commands:
         app.command(name=command.__name__.removesuffix("_job"), rich_help_panel=panel)(command)
 app.command()(demo)
+app.command(name="measure")(measure_here)
 app.command()(simulate)
 app.command()(policies)
 app.command()(workloads)

@@ -124,7 +124,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         position = order.index(job.id) + 1 if job.id in order else None
         now_s = max(published.now_s, service.clock.now_s())
         made = (documents.job_details if details else documents.job_document)(job, now_s, position)
-        return {**made, "eta": forecaster.of(job.id)}
+        return {**made, "eta": None if job.phase.is_terminal else forecaster.of(job.id)}
 
     @app.post(f"{PREFIX}/jobs", status_code=201)
     async def submit(request: Request, dry_run: bool = False) -> dict[str, Any]:
@@ -160,7 +160,10 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         positions = {job_id: i + 1 for i, job_id in enumerate(documents.waiting_order(published.state))}
         now_s = max(published.now_s, service.clock.now_s())
         return [
-            {**documents.job_document(job, now_s, positions.get(job.id)), "eta": forecaster.of(job.id)}
+            {
+                **documents.job_document(job, now_s, positions.get(job.id)),
+                "eta": None if job.phase.is_terminal else forecaster.of(job.id),
+            }
             for job in chosen
         ]
 

@@ -58,7 +58,7 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "samples": job.samples,
         "epoch": job.epoch,
         "step": job.step,
-        "batch": None if state.batch_plan is None else state.batch_plan.total_batch(max(state.num_slots, 1)),
+        "batch": state.batch_plan.total_batch(state.num_slots) if state.batch_plan and state.num_slots else None,
         "batch_plan": None if state.batch_plan is None else state.batch_plan.to_dict(),
         "learning_rate_factor": job.learning_rate_factor,
         "metrics": dict(job.metrics),

@@ -24,6 +24,9 @@ from geminid.serve import records as r
 #: How much of a job's story is kept.
 LONGEST_STORY = 200
 
+#: How much is kept of why something happened.
+LONGEST_REASON = 500
+
 #: How many notes for operators are kept.
 MOST_NOTES = 200
 
@@ -226,10 +229,11 @@ class ServiceState:
             case r.WorkerLost() if state.phase.holds_slots:
                 return job.told(at_s, f"worker {record.worker} on {record.slot} ended: {record.reason}")
             case r.JobStopping() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
-                state = state.move(JobPhase.STOPPING, at_s=at_s, reason=record.reason)
-                return replace(job, state=state).told(at_s, f"stopping: {record.reason}")
+                reason = printable(record.reason)
+                state = state.move(JobPhase.STOPPING, at_s=at_s, reason=reason)
+                return replace(job, state=state).told(at_s, f"stopping: {reason}")
             case r.JobEnded():
-                return self._end(at_s, job, record)
+                return self._end(at_s, job, replace(record, reason=printable(record.reason)))
             case r.JobWished():
                 return self._wish(at_s, job, record)
             case r.JobChanged():
@@ -420,6 +424,11 @@ def observation_of(record: r.JobProgressed) -> Observation | None:
         busiest_node_slots=-(-record.slots // record.nodes),
     )
     return seen if seen.problem() is None else None
+
+
+def printable(text: str) -> str:
+    """What a process said, on one line and not too long: it may have said anything."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:LONGEST_REASON]
 
 
 def job_to_dict(job: LiveJob) -> dict[str, Any]:

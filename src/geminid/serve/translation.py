@@ -20,7 +20,10 @@ PRIORITY_PER_DOUBLING = 50.0
 
 
 def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
-    """What a policy may know of a job: what was asked for, and what its script has said since."""
+    """What a policy may know of a job: what was asked for, and what its script has said since.
+
+    A job that has not been measured yet is opaque: policies would take a model without any speed for a speed of zero.
+    """
     spec, limits = job.spec, batch_limits(job)
     types = frozenset(cluster.type_index)
     allowed = types & frozenset(spec.gpu_types.names) if spec.gpu_types.names else types
@@ -44,7 +47,7 @@ def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
         requested_batch=limits.initial if limits is not None else spec.initial_batch_size,
         adaptivity=adaptivity,
         gpu_types=allowed,
-        limits={} if limits is None else dict.fromkeys(sorted(allowed), limits),
+        limits={} if limits is None or not job.measured else dict.fromkeys(sorted(allowed), limits),
         rescale_s=rescale_s(job),
         weight=2.0 ** (spec.priority / PRIORITY_PER_DOUBLING),
         owner=spec.owner or "",

@@ -1,4 +1,4 @@
-"""What ``geminid demo`` prints: two tables and what they mean, or one JSON object."""
+"""What ``geminid measure`` prints: two tables and what they mean, or one JSON object."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ BAR_WIDTH = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DemoReport:
-    """The outcome of a demo."""
+class MeasuringReport:
+    """The outcome of measuring."""
 
     study: Study
     recording: Recording

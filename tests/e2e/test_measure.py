@@ -1,4 +1,4 @@
-"""``geminid demo`` as a user runs it: a real process that measures real training, and leaves nothing running."""
+"""``geminid measure`` as a user runs it: a real process that measures real training, and leaves nothing running."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def run(arguments: list[str]) -> tuple[subprocess.CompletedProcess[str], list[in
 @pytest.fixture(scope="module")
 def demo():
     pytest.importorskip("torch")
-    return run([*GEMINID, "demo", "--slots", "2", "--seconds", "6", "--json"])
+    return run([*GEMINID, "measure", "--slots", "2", "--seconds", "6", "--json"])
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_the_outlook_is_consistent(result):
 
 def test_tables_for_people():
     pytest.importorskip("torch")
-    finished, left = run([*GEMINID, "demo", "--slots", "2", "--seconds", "1"])
+    finished, left = run([*GEMINID, "measure", "--slots", "2", "--seconds", "1"])
     assert finished.returncode == 0, finished.stderr
     assert left == []
     for words in ("held out", "Gradient noise scale", "speed-up", "What this means"):
@@ -108,7 +108,7 @@ def test_tables_for_people():
 
 def test_without_pytorch_one_sentence_says_how_to_install_it():
     code = "import sys; sys.modules['torch'] = None; from geminid.cli.main import main; main()"
-    finished, _ = run([sys.executable, "-c", code, "demo"])
+    finished, _ = run([sys.executable, "-c", code, "measure"])
     assert finished.returncode == 1
     assert finished.stdout == ""
     assert finished.stderr.count("\n") == 1
@@ -117,7 +117,7 @@ def test_without_pytorch_one_sentence_says_how_to_install_it():
 
 def test_help_is_quick_because_it_imports_nothing_heavy():
     code = (
-        "import sys; from geminid.cli.main import app; app(['demo', '--help'], standalone_mode=False);"
+        "import sys; from geminid.cli.main import app; app(['measure', '--help'], standalone_mode=False);"
         "heavy = {'torch', 'numpy', 'scipy'} & set(sys.modules); sys.exit(f'{heavy} imported' if heavy else 0)"
     )
     finished, _ = run([sys.executable, "-c", code])

@@ -1,0 +1,345 @@
+"""The service's thread with an executor that only pretends: what it writes, decides, refuses and survives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from geminid.cluster import Cluster
+from geminid.configuration import Configuration, Placement
+from geminid.fields import InvalidInput
+from geminid.job import JobSpec
+from geminid.jobstate import JobPhase
+from geminid.policies.base import ClusterView, Decision, Policy
+from geminid.policies.registry import make_policy
+from geminid.serve import records as r
+from geminid.serve.service import Refused, Service
+from geminid.serve.state import LiveJob
+from geminid.serve.store import Store
+from geminid.serve.translation import facts_of, name_slots
+
+
+@dataclass
+class Pretend:
+    """Starts everything at once and ends it when told to; remembers how often each job was started."""
+
+    slots: int = 4
+    elastic: bool = True
+    started: list[str] = field(default_factory=list)
+    _running: dict[str, Placement] = field(default_factory=dict)
+    _starting: dict[str, Placement] = field(default_factory=dict)
+    _post: Callable[[object], None] = lambda happening: None
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster.parse(f"cpu:1x{self.slots}")
+
+    def check(self, spec: JobSpec) -> list:
+        return []
+
+    def is_elastic(self, spec: JobSpec) -> bool:
+        return self.elastic
+
+    def open(self, post, jobs: Sequence[LiveJob]) -> list[r.Record]:
+        self._post = post
+        return [r.JobEnded(job_id=job.id, how="lost", reason="gone") for job in jobs if job.phase.holds_slots]
+
+    def run(self, job: LiveJob, placement: Placement) -> list[r.Record]:
+        if self._running.get(job.id, self._starting.get(job.id)) == placement:
+            return []
+        before = self._running.get(job.id)
+        self._starting[job.id] = placement
+        if before is None:
+            return [r.JobStarting(job_id=job.id, placement=placement)]
+        return [r.JobRescaling(job_id=job.id, placement=placement)]
+
+    def stop(self, job: LiveJob, reason: str, *, save: bool = True) -> list[r.Record]:
+        self._starting.pop(job.id, None)
+        if self._running.pop(job.id, None) is None:
+            return []
+        return [r.JobStopping(job_id=job.id, reason=reason), r.JobEnded(job_id=job.id, how="stopped")]
+
+    def flush(self) -> None:
+        for job_id, placement in self._starting.items():
+            if job_id not in self._running:
+                self.started.append(job_id)
+            self._running[job_id] = placement
+            self._post(r.JobFormed(job_id=job_id, placement=placement))
+        self._starting = {}
+
+    def take(self, happening) -> list[r.Record]:
+        if isinstance(happening, r.JobEnded):
+            self._running.pop(happening.job_id, None)
+        return [happening]
+
+    def tick(self) -> list[r.Record]:
+        return []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    def folder_of(self, job_id: str) -> Path:
+        return Path("/nonexistent")
+
+    def close(self, *, detach: bool) -> None:
+        self._running = {}
+
+    def tell(self, record: r.Record) -> None:
+        self._post(record)
+
+
+def spec(name: str = "x", **fields) -> JobSpec:
+    return JobSpec(name=name, command=("true",), **fields)
+
+
+class Running:
+    """A service for the length of a ``with`` block."""
+
+    def __init__(self, folder: Path, policy: Policy | str = "fifo", executor: Pretend | None = None) -> None:
+        self.executor = executor or Pretend()
+        self.store = Store(folder)
+        made = make_policy(policy) if isinstance(policy, str) else policy
+        self.service = Service(self.store, self.executor, made, "a policy", gap_s=0.0)
+
+    def __enter__(self) -> Running:
+        self.service.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.service.end(detach=True)
+        self.store.close()
+
+    def submit(self, **fields) -> str:
+        return self.service.submit(spec(**fields), "ann").result(10).id
+
+    def until(self, reached: Callable[[dict[str, LiveJob]], bool]) -> dict[str, LiveJob]:
+        deadline = time.monotonic() + 10
+        while not reached(self.service.published.state.jobs):
+            assert time.monotonic() < deadline, self.service.published.state.jobs
+            time.sleep(0.01)
+        self.service.published.state.check()
+        return self.service.published.state.jobs
+
+    def note(self, text: str) -> None:
+        deadline = time.monotonic() + 10
+        while not any(text in note for _, _, note in self.service.published.state.notes):
+            assert time.monotonic() < deadline, self.service.published.state.notes
+            time.sleep(0.01)
+
+
+def test_jobs_wait_run_and_end(tmp_path):
+    with Running(tmp_path) as running:
+        first, second = running.submit(min_slots=3), running.submit(min_slots=2)
+        jobs = running.until(lambda jobs: jobs[first].phase is JobPhase.RUNNING)
+        assert jobs[second].phase is JobPhase.PENDING
+        running.executor.tell(r.JobEnded(job_id=first, how="succeeded"))
+        running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
+        with pytest.raises(Refused, match="is over: it is succeeded"):
+            running.service.wish(first, "pause", "ann").result(10)
+        running.service.wish(second, "pause", "ann").result(10)
+        running.until(lambda jobs: jobs[second].phase is JobPhase.PAUSED)
+        running.service.wish(second, "run", "ann").result(10)
+        running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
+        running.executor.tell(r.JobFormed(job_id=first, placement=Placement.of({"cpu-0": [0]})))  # late, and ignored
+        running.service.wish(second, "cancel", "ann").result(10)
+        jobs = running.until(lambda jobs: jobs[second].phase is JobPhase.CANCELLED)
+        assert jobs[first].phase is JobPhase.SUCCEEDED
+    assert running.executor.started == [first, second, second]
+
+
+def test_a_crash_is_retried_after_a_while_and_then_given_up(tmp_path):
+    with Running(tmp_path) as running:
+        job = running.submit(max_retries=1)
+        running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
+        running.executor.tell(r.JobEnded(job_id=job, how="crashed", reason="segmentation fault"))
+        jobs = running.until(lambda jobs: jobs[job].state.failures == 1)
+        assert jobs[job].held_until_s > jobs[job].state.updated_at_s
+        running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
+        running.executor.tell(r.JobEnded(job_id=job, how="crashed", reason="segmentation fault"))
+        jobs = running.until(lambda jobs: jobs[job].phase is JobPhase.FAILED)
+        assert jobs[job].state.reason == "segmentation fault"
+
+
+def test_quotas_and_cordons_hold_and_elastic_jobs_give_way(tmp_path):
+    @dataclass
+    class Greedy(Policy):
+        name, paper, objective = "greedy", "", ""
+
+        def decide(self, view: ClusterView) -> Decision:
+            free, given = sum(view.usable_slots), {}
+            for job in view.jobs:
+                slots = min(job.facts.max_slots, free)
+                if slots >= job.facts.min_slots:
+                    given[job.id] = Configuration(gpu_type="cpu", nodes=1, slots=slots)
+                    free -= slots
+            return Decision(given)
+
+    with Running(tmp_path, Greedy()) as running:
+        running.service.set_quota("owner", "ann", 3, "op").result(10)
+        job = running.submit()
+        running.until(lambda jobs: jobs[job].state.num_slots == 3 and jobs[job].phase is JobPhase.RUNNING)
+        running.service.set_quota("owner", "ann", None, "op").result(10)
+        running.service.cordon("cpu-0", 0, True, "op").result(10)
+        jobs = running.until(lambda jobs: 0 not in _slots(jobs[job]))
+        assert _slots(jobs[job]) == (1, 2, 3)
+        running.service.drain("cpu-0", True, "op").result(10)
+        running.until(lambda jobs: jobs[job].phase is JobPhase.PENDING)
+        running.service.drain("cpu-0", False, "op").result(10)
+        running.service.cordon("cpu-0", 0, False, "op").result(10)
+        running.until(lambda jobs: len(_slots(jobs[job])) == 4)
+        with pytest.raises(Refused, match="there is no slot 9"):
+            running.service.cordon("cpu-0", 9, True, "op")
+
+
+def _slots(job: LiveJob) -> tuple[int, ...]:
+    return () if job.state.placement is None else tuple(slot for _, slot in job.state.placement.slots())
+
+
+def test_a_policy_that_raises_or_takes_too_much_changes_nothing(tmp_path):
+    @dataclass
+    class Mad(Policy):
+        name, paper, objective = "mad", "", ""
+        mood: str = "good"
+
+        def decide(self, view: ClusterView) -> Decision:
+            if self.mood == "raises":
+                raise RuntimeError("I do not know")
+            slots = 99 if self.mood == "greedy" else 1
+            return Decision({job.id: ((0, slots),) for job in view.jobs})
+
+    policy = Mad()
+    with Running(tmp_path, policy) as running:
+        first = running.submit()
+        running.until(lambda jobs: jobs[first].phase is JobPhase.RUNNING)
+        policy.mood = "raises"
+        second = running.submit()
+        running.note("rejected, the last plan stays: RuntimeError: I do not know")
+        policy.mood = "greedy"
+        third = running.submit()
+        running.note("slots more than it has usable")
+        jobs = running.until(lambda jobs: third in jobs)
+        assert jobs[first].phase is JobPhase.RUNNING
+        assert jobs[second].phase is jobs[third].phase is JobPhase.PENDING
+        policy.mood = "good"
+        running.submit()
+        running.until(lambda jobs: all(job.phase is JobPhase.RUNNING for job in jobs.values()))
+
+
+def test_with_a_full_disk_requests_are_refused_and_jobs_go_on(tmp_path):
+    with Running(tmp_path) as running:
+        job = running.submit()
+        running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
+        database = running.store._database
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(Refused, match="the disk is full") as refused:
+            running.submit(env=(("BIG", "x" * 60_000),))
+        assert refused.value.status == 507
+        running.executor.tell(r.JobEnded(job_id=job, how="succeeded", reason="y\n" * 5_000))
+        time.sleep(0.2)
+        assert running.service.alive
+        assert running.service.published.trouble
+        database.execute("PRAGMA max_page_count = 1000000")
+        running.until(lambda jobs: jobs[job].phase is JobPhase.SUCCEEDED)  # what the executor told was kept
+        assert not running.service.published.trouble
+
+
+def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path):
+    with Running(tmp_path, "geminid:gap=0,refresh=1") as running:
+        good, bad = running.submit(slots_per_replica=1), running.submit()
+        running.until(lambda jobs: jobs[good].phase is jobs[bad].phase is JobPhase.RUNNING)
+        report = r.JobProgressed(
+            job_id=bad, progress=1e300, samples=10**15, step=1, epoch=0, slots=1, nodes=1, per_slot_batch=1,
+            accumulation_steps=0, accumulation_s=1e-30, step_s=1e30, squared_gradient=-1.0, variance=1e300,
+        )  # fmt: skip
+        running.executor.tell(report)
+        jobs = running.until(lambda jobs: jobs[bad].samples == 10**15)
+        assert jobs[good].state.num_slots >= 1
+        assert not jobs[bad].measured
+
+
+def test_a_repeated_request_has_one_effect(tmp_path):
+    with Running(tmp_path) as running:
+        first = running.service.submit(spec(), "ann", request="ann:7").result(10)
+        assert running.service.submit(spec(), "ann", request="ann:7").result(10).id == first.id
+        with pytest.raises(InvalidInput, match="priority"):
+            running.service.change(first.id, "ann", priority=5000, min_slots=None, max_slots=None).result(10)
+
+
+def test_what_is_not_measured_yet_is_opaque_to_policies():
+    from geminid.jobstate import JobState
+    from geminid.serve.state import Limits
+
+    state = JobState.submitted(job_id="j1", spec=spec(), at_s=0.0)
+    limits = Limits(
+        initial_batch=8, largest_batch=64, smallest_per_slot=1, largest_per_slot=8, parameter_count=1, work_samples=100
+    )
+    facts = facts_of(LiveJob(state=state, elastic=True, limits=limits), Cluster.parse("cpu:1x4"))
+    assert (facts.limits, facts.max_slots, facts.work) == ({}, 4, 100.0)
+
+
+def test_names_of_slots_stay_and_are_never_given_twice():
+    cluster = Cluster.parse("cpu:1x4")
+    current = {"a": Placement.of({"cpu-0": [1, 2]}), "b": Placement.of({"cpu-0": [3]})}
+    named = name_slots({"a": ((0, 1),), "b": ((0, 2),), "c": ((0, 1),)}, current, cluster, [])
+    assert {job: dict(place.slots_by_node)["cpu-0"] for job, place in named.items()} == {
+        "a": (1,), "b": (0, 3), "c": (2,)
+    }  # fmt: skip
+    moved = name_slots({"b": ((0, 1),)}, current, cluster, [("cpu-0", 3)])
+    assert moved["b"] == Placement.of({"cpu-0": [0]})
+
+
+def test_a_service_killed_at_any_write_point_loses_nothing_and_runs_nothing_twice(tmp_path):
+    """A real process with a service is killed at its n-th write point; another takes over and finishes everything."""
+    reached = 0
+    for n in range(1, 40):
+        folder = tmp_path / str(n)
+        accepted = folder / "accepted"
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _serve_until_killed(folder, accepted, n)
+            finally:
+                os._exit(0)
+        _, status = os.waitpid(pid, 0)
+        if not os.WIFSIGNALED(status):
+            break
+        reached = n
+        with Running(folder) as running:
+            promised = accepted.read_text().split() if accepted.exists() else []
+            jobs = running.service.published.state.jobs
+            assert set(promised) <= set(jobs)  # whoever got an answer has a job
+            running.until(lambda jobs: all(job.phase is not JobPhase.STARTING for job in jobs.values()))
+            for _ in range(3):
+                for job_id, job in running.service.published.state.jobs.items():
+                    if job.phase is JobPhase.RUNNING:
+                        running.executor.tell(r.JobEnded(job_id=job_id, how="succeeded"))
+                time.sleep(0.05)
+            running.until(lambda jobs: all(job.phase is JobPhase.SUCCEEDED for job in jobs.values()))
+            assert len(set(running.executor.started)) == len(running.executor.started)
+    assert reached >= 9
+
+
+def _serve_until_killed(folder: Path, accepted: Path, n: int) -> None:
+    points = iter(range(1, 10**6))
+
+    def die(point: str) -> None:
+        if next(points) == n:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    folder.mkdir(parents=True)
+    running = Running(folder)
+    running.store.before_write = die
+    with running:
+        for i in range(3):
+            job_id = running.submit(name=f"n{i}")
+            with accepted.open("a") as file:
+                file.write(job_id + "\n")
+        running.until(lambda jobs: all(job.phase is JobPhase.RUNNING for job in jobs.values()))
