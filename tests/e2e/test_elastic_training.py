@@ -187,7 +187,7 @@ def test_whatever_happens_every_sample_counts_once_in_an_epoch(tmp_path_factory,
 
 
 def test_sigterm_saves_within_the_grace_period(tmp_path):
-    command = [sys.executable, SCRIPTS / "counting.py", tmp_path / "out", "--samples", "300", "--epochs", "2"]
+    command = [sys.executable, SCRIPTS / "counting.py", tmp_path / "out", "--samples", "600", "--epochs", "4"]
     environment = {**os.environ, "GEMINID_CHECKPOINTS": str(tmp_path / "checkpoints")}
     environment["GEMINID_REPORTS"] = str(tmp_path / "reports")
     first = subprocess.Popen(command, env=environment)
@@ -199,7 +199,7 @@ def test_sigterm_saves_within_the_grace_period(tmp_path):
     second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "going on from" in second.stderr
     low, high, total, *_ = map(float, (tmp_path / "out").read_text().split())
-    assert (low, high, total) == (-2, -2, -600)
+    assert (low, high, total) == (-4, -4, -2400)
 
 
 def test_a_stranger_gets_nothing_from_a_supervisor(tmp_path, launcher, capsys):

@@ -156,6 +156,19 @@ def test_schedules_advance_by_samples_however_the_steps_are_made(each):
         assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**8)
 
 
+def test_a_schedule_steps_right_after_the_step_it_follows():
+    run, model, optimizer, loader, extra = in_order(
+        make={"lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)}
+    )
+    for _ in run.epochs(1):
+        for number, (x, y) in enumerate(loader):
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            extra["lr_scheduler"].step()
+            assert run.step == number + 1
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** min(number + 1, 4))
+
+
 @pytest.mark.parametrize(
     ("rule", "factor"), [("linear", 4.0), ("square_root", 2.0), ("none", 1.0), ("adascale", None), ("legw", 2.0)]
 )
@@ -472,17 +485,3 @@ def test_sharded_models_are_refused():
         refused("wrapped in DistributedDataParallel", TypeError, model=nn.parallel.DistributedDataParallel(network()))
     finally:
         dist.destroy_process_group()
-
-
-def test_leaving_the_loop_over_epochs_early_ends_the_run(tmp_path):
-    run = geminid.init(checkpoint_dir=tmp_path)
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=25))
-    for _ in run.epochs(100):
-        for x, y in loader:
-            nn.functional.mse_loss(model(x), y).backward()
-            optimizer.step()
-        break
-    assert len(list(tmp_path.iterdir())) == 1  # the last checkpoint
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)

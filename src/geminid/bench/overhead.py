@@ -141,7 +141,7 @@ def _next_word_loss(logits: Tensor, words: Tensor) -> Tensor:
 MODELS: dict[str, dict[str, tuple[int, _Task]]] = {
     "resnet50": {
         "cuda": (256, _Task(_resnet50, _images(256, 224, 1000), F.cross_entropy)),
-        "cpu": (8, _Task(_resnet50, _images(8, 64, 1000), F.cross_entropy)),
+        "cpu": (2, _Task(_resnet50, _images(2, 32, 1000), F.cross_entropy)),
     },
     "gpt2": {
         "cuda": (

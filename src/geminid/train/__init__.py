@@ -5,6 +5,9 @@ What training scripts use:
 =====================  ===================================================================================
 ``run``                ``geminid.init`` and the run it returns
 ``session``            training in one worker: which samples come next, what happens between steps
+``agreement``          what workers tell each other along with the gradients, so that all do the same
+``membership``         being in a group: taking a place, having the same state as everybody
+``trainstate``         everything that training goes on from
 ``data`` ``shares``    one global order of samples, divided over workers and passes
 ``gradients``          summed over passes, averaged over workers
 ``norms``              the gradient noise, measured on the way
@@ -21,6 +24,7 @@ What schedulers use (``docs/worker-protocol.md``); none of it imports PyTorch:
 ``group``              who belongs to a job's group of workers: decisions only
 ``launcher``           starting and watching processes; ``zygote``: forked from a warm one
 ``supervisor``         one job: its workers, its rescales, its failures (``jobevents``)
+``profiling``          runs a script on changing slots and batch plans, and fits the goodput model
 =====================  ===================================================================================
 
 What the demo measures with:

@@ -123,10 +123,10 @@ class Run:
         self._user_state: dict[str, Any] = {}
         self._metrics: dict[str, Any] = {}
         self._terminated = False
-        self._failed = False
+        self._failed = self._left_early = False
         if agent is not None:
             self._tell_of_failure(agent)
-            atexit.register(agent.close)
+            atexit.register(self._end)
         if (agent is not None or checkpoints is not None) and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -223,15 +223,14 @@ class Run:
         if by not in ("samples", "progress"):
             raise ValueError(f"by is {by!r}: it must be 'samples' or 'progress'")
         session.settings.unit = by
-        session.user_state, session.metrics, session.terminated = self._user_state, self._metrics, self._terminated
+        session.state.user, session.metrics, session.terminated = self._user_state, self._metrics, self._terminated
         session.begin(count)
         while not session.work_is_done:
             epoch = session.position.epoch
             try:
                 yield epoch
-            except GeneratorExit:  # the loop was left early, on all workers; or everything ends, and so does this
-                if session.training and not self._failed and not sys.is_finalizing():
-                    session.finish()
+            except GeneratorExit:  # the loop was left early; whether by choice or by a failure will show
+                self._left_early = True
                 raise
             session.epoch_done(epoch)
         session.finish()
@@ -261,17 +260,17 @@ class Run:
     @property
     def is_leader(self) -> bool:
         """Whether this is the first worker: the one to print, evaluate and save."""
-        return self._session is None or self._session.rank == 0
+        return self._session is None or self._session.place.rank == 0
 
     @property
     def rank(self) -> int:
         """This worker's number among the workers; it may change at a rescale."""
-        return self._session.rank if self._session is not None else 0
+        return self._session.place.rank if self._session is not None else 0
 
     @property
     def size(self) -> int:
         """How many workers there are; it may change at a rescale."""
-        return self._session.size if self._session is not None else 1
+        return self._session.place.size if self._session is not None else 1
 
     @property
     def device(self) -> torch.device:
@@ -325,6 +324,13 @@ class Run:
             self._session.terminated = True
         else:
             raise SystemExit(STOPPED_EXIT_CODE)
+
+    def _end(self) -> None:
+        """The script has ended: hang up, after saying that training is over where its loop was left by choice."""
+        if self._session is not None and self._left_early and not self._failed:
+            self._session.ended_early()
+        if self._agent is not None:
+            self._agent.close()
 
     def _tell_of_failure(self, agent: Agent) -> None:
         """Have an exception that ends the script told to the supervisor, besides the usual traceback."""

@@ -426,6 +426,8 @@ class Supervisor:
         self._joined.pop(worker, None)
         if done:
             self._finished_generation = known.generation
+            for other in self._workers.values():  # they are to finish as well, and soon
+                other.kill_at_s = other.kill_at_s or monotonic() + self.spec.patience.grace
             self._check_over()
         elif not self._phase.over:
             if self._phase is not JobPhase.STOPPING:

@@ -1,0 +1,223 @@
+"""What workers tell each other along with the gradients of a step, so that all of them do the same after it.
+
+Every worker adds a few numbers: whether it has an order to form another group, whether it wants to stop, whether its
+last step was taken. The leader adds its wishes: the batch plan, learning-rate factors for it, its efficiency, and how
+often to measure the noise. All see the same sums. On a GPU they are read a step later, so that nobody waits for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.learning_rate import RULES, TrainingPoint
+from geminid.goodput.noise import NoiseEstimate
+from geminid.train.agent import Agent
+from geminid.train.messages import Plan
+from geminid.train.norms import NoiseMeter, Reading
+from geminid.train.tuner import Tuner
+
+#: The numbers, in order; learning-rate factors and squared norms by parameter group follow them.
+HAS_FORM, STOPPING, STEPPED, PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(8)
+
+
+@dataclass(slots=True)
+class Place:
+    """A worker's place among the workers of a generation."""
+
+    rank: int = 0
+    size: int = 1
+    generation: int = 0
+
+
+@dataclass(slots=True)
+class Told:
+    """What the workers told each other, summed up. Without a plan nothing was told."""
+
+    have_form: int = 0
+    stopping: bool = False
+    plan: Plan | None = None
+    factors: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Numbers of a step that have not been read yet: they may still be on their way from the device."""
+
+    numbers: Tensor | None
+    reading: Reading | None
+    norms: Tensor | None
+    event: Any = None
+
+
+class Agreement:
+    """One worker's part in telling and being told."""
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        agent: Agent | None,
+        tuner: Tuner,
+        meter: NoiseMeter,
+        limits: BatchLimits,
+        scaling_rule: str,
+        warmup_epochs: float,
+        wants_to_stop: Callable[[], bool],
+        epochs_done: Callable[[], float],
+    ) -> None:
+        self._place, self._agent, self._tuner, self._meter = place, agent, tuner, meter
+        self._limits, self._rule, self._warmup_epochs = limits, scaling_rule, warmup_epochs
+        self._wants_to_stop, self._epochs_done = wants_to_stop, epochs_done
+        self._groups = meter.groups
+        self._lag = 1 if meter.device.type == "cuda" else 0
+        self._pending: deque[_Pending] = deque()
+        self.count = FIXED + 2 * self._groups
+        #: Useful samples per sample at the plan in use.
+        self.efficiency = 1.0
+        #: The leader's wishes.
+        self.wanted_plan = Plan(limits.smallest_per_slot)
+        self.wanted_interval = 1
+        self._wanted_efficiency = 1.0
+        self._factors = [1.0] * self._groups
+        self._factors_for: tuple[NoiseEstimate, Plan, int, float] | None = None
+
+    # ------------------------------------------------------------------------------------------- during a step
+
+    def fill_in(self, numbers: Tensor, *, stepped_before: bool) -> None:
+        """The gradients of a step are complete on this worker: what it tells the others along with them."""
+        values = [0.0] * (FIXED + self._groups)
+        values[HAS_FORM] = float(self._has_form)
+        values[STOPPING] = float(self._wants_to_stop())
+        values[STEPPED] = float(stepped_before)
+        if self._place.rank == 0:
+            plan = self._choose_plan()
+            values[FIXED:] = self._factors_of(plan)
+            values[PER_SLOT], values[ACCUMULATION] = plan.per_slot_batch, plan.accumulation_steps
+            values[INTERVAL], values[EFFICIENCY] = self.wanted_interval, self._wanted_efficiency
+        numbers[: len(values)] = torch.tensor(values, dtype=numbers.dtype)
+        if self._meter.measuring:
+            numbers[len(values) :] = self._meter.local
+
+    def averaged(self, numbers: Tensor | None, *, step: int, total: int, micro_gradients: int) -> None:
+        """The averages are in place: take their norms, and keep what was told (None: by nobody) for later."""
+        kept = numbers.clone() if numbers is not None else None
+        reading = self._meter.take_step(
+            step,
+            micro_gradients=micro_gradients,
+            scale=total / self._limits.initial,
+            local=kept[FIXED + self._groups :] if kept is not None else None,
+        )
+        norms = torch.cat([reading.local, reading.total]) if reading is not None else None
+        if kept is None and norms is None:
+            return
+        event = None
+        if self._lag:
+            kept, norms = _on_its_way(kept), _on_its_way(norms)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._pending.append(_Pending(kept, reading, norms, event))
+
+    # ------------------------------------------------------------------------------------------- between two steps
+
+    def read(self) -> Told:
+        """What was told, of the steps that can be read without waiting; their norms go into the estimate.
+
+        Raises:
+            RuntimeError: some workers took a step and others did not.
+        """
+        told = Told()
+        while len(self._pending) > self._lag:
+            pending = self._pending.popleft()
+            if pending.event is not None:
+                pending.event.synchronize()
+            if pending.reading is not None and pending.norms is not None:
+                values = pending.norms.tolist()
+                self._meter.fold(pending.reading, values[: self._groups], values[self._groups :])
+            if pending.numbers is not None:
+                told = self._understood(pending.numbers.tolist())
+        if self._place.size == 1:
+            plan = self._choose_plan()
+            factors = self._factors_of(plan)
+            self._meter.interval, self.efficiency = self.wanted_interval, self._wanted_efficiency
+            told = Told(int(self._has_form), self._wants_to_stop(), plan, factors)
+        return told
+
+    def _understood(self, values: list[float]) -> Told:
+        stepped = round(values[STEPPED])
+        if 0 < stepped < self._place.size:
+            raise RuntimeError(
+                f"optimizer.step() was called on {stepped} of {self._place.size} workers in one step: the loop must do "
+                "the same on all of them"
+            )
+        self._meter.interval, self.efficiency = max(1, round(values[INTERVAL])), values[EFFICIENCY]
+        return Told(
+            have_form=round(values[HAS_FORM]),
+            stopping=values[STOPPING] > 0.0,
+            plan=Plan(round(values[PER_SLOT]), round(values[ACCUMULATION])),
+            factors=values[FIXED : FIXED + self._groups],
+        )
+
+    @property
+    def _has_form(self) -> bool:
+        return self._agent is not None and self._agent.form is not None
+
+    # ------------------------------------------------------------------------------------------- the leader's wishes
+
+    def _choose_plan(self) -> Plan:
+        """The batch plan that orders, or the tuner, ask for."""
+        order = self._agent.take_retune() if self._agent is not None else None
+        if order is not None:
+            self._tuner.pinned = order.plan
+            self.wanted_plan = order.plan or self.wanted_plan
+        elif self._tuner.pinned is None:
+            self.wanted_plan = self._tuner.proposal(self._place.size) or self.wanted_plan
+        return self.wanted_plan
+
+    def _factors_of(self, plan: Plan) -> list[float]:
+        """Learning-rate factors for a plan; its efficiency is worked out as well."""
+        estimate, size = self._meter.estimate, self._place.size
+        epochs = self._epochs_done() if self._rule == "legw" else 0.0
+        if self._factors_for != (estimate, plan, size, epochs):
+            scale = self._limits.total(size, plan.per_slot_batch, plan.accumulation_steps) / self._limits.initial
+            point = TrainingPoint(
+                scale=scale, noise=estimate, progress_epochs=epochs, base_warmup_epochs=self._warmup_epochs
+            )
+            self._factors = [float(factor) for factor in RULES[self._rule](point)]
+            self._wanted_efficiency = min(1.0, estimate.stats().efficiency(scale)) if scale > 1.0 else 1.0
+            self._factors_for = (estimate, plan, size, epochs)
+        return self._factors
+
+    # ------------------------------------------------------------------------------------------- a new generation
+
+    def propose(self, plan: Plan | None) -> dict[str, Any]:
+        """What the leader decides when a group has been formed, as JSON; ``plan`` is what it was ordered, if so."""
+        self._tuner.pinned = plan if plan is not None else self._tuner.pinned
+        stats = self._meter.estimate.stats()
+        self.wanted_plan = plan if plan is not None else self._tuner.first_plan(self._place.size, stats)
+        return {
+            "plan": asdict(self.wanted_plan),
+            "factors": self._factors_of(self.wanted_plan),
+            "efficiency": self._wanted_efficiency,
+            "interval": self.wanted_interval,
+        }
+
+    def begin(self, proposal: dict[str, Any]) -> Told:
+        """A generation begins as its leader has decided."""
+        self._pending.clear()
+        self.wanted_plan = Plan(**proposal["plan"])
+        self.efficiency, self._meter.interval = proposal["efficiency"], proposal["interval"]
+        return Told(plan=self.wanted_plan, factors=proposal["factors"])
+
+
+def _on_its_way(tensor: Tensor | None) -> Tensor | None:
+    """A copy in pinned main memory, which the device fills in when it gets there."""
+    if tensor is None:
+        return None
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)

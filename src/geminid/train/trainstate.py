@@ -1,0 +1,106 @@
+"""Everything that training goes on from: collected for checkpoints and newcomers, and taken over from them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from geminid.goodput.noise import NoiseEstimate
+from geminid.train import rng
+from geminid.train.norms import NoiseMeter
+from geminid.train.optim import ScheduleSteps
+from geminid.train.tuner import Tuner
+
+
+@dataclass(slots=True)
+class Position:
+    """How far training is: samples consumed of this epoch's order and of all epochs, steps, and useful samples."""
+
+    epoch: int = 0
+    cursor: int = 0
+    step: int = 0
+    samples: int = 0
+    progress: float = 0.0
+
+
+@dataclass(slots=True)
+class TrainingState:
+    """The objects whose state makes up that of training, and the position.
+
+    ``present`` says whether the state is worth anything to others: not before it was restored or received.
+    """
+
+    model: nn.Module
+    optimizer: Optimizer
+    meter: NoiseMeter
+    tuner: Tuner
+    dataset_samples: int | None
+    scaler: Any
+    lr_scheduler: Any
+    schedule_steps: ScheduleSteps | None
+    user: dict[str, Any]
+    position: Position
+    present: bool = False
+
+    def collect(self) -> dict[str, Any]:
+        """The state as it is. Tensors are the live ones, not copies."""
+        state: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "position": asdict(self.position),
+            "dataset_samples": self.dataset_samples,
+            "noise": {"estimate": asdict(self.meter.estimate), **self.meter.state()},
+            "tuner": self.tuner.state(),
+            "rng": rng.states(),
+            "user": {name: _state_of(value) for name, value in self.user.items()},
+        }
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
+        if self.schedule_steps is not None:
+            state["schedule"] = {"taken": self.schedule_steps.taken, "state": self.lr_scheduler.state_dict()}
+        return state
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Go on from this state (the generators of random numbers excepted).
+
+        Raises:
+            ValueError: it belongs to other data.
+        """
+        if state["dataset_samples"] != self.dataset_samples:
+            raise ValueError(
+                f"the state belongs to a dataset of {state['dataset_samples']} samples, this one has "
+                f"{self.dataset_samples}: remove the checkpoints, or bring the data back"
+            )
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.position = Position(**state["position"])
+        self.meter.estimate = NoiseEstimate(**state["noise"]["estimate"])
+        self.meter.take_state(state["noise"])
+        self.tuner.restore(state["tuner"])
+        if self.scaler is not None and "scaler" in state:
+            self.scaler.load_state_dict(state["scaler"])
+        if self.schedule_steps is not None and "schedule" in state:
+            self.schedule_steps.taken = state["schedule"]["taken"]
+            self.lr_scheduler.load_state_dict(state["schedule"]["state"])
+        for name, value in state["user"].items():
+            if name in self.user:
+                _restore(self.user[name], value)
+        self.present = True
+
+
+def _state_of(value: Any) -> Any:
+    return value.state_dict() if hasattr(value, "state_dict") else value
+
+
+def _restore(target: Any, value: Any) -> None:
+    """Give an object of the user's back what was saved of it."""
+    if hasattr(target, "load_state_dict"):
+        target.load_state_dict(value)
+    elif isinstance(target, dict):
+        target.clear()
+        target.update(value)
+    else:
+        target[:] = value
