@@ -10,12 +10,9 @@ import contextlib
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -118,7 +115,12 @@ def demo(
         give_up("the demo trains with PyTorch, which is not installed: pip install 'geminid[torch]'")
     if not (EXAMPLES / "images.py").is_file():
         give_up("the demo needs the examples folder of the repository: run it from a clone")
-    with _service(slots) as (client, home):
+    from geminid.serve.server import Options
+    from geminid.serve.temporary import temporary_service
+
+    options = Options(home=Path(), slots=slots, policy=POLICY, grace_s=5.0)
+    with reporting_trouble(), temporary_service(options) as (client, home):
+        error_console.print(f"[dim]service at {client.url}, {slots} CPU slots, policy {POLICY}[/]")
         show = Show(client, home)
         jobs = _watch(show, quiet=as_json)
         result = _result(show, jobs, client.get("status"))
@@ -128,34 +130,6 @@ def demo(
         _print(result)
     if any(job["phase"] != "succeeded" for job in jobs):
         raise typer.Exit(1)
-
-
-@contextlib.contextmanager
-def _service(slots: int) -> Iterator[tuple[Client, Path]]:
-    """A service in a temporary folder that ends, with everything it started, when the block does."""
-    from geminid.serve.client import Client, Trouble
-    from geminid.serve.server import Options, start_detached
-
-    home = Path(tempfile.mkdtemp(prefix="geminid-"))
-    pid = 0
-    try:
-        with reporting_trouble():
-            place = start_detached(Options(home=home, slots=slots, policy=POLICY, grace_s=5.0))
-            pid = int(str(place["pid"]))
-            error_console.print(f"[dim]service at {place['url']}, {slots} CPU slots, policy {POLICY}[/]")
-            yield Client.here(home), home
-    finally:
-        with contextlib.suppress(Trouble, OSError):
-            client = Client.here(home)
-            for job in client.get("jobs"):
-                client.post(f"jobs/{job['id']}/cancel")
-            client.post("shutdown")
-            deadline = time.monotonic() + 30.0
-            while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
-                if not Path(f"/proc/{pid}/cmdline").read_bytes():
-                    break  # it has ended, and nobody has asked how
-                time.sleep(0.05)
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def _watch(show: Show, *, quiet: bool) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from typer.core import TyperGroup
 
 from geminid import __version__
-from geminid.cli import bench, bench_training, ends_when_interrupted, jobs, operate, service
+from geminid.cli import bench, bench_service, bench_training, ends_when_interrupted, jobs, operate, service
 from geminid.cli.demo import demo
 from geminid.cli.measure import measure_here
 from geminid.cli.output import error_console
@@ -39,6 +39,7 @@ app = typer.Typer(
 
 bench.app.command()(bench_training.rescale)
 bench.app.command()(bench_training.overhead)
+bench.app.command()(bench_service.service)
 app.add_typer(bench.app, name="bench")
 
 

@@ -22,6 +22,8 @@ LIVE_RESCALE_S = 1.0
 
 DEFAULT_CLUSTER = "v100:8x4,a100-40gb:2x8,t4:8x4"
 
+DEFAULT_POLICIES = "fifo,tiresias,pollux,sia"
+
 
 def simulate(
     workload: Annotated[
@@ -48,7 +50,7 @@ def simulate(
             help="One or several policies separated by commas, with options after a colon: "
             "fifo,sia:p=-1,tiresias:limits=3250;7200. Your own: path/to/file.py:Class."
         ),
-    ] = "fifo,tiresias,pollux,sia",
+    ] = DEFAULT_POLICIES,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     load: Annotated[float, typer.Option(min=0.01, help="Scales the arrivals of a built-in workload.")] = 1.0,
     rescale: Annotated[
@@ -89,6 +91,14 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Write a self-contained page with plots and timelines.")
     ] = None,
+    from_live: Annotated[
+        bool,
+        typer.Option(
+            "--from-live",
+            help="What if: the jobs of the running service as they are now, at the speeds they have measured. "
+            "On its own cluster under its own policy, unless others are given.",
+        ),
+    ] = False,
     compare: Annotated[
         tuple[Path, Path] | None,
         typer.Option(metavar="A.json B.json", help="Compare two earlier results instead of simulating."),
@@ -104,6 +114,11 @@ def simulate(
     """Run policies over a workload in virtual time, side by side."""
     if compare is not None:
         _compare(*compare, json_file)
+        return
+    if from_live:
+        _what_if(
+            None if cluster == DEFAULT_CLUSTER else cluster, None if policy == DEFAULT_POLICIES else policy, json_file
+        )
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -159,6 +174,43 @@ def simulate(
 
 def _without_stints(job: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in job.items() if key != "stints"}
+
+
+def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) -> None:
+    """Simulate what the live jobs have left to do, perhaps under other policies or on another cluster."""
+    from geminid.cli.client import client, reporting_trouble
+    from geminid.cluster import Cluster
+    from geminid.policies.registry import make_policy
+    from geminid.serve.state import job_from_dict
+    from geminid.serve.whatif import what_if
+    from geminid.sim.metrics import summary
+    from geminid.sim.run import load_policy
+    from geminid.sim.simulator import Settings, Simulator
+
+    with reporting_trouble():
+        told = client().get("snapshot")
+    jobs = [job_from_dict(plain) for plain in told["jobs"]]
+    chosen = Cluster.from_dict(told["cluster"]) if cluster is None else _cluster(cluster)
+    world = what_if(jobs, chosen, told["now_s"])
+    if not world.workload.jobs:
+        console.print("no jobs are waiting or running: there is nothing to simulate")
+        return
+    results = []
+    for text in _split_policies(policy or told["policy"]):
+        made = make_policy(text, load_policy)
+        simulator = Simulator(world.workload, world.applications, chosen, made, Settings(oracle=True))
+        results.append({**summary(simulator.run()), "policy": text})
+    if json_file is not None:
+        json_file.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _print_results(world.workload, chosen.total_slots, results)
+    rows = [
+        [job["name"], *(_hours(result["per_job"][i]["jct_s"]) for result in results)]
+        for i, job in enumerate(results[0]["per_job"])
+    ]
+    print_table("Finished after", ["job", *(_label(result["policy"]) for result in results)], rows)
+    if world.guessed:
+        names = ", ".join(sorted(world.guessed))
+        console.print(f"[yellow]note:[/] nothing has been measured of {names}: how long they take is a guess")
 
 
 def _split_policies(text: str) -> list[str]:

@@ -157,6 +157,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             and (queue is None or job.spec.queue == queue)
             and (job.phase.value == state if state is not None else all or not job.phase.is_terminal)
         ][-limit:]
+        await asyncio.to_thread(forecaster.freshen)
         positions = {job_id: i + 1 for i, job_id in enumerate(documents.waiting_order(published.state))}
         now_s = max(published.now_s, service.clock.now_s())
         return [
@@ -173,6 +174,8 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
         while not found(job_id).phase.is_terminal and time.monotonic() < until:
             await asyncio.sleep(0.1)
+        if not found(job_id).phase.is_terminal:
+            await asyncio.to_thread(forecaster.freshen)
         return document(found(job_id), details=True)
 
     async def wished(request: Request, job_id: str, wish: str) -> dict[str, Any]:

@@ -78,10 +78,16 @@ class Forecaster:
         self._made: Mapping[str, Forecast] = {}
         self._made_at_s, self._seq, self._busy_until_s = 0.0, -1, 0.0
         self._lock = threading.Lock()
+        self._idle = threading.Event()
+        self._idle.set()
+
+    def freshen(self, patience_s: float = 0.2) -> None:
+        """Have the forecast made anew if it is old, and wait for it a little."""
+        self._refresh()
+        self._idle.wait(patience_s)
 
     def of(self, job_id: str) -> Forecast | None:
         """The forecast of a job, as times since the epoch; None if there is none (yet)."""
-        self._refresh()
         found = self._made.get(job_id)
         if found is None:
             return None
@@ -131,6 +137,7 @@ class Forecaster:
             if published.state.seq == self._seq or time.monotonic() < self._busy_until_s:
                 return
             self._busy_until_s = float("inf")
+            self._idle.clear()
         threading.Thread(target=self._make, name="geminid forecast", daemon=True).start()
 
     def _make(self) -> None:
@@ -141,6 +148,7 @@ class Forecaster:
             self._made, self._made_at_s, self._seq = made, now_s, published.state.seq
             took_s = time.monotonic() - began
             self._busy_until_s = time.monotonic() + max(EVERY_S, took_s / SHARE_OF_TIME)
+        self._idle.set()
 
     def _forecast(self, jobs: Sequence[LiveJob], now_s: float) -> dict[str, Forecast]:
         service = self._service

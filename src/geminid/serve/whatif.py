@@ -99,8 +99,6 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
         if application is not None:
             applications[job.id] = application
             traces.append(replace(trace, application=job.id))
-            if not job.measured:
-                guessed.add(job.id)
         else:
             left_s = _guessed_s(job, like, now_s) * GUESSED_FACTOR**pace
             traces.append(replace(trace, duration_s=left_s, adaptivity=Adaptivity.RIGID))

@@ -1,0 +1,47 @@
+"""``geminid bench service``: how the service answers under load."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from geminid.cli.bench import Json
+from geminid.cli.client import reporting_trouble
+from geminid.cli.output import console, error_console, print_json, print_table
+
+
+def service(
+    submissions: Annotated[int, typer.Option(min=1, help="Jobs to submit.")] = 2000,
+    seconds: Annotated[float, typer.Option(min=1.0, help="Over how long.")] = 60.0,
+    followers: Annotated[int, typer.Option(min=0, help="Connections that follow a log meanwhile.")] = 200,
+    json: Json = False,
+) -> None:
+    """Submissions, followers of logs, and the queue's answers meanwhile, over HTTP from another process."""
+    from geminid.serve.loadtest import Load, run
+
+    load = Load(submissions=submissions, seconds=seconds, followers=followers)
+    with reporting_trouble(), error_console.status(f"{submissions} submissions in {seconds:g} s …"):
+        result = run(load)
+    rows = [asdict(answers) for answers in result.answers]
+    if json:
+        shared = {name: value for name, value in asdict(result).items() if name != "answers"}
+        print_json([{**row, **shared} for row in rows])
+        return
+    print_table(
+        f"{result.jobs:,} jobs submitted in {result.seconds:.0f} s while {result.followers} followed a log",
+        ["request", "answers", "failed", "median", "p99", "longest"],
+        [
+            [
+                row["request"],
+                f"{row['count']:,}",
+                f"{row['failed']}",
+                f"{1e3 * row['median_s']:.0f} ms",
+                f"{1e3 * row['p99_s']:.0f} ms",
+                f"{1e3 * row['longest_s']:.0f} ms",
+            ]
+            for row in rows
+        ],
+    )
+    console.print(f"{result.followers_complete} of {result.followers} followers heard all {result.lines} lines")

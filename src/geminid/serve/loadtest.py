@@ -1,0 +1,219 @@
+"""How the service answers under load: many submissions, many followers of logs, and somebody who asks for the queue.
+
+Everything goes through HTTP from another process, as in earnest. The jobs are plain commands, of which as many run as
+there are slots; the others wait, so that the queue grows with every submission.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from geminid.serve.auth import TOKEN
+from geminid.serve.server import DEFAULT_POLICY, Options
+from geminid.serve.temporary import temporary_service
+
+#: So many connections submit side by side.
+SUBMITTERS = 16
+
+#: The queue is asked for so often.
+ASK_EVERY_S = 0.5
+
+#: The job whose log is followed prints a line so often.
+PRINT_EVERY_S = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """What is asked of the service."""
+
+    submissions: int = 2000
+    seconds: float = 60.0
+    followers: int = 200
+    slots: int = 2
+    policy: str = DEFAULT_POLICY
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Times of one kind of request, in seconds."""
+
+    request: str
+    count: int
+    failed: int
+    median_s: float
+    p99_s: float
+    longest_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadResult:
+    """What came of it. ``seconds`` is how long the submissions really took."""
+
+    answers: tuple[Answers, ...]
+    jobs: int
+    seconds: float
+    followers: int
+    followers_complete: int
+    lines: int
+
+
+class Connection:
+    """One HTTP connection that is kept open."""
+
+    def __init__(self, url: str, token: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port, self._token = parts.hostname or "127.0.0.1", parts.port or 80, token
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
+        """Ask, and read the whole answer: status and body. A line that was idle may have been cut: then once more."""
+        try:
+            return await self._ask(method, path, body)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            await self.close()
+            return await self._ask(method, path, body)
+
+    async def _ask(self, method: str, path: str, body: object) -> tuple[int, bytes]:
+        reader, writer = await self._open()
+        data = b"" if body is None else json.dumps(body).encode()
+        writer.write(self._head(method, path, len(data)) + data)
+        await writer.drain()
+        status, headers = await self._answer(reader)
+        return status, await reader.readexactly(int(headers.get("content-length", 0)))
+
+    async def follow(self, path: str, heard: Callable[[bytes], None]) -> None:
+        """Ask for something that has no end, and hear all of it."""
+        reader, writer = await self._open()
+        writer.write(self._head("GET", path, 0))
+        await writer.drain()
+        await self._answer(reader)
+        while size := int((await reader.readline()).strip() or b"0", 16):
+            heard(await reader.readexactly(size))
+            await reader.readline()
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+
+    async def _open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port)
+        return self._streams
+
+    def _head(self, method: str, path: str, length: int) -> bytes:
+        return (
+            f"{method} /api/v1/{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
+            f"Authorization: Bearer {self._token}\r\nContent-Length: {length}\r\n\r\n"
+        ).encode()
+
+    @staticmethod
+    async def _answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
+        first = await reader.readline()
+        if not first:
+            raise ConnectionResetError("the connection was closed")
+        status = int(first.split()[1])
+        headers: dict[str, str] = {}
+        while line := (await reader.readline()).strip():
+            name, _, value = line.decode("latin-1").partition(":")
+            headers[name.lower()] = value.strip()
+        return status, headers
+
+
+@dataclass(slots=True)
+class _Timer:
+    request: str
+    times: list[float] = field(default_factory=list)
+    failed: int = 0
+
+    async def ask(self, connection: Connection, method: str, path: str, body: object = None) -> bytes:
+        began = time.perf_counter()
+        status, answer = await connection.ask(method, path, body)
+        self.times.append(time.perf_counter() - began)
+        self.failed += status >= 400
+        return answer
+
+    def answers(self) -> Answers:
+        times = np.array(self.times or [0.0])
+        return Answers(
+            request=self.request,
+            count=len(self.times),
+            failed=self.failed,
+            median_s=float(np.median(times)),
+            p99_s=float(np.percentile(times, 99)),
+            longest_s=float(times.max()),
+        )
+
+
+def run(load: Load) -> LoadResult:
+    """Start a service, put it under load, and measure its answers."""
+    options = Options(home=Path(), slots=load.slots, policy=load.policy, grace_s=1.0)
+    with temporary_service(options) as (client, home):
+        token = (home / TOKEN).read_text(encoding="utf-8").strip()
+        return asyncio.run(_measure(load, client.url, token))
+
+
+async def _measure(load: Load, url: str, token: str) -> LoadResult:
+    submitting, asking, status = _Timer("submit"), _Timer("queue"), _Timer("status")
+    operator = Connection(url, token)
+    lines = int((load.seconds + 10.0) / PRINT_EVERY_S)
+    talk = f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep {PRINT_EVERY_S}; done"
+    talker = await _submit(operator, _Timer("talker"), ["sh", "-c", talk])
+    heard = [bytearray() for _ in range(load.followers)]
+    followers = [
+        asyncio.create_task(Connection(url, token).follow(f"jobs/{talker}/logs?follow=true", pieces.extend))
+        for pieces in heard
+    ]
+    began = time.perf_counter()
+    done = asyncio.Event()
+    asker = asyncio.create_task(_ask_often(url, token, asking, status, done))
+    numbers = iter(range(load.submissions))
+
+    async def submit_some() -> None:
+        connection = Connection(url, token)
+        for number in numbers:
+            due_s = began + number * load.seconds / load.submissions
+            await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+            await _submit(connection, submitting, ["sleep", "3600"])
+        await connection.close()
+
+    await asyncio.gather(*(submit_some() for _ in range(SUBMITTERS)))
+    seconds = time.perf_counter() - began
+    done.set()
+    await asker
+    await asyncio.wait(followers, timeout=60.0)
+    jobs = json.loads(await status.ask(operator, "GET", "status"))["jobs"]
+    whole = b"".join(f"line {i}\n".encode() for i in range(lines))
+    return LoadResult(
+        answers=(submitting.answers(), asking.answers(), status.answers()),
+        jobs=sum(jobs.values()),
+        seconds=seconds,
+        followers=load.followers,
+        followers_complete=sum(bytes(pieces) == whole for pieces in heard),
+        lines=lines,
+    )
+
+
+async def _submit(connection: Connection, timer: _Timer, command: list[str]) -> str:
+    answer: dict[str, Any] = json.loads(
+        await timer.ask(connection, "POST", "jobs", {"name": "load", "command": command})
+    )
+    return str(answer.get("id"))
+
+
+async def _ask_often(url: str, token: str, asking: _Timer, status: _Timer, done: asyncio.Event) -> None:
+    connection = Connection(url, token)
+    while not done.is_set():
+        await asking.ask(connection, "GET", "jobs")
+        await status.ask(connection, "GET", "status")
+        await asyncio.sleep(ASK_EVERY_S)
