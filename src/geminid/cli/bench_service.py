@@ -45,3 +45,48 @@ def service(
         ],
     )
     console.print(f"{result.followers_complete} of {result.followers} followers heard all {result.lines} lines")
+
+
+def live(
+    slots: Annotated[int | None, typer.Option(min=1, help="CPU slots.", show_default="one per core")] = None,
+    json: Json = False,
+) -> None:
+    """Four real jobs: live under the default policy, simulated with what they measured, and with fixed fair shares."""
+    import os
+
+    from geminid.cli.client import give_up
+    from geminid.cli.demo import EXAMPLES, POLICY
+    from geminid.serve.fidelity import DidNotFinish, compare, example_jobs
+
+    if not (EXAMPLES / "images.py").is_file():
+        give_up("this needs the examples folder of the repository: run it from a clone")
+    count = slots or len(os.sched_getaffinity(0))
+    try:
+        with reporting_trouble(), error_console.status("starting …") as status:
+            rows = compare(example_jobs(EXAMPLES), count, POLICY, status.update)
+    except DidNotFinish as problem:
+        give_up(str(problem))
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"Completion times of {len(rows)} real jobs on {count} CPU slots",
+        ["job", f"live, {POLICY.partition(':')[0]}", "simulated", "error", "live, fixed shares", "resizes"],
+        [
+            [
+                row.job,
+                f"{row.live_s:.1f} s",
+                f"{row.simulated_s:.1f} s",
+                f"{100 * row.error:.0f} %",
+                f"{row.fixed_s:.1f} s",
+                f"{row.resizes}",
+            ]
+            for row in rows
+        ],
+    )
+    error = sum(row.error for row in rows) / len(rows)
+    mean = sum(row.live_s for row in rows) / sum(row.fixed_s for row in rows) - 1.0
+    console.print(
+        f"mean error of the simulation {100 * error:.0f} % (goal: under 15 %);"
+        f" mean completion time {100 * mean:+.0f} % against fixed shares"
+    )

@@ -29,7 +29,7 @@ from geminid.serve import documents
 from geminid.serve.auth import Identity, Tokens
 from geminid.serve.forecast import Forecaster
 from geminid.serve.logfiles import LogReader
-from geminid.serve.service import Refused, Service
+from geminid.serve.service import Published, Refused, Service
 from geminid.serve.state import LiveJob, job_to_dict
 from geminid.serve.store import StoreProblem, last_entries
 
@@ -118,12 +118,19 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             raise Refused(403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} may change it")
         return job
 
-    def document(job: LiveJob, *, details: bool = False) -> dict[str, Any]:
+    counted: list[tuple[Published, dict[str, int]]] = []
+
+    def positions() -> dict[str, int]:
+        """Everybody's place in the queue, counted once for each published state."""
         published = service.published
-        order = documents.waiting_order(published.state) if job.wants_slots and job.target is None else []
-        position = order.index(job.id) + 1 if job.id in order else None
-        now_s = max(published.now_s, service.clock.now_s())
-        made = (documents.job_details if details else documents.job_document)(job, now_s, position)
+        if not counted or counted[0][0] is not published:
+            order = documents.waiting_order(published.state)
+            counted[:] = [(published, {job_id: i + 1 for i, job_id in enumerate(order)})]
+        return counted[0][1]
+
+    def document(job: LiveJob, *, details: bool = False) -> dict[str, Any]:
+        now_s = max(service.published.now_s, service.clock.now_s())
+        made = (documents.job_details if details else documents.job_document)(job, now_s, positions().get(job.id))
         return {**made, "eta": None if job.phase.is_terminal else forecaster.of(job.id)}
 
     @app.post(f"{PREFIX}/jobs", status_code=201)
@@ -138,14 +145,14 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         job = await _result(service.submit(accepted, who(request).user, request=key, checked=True))
         return document(job)
 
-    @app.get(f"{PREFIX}/jobs")
+    @app.get(f"{PREFIX}/jobs", response_model=list[dict[str, Any]])
     async def jobs(
         state: str | None = None,
         owner: str | None = None,
         queue: str | None = None,
         all: bool = False,
         limit: Annotated[int, Query(ge=1, le=100_000)] = 1000,
-    ) -> list[dict[str, Any]]:
+    ) -> JSONResponse:
         """The jobs, newest last; those that are over only if asked for."""
         published = service.published
         if state is not None and state not in set(JobPhase):
@@ -158,15 +165,16 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             and (job.phase.value == state if state is not None else all or not job.phase.is_terminal)
         ][-limit:]
         await asyncio.to_thread(forecaster.freshen)
-        positions = {job_id: i + 1 for i, job_id in enumerate(documents.waiting_order(published.state))}
-        now_s = max(published.now_s, service.clock.now_s())
-        return [
-            {
-                **documents.job_document(job, now_s, positions.get(job.id)),
-                "eta": None if job.phase.is_terminal else forecaster.of(job.id),
-            }
-            for job in chosen
-        ]
+        places, now_s = positions(), max(published.now_s, service.clock.now_s())
+        return JSONResponse(  # made here, because FastAPI would look at every value once more
+            [
+                {
+                    **documents.job_document(job, now_s, places.get(job.id)),
+                    "eta": None if job.phase.is_terminal else forecaster.of(job.id),
+                }
+                for job in chosen
+            ]
+        )
 
     @app.get(f"{PREFIX}/jobs/{{job_id}}")
     async def job(job_id: str, wait_s: Annotated[float, Query(ge=0.0)] = 0.0) -> dict[str, Any]:

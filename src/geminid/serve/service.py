@@ -44,6 +44,9 @@ TICK_S = 0.5
 #: Two decisions are at least so far apart; without anything but measurements, so far.
 GAP_S, NEWS_S = 0.25, 5.0
 
+#: Deciding takes at most this share of the time; the rest is for answering.
+SHARE_OF_TIME = 0.2
+
 #: A job whose slots have just changed keeps them for so long, or for so many of its pauses.
 SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
 
@@ -481,16 +484,16 @@ class Service:
                     engine.take(e.Revised(now_s, facts))
 
     def _due_s(self) -> float:
-        """When the next decision is due."""
-        interval_s = self._engine.policy.interval_s
-        if interval_s is not None:
-            return max(self._next_round_s, self._decided_at_s + self._gap_s)
+        """When the next decision is due: so that deciding never takes more than its share of the time."""
+        earliest_s = self._decided_at_s + max(self._gap_s, 1e-3 * self._decision_ms / SHARE_OF_TIME)
+        if self._engine.policy.interval_s is not None:
+            return max(self._next_round_s, earliest_s)
         due = [self._wake_at_s]
         if self._decide_wanted:
-            due.append(self._decided_at_s + self._gap_s)
+            due.append(earliest_s)
         if self._news:
             due.append(self._decided_at_s + NEWS_S)
-        return max(min(due), self._decided_at_s + self._gap_s)
+        return max(min(due), earliest_s)
 
     def _is_time(self) -> bool:
         return self.clock.now_s() >= self._due_s()

@@ -86,7 +86,7 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
     for job in active:
         like = forerunners.get((job.spec.name, job.spec.owner))
         known = job if job.measured or like is None else replace(like, state=job.state)
-        application = _application(known, job, cluster, pace) if job.elastic else None
+        application = application_of(known, job, cluster, pace) if job.elastic else None
         facts = facts_of(job, cluster)
         trace = TraceJob(
             name=job.id,
@@ -106,7 +106,7 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
     return WhatIf(Workload("the live jobs", tuple(traces)), applications, frozenset(guessed))
 
 
-def _application(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) -> Application | None:
+def application_of(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) -> Application | None:
     """A job as the simulator runs it; None if too little is known of it."""
     limits, work = batch_limits(known), known.work_samples
     profiles = [(name, profile) for name, profile in known.measured if name in cluster.type_index]
