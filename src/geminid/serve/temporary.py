@@ -31,10 +31,7 @@ def temporary_service(options: Options) -> Iterator[tuple[Client, Path]]:
         yield Client.here(home), home
     finally:
         with contextlib.suppress(Trouble, OSError):
-            client = Client.here(home)
-            for job in client.get("jobs", limit=100_000):
-                client.post(f"jobs/{job['id']}/cancel")
-            client.post("shutdown")
+            Client.here(home).post("shutdown")
             deadline = time.monotonic() + PATIENCE_S
             while Path(f"/proc/{pid}/cmdline").exists() and time.monotonic() < deadline:
                 if not Path(f"/proc/{pid}/cmdline").read_bytes():
