@@ -80,7 +80,7 @@ class Membership:
             try:
                 if place.size > 1:
                     store = peers.meet(form, agent.identity.worker, superseded=lambda: agent.form is not None)
-                    peers.form_group(store, place.rank, place.size, self._device)
+                    peers.form_group(store, place.rank, place.size, self._device, broken=lambda: agent.broken)
                 received, restored = self._share_state()
                 proposal = propose(form.plan) if place.rank == 0 else None
                 if place.size > 1:

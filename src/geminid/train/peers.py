@@ -37,7 +37,7 @@ WAITING_S = 3600.0
 
 #: While waiting in an operation, look around this often; one that does not end so long after its group was abandoned is
 #: left to itself.
-LOOK_S, STUCK_S = 1.0, 1.5
+LOOK_S, STUCK_S = 0.5, 1.0
 
 #: How often the store is looked at while waiting for the others.
 POLL_S = 0.002
@@ -53,6 +53,10 @@ _stuck: list[Any] = []
 
 class PeersLost(Exception):
     """Forming a group, or handing state over, failed because somebody is gone."""
+
+
+class Stuck(Exception):
+    """Forming a group does not end although somebody in it is gone: only a new process can form another one."""
 
 
 class Superseded(Exception):
@@ -130,27 +134,58 @@ def _store(rendezvous: str, size: int, rank: int) -> Any:
     )
 
 
-def form_group(store: Any, rank: int, size: int, device: torch.device) -> None:
-    """Form the default process group."""
+def form_group(
+    store: Any, rank: int, size: int, device: torch.device, *, broken: Callable[[], bool] = lambda: False
+) -> None:
+    """Form the default process group.
+
+    Connecting to somebody who died a moment ago cannot be interrupted, and takes far longer than its time-out says. So
+    it happens in a thread of its own, and is given up if the group turns out to be ``broken`` meanwhile.
+
+    Raises:
+        PeersLost: somebody is gone.
+        Stuck: somebody is gone, and this process cannot form groups any more.
+    """
     if size == 1:
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
     before = _connections()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    try:
-        dist.init_process_group(
-            backend,
-            store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
-            rank=rank,
-            world_size=size,
-            timeout=timedelta(seconds=FORMING_S),
-        )
-        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAITING_S))
-    except (RuntimeError, ValueError) as problem:
+    attempt = _Attempt(store, rank, size, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    patience_s = None
+    while not attempt.over.wait(LOOK_S):
+        patience_s = patience_s or (monotonic() + STUCK_S if broken() else None)
+        if patience_s is not None and monotonic() > patience_s:
+            raise Stuck("somebody died while the group was formed")
+    if attempt.problem is not None:
         leave_group()
-        raise PeersLost(_first_line(problem)) from None
+        raise PeersLost(_first_line(attempt.problem))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAITING_S))
     with _sockets_lock:
         _sockets[:] = _connections() - before
+
+
+class _Attempt:
+    """An attempt to form a group, in a thread; ``over`` is set when it has succeeded or failed."""
+
+    def __init__(self, store: Any, rank: int, size: int, backend: str) -> None:
+        self.over = threading.Event()
+        self.problem: Exception | None = None
+        arguments = (store, rank, size, backend)
+        threading.Thread(target=self._try, args=arguments, name="geminid group", daemon=True).start()
+
+    def _try(self, store: Any, rank: int, size: int, backend: str) -> None:
+        try:
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("group", store),  # type: ignore[attr-defined]
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=FORMING_S),
+            )
+        except (RuntimeError, ValueError) as problem:
+            self.problem = problem
+        finally:
+            self.over.set()
 
 
 def leave_group() -> None:
@@ -160,6 +195,8 @@ def leave_group() -> None:
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
+    # Groups are named by a counter, which a failed attempt has moved on here but not at the others.
+    dist.distributed_c10d._world.group_count = 0
 
 
 def abandon_group() -> None:

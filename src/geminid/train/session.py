@@ -32,13 +32,16 @@ from geminid.train.membership import Entry, Membership
 from geminid.train.messages import Form, Plan, credible_metrics
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import OptimizerSteps, ScalerSteps, ScheduleSteps, has_batch_norm
-from geminid.train.peers import PeersLost
+from geminid.train.peers import PeersLost, Stuck
 from geminid.train.shares import Span, StepShare, share_of_step
 from geminid.train.trainstate import Position, TrainingState
 from geminid.train.tuner import StepClock, Tuner
 
 #: What a shell reports for a process that SIGTERM ended; also how a worker ends that was told to stop.
 STOPPED_EXIT_CODE = 143
+
+#: How a worker ends that could not form a group with a dying peer; a new process takes its place.
+STUCK_EXIT_CODE = 75
 
 #: How often the leader reports, and how often it looks for a better batch plan.
 REPORT_S, TUNE_S = 1.0, 5.0
@@ -534,13 +537,31 @@ class Session:
         if self._membership is None:
             raise RuntimeError(f"a collective operation failed: {self._lost}")
         stopped_at_s = self._stopped_at_s if self.state.present else None
-        self._enter_generation(self._membership.recover(str(self._lost), self._agreement.propose), stopped_at_s)
+        try:
+            entry = self._membership.recover(str(self._lost), self._agreement.propose)
+        except Stuck as problem:
+            self._give_up(problem)
+        self._enter_generation(entry, stopped_at_s)
 
     def _join(self, form: Form) -> None:
         """Join another generation."""
         assert self._membership is not None
         stopped_at_s = self._stopped_at_s if self.state.present else None
-        self._enter_generation(self._membership.join(form, self._agreement.propose), stopped_at_s)
+        try:
+            entry = self._membership.join(form, self._agreement.propose)
+        except Stuck as problem:
+            self._give_up(problem)
+        self._enter_generation(entry, stopped_at_s)
+
+    def _give_up(self, problem: Stuck) -> NoReturn:
+        """This process cannot go on: save the state, which is intact, for a new one to go on from."""
+        assert self.agent is not None
+        if self._writer is not None and self.state.present:
+            self._writer.finish()
+            self._save()
+            self._writer.finish()
+        self.agent.send(messages.Failed(reason=f"{problem}: it saved its state for a new process"))
+        self._end_process(STUCK_EXIT_CODE)
 
     def _enter_generation(self, entry: Entry, stopped_at_s: float | None) -> None:
         assert self.agent is not None
