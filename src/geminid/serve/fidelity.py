@@ -1,7 +1,8 @@
 """The same real jobs three times: live under a policy, in the simulator with what they measured, and with fixed shares.
 
 The simulator is given when jobs came, how much they had to do, the step times and the noise that they measured in the
-live run, what their resizes cost, and how long their processes took to start; it decides for itself who gets what. With
+live run, what their resizes cost, and how long their processes took to start; it decides for itself who gets what. One
+short job of each kind runs beforehand, so that the service knows as much as the simulator when the jobs come. With
 fixed shares each job has its part of the slots from beginning to end, first come, first served.
 """
 
@@ -27,17 +28,22 @@ from geminid.serve.whatif import application_of
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 
+#: What each kind of job trains beforehand, to be measured.
+WARM_UP_EPOCHS = "3"
+
 #: A run that takes longer than this is given up.
 PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A job of the workload: when it comes, and what it runs."""
+    """A job of the workload: when it comes, what it runs, and how much that is."""
 
     at_s: float
     name: str
     command: tuple[str, ...]
+    dataset_samples: int
+    epochs: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,12 +98,15 @@ def _run(arrivals: Sequence[Arrival], slots: int, policy: str, fixed_slots: int 
     """The jobs as they were when all were over."""
     options = Options(home=Path(), slots=slots, policy=policy)
     with temporary_service(options) as (client, home):
-        _warm_up(client, arrivals[0])
+        for arrival in {arrival.name: arrival for arrival in arrivals}.values():
+            _warm_up(client, arrival)
         began = time.monotonic()
         ids = []
         for arrival in arrivals:
             time.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
-            body: dict[str, object] = {"name": arrival.name, "command": list(arrival.command)}
+            command = [*arrival.command, "--epochs", str(arrival.epochs)]
+            body: dict[str, object] = {"name": arrival.name, "command": command}
+            body |= {"dataset_samples": arrival.dataset_samples, "epochs": arrival.epochs}
             if fixed_slots is not None:
                 body["slots"] = fixed_slots
             ids.append(str(client.post("jobs", body)["id"]))
@@ -110,8 +119,9 @@ def _run(arrivals: Sequence[Arrival], slots: int, policy: str, fixed_slots: int 
 
 
 def _warm_up(client: Client, arrival: Arrival) -> None:
-    """Let the process that workers are forked from import what it needs before the clock starts."""
-    job_id = str(client.post("jobs", {"name": "warm-up", "command": [*arrival.command, "--epochs", "1"]})["id"])
+    """Have one job of a kind measured before the clock starts: what the simulator knows, the service knows as well."""
+    body = {"name": arrival.name, "command": [*arrival.command, "--epochs", WARM_UP_EPOCHS]}
+    job_id = str(client.post("jobs", body)["id"])
     _wait(client, job_id, time.monotonic() + PATIENCE_S)
 
 
@@ -157,12 +167,12 @@ def _simulate(live: Sequence[LiveJob], cluster: Cluster, policy: str) -> dict[st
 def example_jobs(examples: Path) -> list[Arrival]:
     """Four jobs of three kinds that overlap."""
     made = (
-        (0.0, "images", "16"),
-        (3.0, "recommender", "30"),
-        (8.0, "language", "8"),
-        (14.0, "images", "8"),
+        (0.0, "images", 4096, 16),
+        (3.0, "recommender", 20_000, 30),
+        (8.0, "language", 2048, 8),
+        (14.0, "images", 4096, 8),
     )
     return [
-        Arrival(at_s, name, (sys.executable, str(examples / f"{name}.py"), "--epochs", epochs))
-        for at_s, name, epochs in made
+        Arrival(at_s, name, (sys.executable, str(examples / f"{name}.py")), samples, epochs)
+        for at_s, name, samples, epochs in made
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import islice
 from typing import Any
 
 from geminid.configuration import BatchPlan, Placement, double_grants
@@ -23,6 +24,9 @@ from geminid.serve import records as r
 
 #: How much of a job's story is kept.
 LONGEST_STORY = 200
+
+#: So many jobs are looked at for one that a new job is like.
+MOST_FORERUNNERS = 1000
 
 #: How much is kept of why something happened.
 LONGEST_REASON = 500
@@ -186,9 +190,22 @@ class ServiceState:
             return
         state = JobState.submitted(job_id=record.job_id, spec=record.spec, at_s=at_s)
         job = LiveJob(state=state, elastic=record.elastic, request=record.request)
-        self.jobs[record.job_id] = job.told(at_s, f"submitted by {record.spec.owner or 'nobody'}")
+        job = job.told(at_s, f"submitted by {record.spec.owner or 'nobody'}")
+        like = self._forerunner(job)
+        if like is not None and like.limits is not None:
+            limits = replace(like.limits, dataset_samples=None, work_samples=None)
+            job = replace(job, limits=limits, measured=like.measured, gradient=like.gradient)
+            job = job.told(at_s, f"taken to be as fast as {like.id} until it is measured itself")
+        self.jobs[record.job_id] = job
         if record.request is not None:
             self.requests[record.request] = record.job_id
+
+    def _forerunner(self, job: LiveJob) -> LiveJob | None:
+        """The last job of the same owner, name and script that has been measured."""
+        if not job.elastic:
+            return None
+        recent = islice(reversed(self.jobs.values()), MOST_FORERUNNERS)
+        return next((other for other in recent if other.measured and _kind(other) == _kind(job)), None)
 
     def _plan(self, at_s: float, job_id: str, target: Placement | None, reason: str) -> None:
         job = self.jobs.get(job_id)
@@ -409,6 +426,11 @@ class ServiceState:
             notes=tuple((at_s, level, text) for at_s, level, text in plain["notes"]),
             gpu_types=dict(plain["gpu_types"]),
         )
+
+
+def _kind(job: LiveJob) -> tuple[str | None, str, tuple[str, ...], str | None]:
+    """What jobs have in common that should be equally fast."""
+    return (job.spec.owner, job.spec.name, job.spec.command[:2], job.spec.working_dir)
 
 
 def observation_of(record: r.JobProgressed) -> Observation | None:
