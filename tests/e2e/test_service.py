@@ -96,6 +96,27 @@ def test_only_those_with_a_token_get_in_and_only_to_their_own(live):
     assert any("401 for nobody" in entry.get("text", "") for entry in live.json("events", "--limit", 1000))
 
 
+def test_job_files_metrics_and_the_description_of_the_interface(live, tmp_path):
+    (tmp_path / "job.yaml").write_text("name: filed\ncommand: [sh, -c, pwd]\nslots: 2\nqueue: night\n")
+    submitted = live.json("submit", tmp_path / "job.yaml", "--priority", 7)
+    assert (submitted["name"], submitted["queue"], submitted["priority"], submitted["max_slots"]) == (
+        "filed",
+        "night",
+        7,
+        2,
+    )
+    assert live.over(submitted["id"])["phase"] == "succeeded"
+    assert live.run("logs", submitted["id"]).stdout == f"{tmp_path}\n"
+    dry = live.json("submit", tmp_path / "job.yaml", "--dry-run")
+    assert dry["dry_run"]
+    assert dry["finish_s"][0] <= dry["finish_s"][1]
+    headers = {"Authorization": f"Bearer {(live.home / 'token').read_text().strip()}"}
+    request = urllib.request.Request(f"{live.client.url}/metrics", headers=headers)
+    assert 'geminid_jobs{phase="succeeded"}' in urllib.request.urlopen(request).read().decode()
+    paths = live.client.get("openapi.json")["paths"]
+    assert {"/api/v1/jobs", "/api/v1/jobs/{job_id}/explain", "/api/v1/nodes"} <= set(paths)
+
+
 def test_hostile_requests_are_refused(live):
     bad: list[dict[str, object]] = [
         {"name": "x", "command": ["true"], "working_dir": "../../etc"},

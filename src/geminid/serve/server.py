@@ -8,6 +8,7 @@ import logging
 import logging.handlers
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -105,6 +106,7 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> 
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
     )
+    signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
     write_private(home / SERVICE, json.dumps({"url": url, "pid": os.getpid(), "version": __version__}))
     logging.getLogger("geminid.serve").info("service at %s with %s slots", url, service.cluster.total_slots)

@@ -1,0 +1,105 @@
+"""Forecasts, what-ifs and explanations of a live state that is made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from geminid.cluster import Cluster
+from geminid.configuration import Placement
+from geminid.engine.engine import Engine
+from geminid.engine.explain import explain
+from geminid.engine.models import ModelKeeper
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.profile import Observation, Profile
+from geminid.job import JobSpec
+from geminid.jobstate import JobPhase, JobState
+from geminid.policies.fifo import Fifo
+from geminid.serve.forecast import forecast
+from geminid.serve.state import Limits, LiveJob
+from geminid.serve.translation import view_of
+from geminid.serve.whatif import what_if
+
+CLUSTER = Cluster.parse("cpu:1x4")
+
+#: A hundred samples a second on every slot, and nothing lost between slots.
+PROFILE = Profile.of(
+    Observation(
+        nodes=1, slots=slots, per_slot_batch=batch, busiest_node_slots=slots, accumulation_s=batch / 100.0,
+        step_s=batch / 100.0 + 1e-4,
+    )
+    for slots in (1, 2, 4)
+    for batch in (8, 16, 32)
+)  # fmt: skip
+
+
+def job(name: str, *, work: int = 10_000, slots: tuple[int, ...] = (), elastic: bool = True, **spec: object) -> LiveJob:
+    state = JobState.submitted(job_id=name, spec=JobSpec(name=name, command=("true",), **spec), at_s=0.0)  # type: ignore[arg-type]
+    limits = Limits(
+        initial_batch=32, largest_batch=128, smallest_per_slot=8, largest_per_slot=32, parameter_count=1,
+        work_samples=work,
+    )  # fmt: skip
+    made = LiveJob(state=state, elastic=elastic)
+    if elastic:
+        made = replace(made, limits=limits, measured=(("cpu", PROFILE),), gradient=GradientStats(1e-3, 1.0), samples=1)
+    return replace(made, target=Placement.of({"cpu-0": slots})) if slots else made
+
+
+def test_one_job_on_one_slot_takes_what_its_speed_says():
+    (found,) = forecast([job("j1", work=6_000, slots=(0,), max_slots=1)], CLUSTER, "fifo", 0.0).values()
+    early, late = found["finish_s"]
+    assert early < 60.0 < late
+    assert late - early < 30.0
+    assert not found["guessed"]
+    assert found["start_s"] is None  # it runs already
+
+
+def test_whoever_waits_starts_when_the_others_end():
+    running = job("j1", work=6_000, slots=(0, 1, 2, 3), min_slots=4, max_slots=4)
+    waiting = job("j2", work=6_000, min_slots=4, max_slots=4)
+    told = forecast([waiting, running], CLUSTER, "fifo", 0.0)
+    assert told["j2"]["start_s"] == pytest.approx(told["j1"]["finish_s"], abs=2.0)
+    assert told["j2"]["finish_s"][0] > told["j2"]["start_s"][0]
+
+
+def test_a_plain_command_is_a_guess_and_makes_guesses_of_those_behind_it():
+    plain = job("j1", elastic=False, slots=(0,), max_slots=1)
+    told = forecast([plain, job("j2")], Cluster.parse("cpu:1x1"), "fifo", 100.0)
+    assert told["j1"]["guessed"]
+    assert told["j2"]["guessed"]
+    early, late = told["j1"]["finish_s"]
+    assert late / early > 5
+
+
+def test_a_what_if_leaves_out_what_is_done_and_what_must_not_run():
+    halfway = job("j1", slots=(0,))
+    started = halfway.state.move(JobPhase.STARTING, at_s=1.0, placement=Placement.of({"cpu-0": [0]}))
+    halfway = replace(halfway, state=started.advance(at_s=2.0, progress_samples=4_000.0))
+    paused = replace(job("j2"), wish="pause")
+    world = what_if([halfway, paused], CLUSTER, 2.0)
+    assert [trace.name for trace in world.workload.jobs] == ["j1"]
+    assert world.applications["j1"].total_steps == pytest.approx(6_000 / 32)
+
+
+def test_explanations_name_the_numbers():
+    engine = Engine(CLUSTER, Fifo(), ModelKeeper())
+    holder = job("j1", slots=(0, 1, 2), owner="ann", min_slots=3, max_slots=3)
+    for one in (holder, job("j2", min_slots=2)):
+        engine.models.add_profile(one.id, "cpu", PROFILE)
+        engine.restore(view_of(one, CLUSTER, 5.0))
+    engine.policy.needs_models = True
+    waiting = explain(engine.view(), "j2", prices={"cpu": 0.5}, limits=["a quota"])
+    assert waiting is not None
+    assert waiting.reason == "all but 1 of 4 slots are held by 1 other job"
+    assert "it needs 2 slots; 1 of 4 usable are free" in waiting.numbers
+    assert any("j1 (ann) holds 3 slots" in number for number in waiting.numbers)
+    assert "a quota" in waiting.numbers
+    assert any("with min_slots 1 it could start now" in hint for hint in waiting.suggestions)
+    speeds = {size.slots: size.goodput for size in waiting.sizes}
+    assert set(speeds) == {2, 3, 4}
+    assert speeds[4] > 1.5 * speeds[2]
+    held = explain(engine.view(), "j1")
+    assert held is not None
+    assert held.reason == "its size is fixed"
+    assert explain(engine.view(), "nobody") is None
