@@ -68,7 +68,7 @@ def main() -> None:
         if run.is_leader:
             right = accuracy(model, test, run.device)
             run.report(accuracy=right)
-            print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy {right:.3f}", flush=True)
+            print(f"epoch {epoch}: accuracy {right:.3f}", flush=True)
 
 
 if __name__ == "__main__":
