@@ -83,7 +83,7 @@ def main() -> None:
             run.report(loss=loss)
         if run.is_leader:
             with torch.no_grad():
-                print(f"epoch {epoch}: loss on unseen sentences {loss_of(unseen).item():.3f}", flush=True)
+                print(f"epoch {epoch}: unseen {loss_of(unseen).item():.3f}", flush=True)
 
 
 if __name__ == "__main__":

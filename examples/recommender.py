@@ -65,7 +65,7 @@ def main() -> None:
         if run.is_leader:
             with torch.no_grad():
                 error = nn.functional.mse_loss(model(*unseen[:2]), unseen[2]).item()
-            print(f"epoch {epoch}: loss on unseen ratings {error:.3f}", flush=True)
+            print(f"epoch {epoch}: unseen {error:.3f}", flush=True)
 
 
 if __name__ == "__main__":
