@@ -250,6 +250,8 @@ def _measure(name: str, place: torch.device, batch: int, task: _Task, optimizer:
         first_s = loop.block(FEWEST_STEPS)
         loop.block(max(FEWEST_STEPS, min(WARM_UP_STEPS, int(5.0 / first_s))))
     steps = max(FEWEST_STEPS, min(MOST_STEPS, math.ceil(BLOCK_S / plain.block(FEWEST_STEPS))))
+    interval = ours.run.noise_interval
+    steps = interval * math.ceil(steps / interval)  # every block has its share of measured steps
     times: dict[str, list[float]] = {"plain": [], "library": [], "measuring": []}
     for _ in range(rounds):
         times["plain"].append(plain.block(steps))
@@ -270,5 +272,5 @@ def _measure(name: str, place: torch.device, batch: int, task: _Task, optimizer:
         measuring_s=median(times["measuring"]),
         library_overhead=library - 1.0,
         measuring_overhead=measuring - 1.0,
-        interval=ours.run.noise_interval,
+        interval=interval,
     )
