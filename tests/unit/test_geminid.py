@@ -93,7 +93,7 @@ def test_jobs_count_by_the_rank_of_what_they_have_left() -> None:
     assert rank(np.array([5.0, 50.0, 1.0, 50.0])).tolist() == [0.75, 0.25, 1.0, 0.5]
     found = Objective().utilities(arrays(2, left_s=np.array([100.0, 9000.0])), np.array([[2.0, 8.0], [1.0, 0.0]]))
     assert found[0] == pytest.approx([1.0, 2.0])
-    assert found[1] == pytest.approx([0.5**0.5, -np.inf])
+    assert found[1] == pytest.approx([0.5**0.4, -np.inf])
 
 
 def test_a_pause_is_weighed_against_the_time_for_which_it_pays() -> None:

@@ -60,7 +60,7 @@ class Geminid(Policy):
     needs_models = True
     brings_profiles = True
 
-    p: Annotated[float, AtLeast(0.0)] = 0.5
+    p: Annotated[float, AtLeast(0.0)] = 0.4
     q: Positive = 0.5
     growth: Annotated[float, AtLeast(1.0)] = 4.0
     gap_s: Annotated[float, AtLeast(0.0)] = 10.0

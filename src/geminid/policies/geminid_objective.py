@@ -44,7 +44,7 @@ class JobArrays:
 class Objective:
     """The constants of the objective; what they are and why is in docs/policy.md."""
 
-    rank_power: float = 0.5
+    rank_power: float = 0.4
     speed_power: float = 0.5
     shortest_horizon_s: float = 60.0
     horizon_s: float = 600.0
