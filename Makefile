@@ -13,8 +13,10 @@ BIN := $(VENV)/bin
 help: ## say what the targets are
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 14
 
-demo: $(VENV)/.ready ## run the scheduler on this machine: six real training jobs grow, shrink, re-tune and survive a kill
+demo: $(VENV)/.ready ## six real training jobs grow, shrink, re-tune and survive a kill here; then four policies in the simulator
 	@$(BIN)/geminid demo
+	@mkdir -p build
+	@$(BIN)/geminid simulate --workload small --policy fifo,tiresias,sia,geminid --report build/demo-report.html
 
 test: lint ## everything that must hold: lint, types, layers, all tests
 	$(BIN)/python -m pytest -n 2

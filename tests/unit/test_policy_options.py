@@ -34,6 +34,23 @@ def test_values_are_read_by_their_types() -> None:
     assert vars_of(policy) >= {"limits_gpu_s": (100.0, 5000.0), "promote": 2.0, "index": "gittins"}.items()
 
 
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("    interval_s = 0", "interval_s of x is 0, but must be a number above 0 or None"),
+        ("    interval_s = '60'", "interval_s of x is '60', but must be a number above 0 or None"),
+        ("    def __init__(self): raise LookupError('gone')", "policy x cannot be made (LookupError: gone)"),
+    ],
+)
+def test_a_users_policy_that_cannot_be_used_is_told_why(body: str, sentence: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    head = "from geminid.policies.base import Policy\nclass Mine(Policy):\n    name = paper = objective = 'x'\n"
+    file.write_text(f"{head}    def decide(self, view): ...\n{body}\n", encoding="utf-8")
+    with pytest.raises(InvalidInput) as refused:
+        make_policy(f"{file}:Mine", load_policy)
+    assert sentence in str(refused.value)
+
+
 def vars_of(policy: object) -> set[tuple[str, object]] | object:
     return {option.field: getattr(policy, option.field) for option in options_of(type(policy))}.items()  # type: ignore[arg-type]
 

@@ -231,6 +231,21 @@ def test_nodes_that_an_autoscaling_policy_gives_back_cost_nothing_and_take_no_wo
     assert figures["utilization"] <= 1.0
 
 
+def test_what_happens_after_the_last_job_counts_for_nothing() -> None:
+    jobs = [opaque("a", 0.0, 4, 1000.0)]
+    rare = summary(run("fifo", jobs, settings=Settings(node_mtbf_s=1e7)))
+    assert rare["node_hours"] == pytest.approx(2 * rare["makespan_s"] / 3600.0)
+    assert rare["node_failures"] == 0
+    shrunk = summary(run(Scaling(), [opaque("b", 0.0, 4, 7140.0)], settings=Settings(node_mtbf_s=20_000.0)))
+    assert shrunk["unfinished_jobs"] == 0
+
+
+def test_a_view_cannot_be_written_to() -> None:
+    result = run("fifo", [toy("a")])
+    with pytest.raises(TypeError):
+        result.jobs[0].facts.limits["v100"] = None  # type: ignore[index]
+
+
 class Restless(Policy):
     """Gives nobody anything and wants to be asked again at once."""
 
@@ -248,11 +263,27 @@ class Broken(Policy):
         raise LookupError("no such thing")
 
 
-@pytest.mark.parametrize(("policy", "why"), [(Restless(), "nothing it decides can run"), (Broken(), "no such thing")])
+class Idle(Policy):
+    """Gives nobody anything."""
+
+    name = paper = objective = "idle"
+
+    def decide(self, view: ClusterView) -> Decision:
+        return Decision({})
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        (Restless(), "nothing it decides can run"),
+        (Broken(), "no such thing"),
+        (Idle(), "nothing it decides can run"),  # woken by failures of nodes
+    ],
+)
 def test_a_policy_that_runs_nobody_is_stopped_with_the_reason(policy: Policy, why: str) -> None:
     workload = Workload("test", (opaque("a", 0.0, 1, 10.0),))
     with pytest.raises(NoProgress, match=why):
-        Simulator(workload, {}, Cluster.parse("v100:1x4"), policy).run()
+        Simulator(workload, {}, Cluster.parse("v100:1x4"), policy, Settings(node_mtbf_s=3600.0)).run()
 
 
 def test_a_policy_that_never_lets_jobs_restart_is_stopped() -> None:

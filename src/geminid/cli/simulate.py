@@ -22,7 +22,7 @@ LIVE_RESCALE_S = 1.0
 
 DEFAULT_CLUSTER = "v100:8x4,a100-40gb:2x8,t4:8x4"
 
-DEFAULT_POLICIES = "fifo,tiresias,pollux,sia"
+DEFAULT_POLICIES = "fifo,tiresias,sia,geminid"
 
 
 def simulate(
@@ -157,7 +157,7 @@ def simulate(
                 texts, experiment, lambda i, done: bars.update(tasks[i], completed=done), workers or os.cpu_count() or 1
             )
         except NoProgress as error:
-            error_console.print(f"[red]error:[/] {error}", soft_wrap=True)
+            error_console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
     if json_file is not None:
         plain = [{**r, "per_job": [_without_stints(job) for job in r["per_job"]]} for r in results]

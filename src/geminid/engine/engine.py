@@ -182,7 +182,7 @@ class Engine:
         try:
             decision = self.policy.decide(view)
             plan = make_plan(decision, view, self._jobs)
-        except Exception as error:  # a policy may do anything; the cluster must go on
+        except (Exception, SystemExit) as error:  # a policy may do anything; the cluster must go on
             plan = Rejected((f"{type(error).__name__}: {error} ({_origin(error)})",))
             if self.debug:
                 raise
@@ -305,7 +305,7 @@ class Engine:
             raise InvariantBroken("the count of held slots is wrong")
 
 
-def _origin(error: Exception) -> str:
+def _origin(error: BaseException) -> str:
     """Where in a policy's code an error arose."""
     trace, where = error.__traceback__, "unknown"
     while trace is not None:

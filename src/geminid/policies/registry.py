@@ -156,4 +156,12 @@ def make_policy(text: str, load: Callable[[str], type[Policy]] | None = None, **
     for field, value in defaults.items():
         if any(option.field == field for option in available.values()):
             values.setdefault(field, value)
-    return policy(**values)
+    try:
+        built = policy(**values)
+    except Exception as error:
+        where = f"policy {policy.name}"
+        raise InvalidInput([Problem(where, NOT_SHOWN, f"cannot be made ({type(error).__name__}: {error})")]) from error
+    interval_s: object = built.interval_s
+    if interval_s is not None and not (isinstance(interval_s, int | float) and 0 < interval_s < float("inf")):
+        raise InvalidInput([Problem(f"interval_s of {policy.name}", interval_s, "must be a number above 0 or None")])
+    return built

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
+from types import MappingProxyType
 
 import numpy as np
 
@@ -36,7 +37,10 @@ from geminid.sim.workload import TraceJob, Workload
 FRUITLESS_ROUNDS = 2000
 
 #: However soon a policy asks to be woken, it is not before this.
-SHORTEST_WAKE_S = 0.1
+SHORTEST_WAKE_S = 1.0
+
+#: Failures of nodes after which a simulation gives up: they come faster than jobs get on.
+MOST_FAILURES = 100_000
 
 #: What happens first at one moment: work ends, nodes change, jobs arrive, and then decisions are made.
 _JOB, _NODE, _ARRIVAL, _TICK = range(4)
@@ -124,6 +128,7 @@ class Simulator:
         self._wake_at_s = math.inf
         self._fruitless_rounds = 0
         self._returned: set[int] = set()
+        self._broken: set[int] = set()
         self._rented_since_s = 0.0
         self._not_yet_arrived = 0
         self.now_s = 0.0
@@ -215,7 +220,7 @@ class Simulator:
                 weight=trace.weight,
                 owner=trace.owner,
                 kind=trace.application or "",
-                throughputs=throughputs,
+                throughputs=MappingProxyType(dict(throughputs)),
                 steps=trace.steps,
                 deadline_s=None if deadline_s is None else trace.submit_s + deadline_s,
             )
@@ -241,7 +246,7 @@ class Simulator:
             requested_batch=requested_batch,
             adaptivity=adaptivity,
             gpu_types=frozenset(limits),
-            limits=limits,
+            limits=MappingProxyType(limits),
             rescale_s=rescale_s if rescale_s is not None else app.rescale_s,
             weight=trace.weight,
             owner=trace.owner,
@@ -260,7 +265,7 @@ class Simulator:
             for node in range(len(self.cluster.nodes)):
                 self._schedule_failure(node)
         done = 0
-        while self._queue:
+        while self._queue and (self.engine.jobs or self._not_yet_arrived):
             self.now_s, _, _, action = heapq.heappop(self._queue)
             self.result.events += 1
             action()
@@ -284,16 +289,19 @@ class Simulator:
     def _fail(self, node: int) -> None:
         if node in self._returned:
             self._schedule_failure(node)
-        elif self.engine.jobs or self._not_yet_arrived:
-            self.result.failures += 1
-            self._feed(NodeDown(self.now_s, node))
-            self._at(self.now_s + self.settings.repair_s, _NODE, partial(self._repair, node))
+            return
+        self.result.failures += 1
+        if self.result.failures > MOST_FAILURES:
+            raise NoProgress(f"nodes failed {MOST_FAILURES:,} times and jobs were still not done: they fail too often.")
+        self._broken.add(node)
+        self._feed(NodeDown(self.now_s, node))
+        self._at(self.now_s + self.settings.repair_s, _NODE, partial(self._repair, node))
 
     def _repair(self, node: int) -> None:
+        self._broken.discard(node)
+        self._schedule_failure(node)
         if node not in self._returned:
-            self._feed(NodeUp(self.now_s, node))
-        if self.engine.jobs or self._not_yet_arrived:
-            self._schedule_failure(node)
+            self._decide_anew(NodeUp(self.now_s, node))
 
     # --- Autoscaling ---
 
@@ -314,12 +322,12 @@ class Simulator:
             for node in sorted(rented, key=lambda node: (used[node], -node))[:-more]:
                 self._returned.add(node)
                 self._at(self.now_s, _NODE, partial(self._feed, NodeDrained(self.now_s, node)))
-        for node in sorted(self._returned)[: max(more, 0)]:
+        for node in sorted(self._returned - self._broken)[: max(more, 0)]:
             self._returned.discard(node)
             self._at(self.now_s + self.settings.provision_s, _NODE, partial(self._bring, node))
 
     def _bring(self, node: int) -> None:
-        if node not in self._returned:
+        if node not in self._returned | self._broken:
             self._feed(NodeUp(self.now_s, node))
 
     def _arrive(self, job: SimJob) -> None:
@@ -345,17 +353,17 @@ class Simulator:
         if not self.engine.jobs:
             self._next_tick_s = math.inf
             return
-        self._decide_anew()
+        self._decide_anew(Tick(self.now_s))
         if self.policy.interval_s is not None and self.engine.jobs:
             self._next_tick_s = self.now_s + self.policy.interval_s
             self._at(self._next_tick_s, _TICK, self._tick)
         else:
             self._next_tick_s = math.inf
 
-    def _decide_anew(self) -> None:
-        """A round, or a wake-up; too many of them in a row without anybody working are one too many."""
+    def _decide_anew(self, event: Event) -> None:
+        """A round, a wake-up, a node that is back; too many of them without anybody working are one too many."""
         before = self._works_from_s()
-        self._feed(Tick(self.now_s))
+        self._feed(event)
         self._fruitless_rounds = 0 if before < self.now_s else self._fruitless_rounds + 1
         if self._fruitless_rounds > FRUITLESS_ROUNDS:
             waiting = ", ".join(list(self.engine.jobs)[:5])
@@ -402,7 +410,7 @@ class Simulator:
     def _wake(self) -> None:
         """A wake-up that the policy asked for; only the last one it asked for counts."""
         if self.engine.jobs and self.now_s == self._wake_at_s:
-            self._decide_anew()
+            self._decide_anew(Tick(self.now_s))
 
     # --- The executor ---
 
