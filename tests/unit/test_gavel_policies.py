@@ -108,23 +108,72 @@ def test_a_gang_that_lost_its_nodes_waits_and_the_others_run() -> None:
     assert [(note.reason, note.jobs) for note in policy._notes] == [("no_type_runs", ("a",))]
 
 
-def test_a_solver_that_fails_leaves_equal_shares() -> None:
-    @dataclass
-    class Broken(TimeSharingPolicy):
-        name = "broken"
-        objective = ""
+@dataclass
+class Broken(MaxMinFairnessPerf):
+    """Fails until told otherwise, and counts how often it was asked."""
 
-        def solve(self, problem: AllocationProblem) -> TimeFractions:
-            raise RuntimeError("no luck")
+    name = "broken"
+    works: bool = False
+    asked: int = 0
 
+    def solve(self, problem: AllocationProblem) -> TimeFractions:
+        self.asked += 1
+        if self.works:
+            return super().solve(problem)
+        raise RuntimeError("no luck")
+
+
+def test_a_solver_that_fails_leaves_equal_shares_and_says_so() -> None:
     policy = Broken()
     running = engine(policy, "v100:1x1", facts("a"), facts("b"))
-    assert [note.text for note in policy._notes] == ["RuntimeError: no luck"]
+    reason = "solver_failed: RuntimeError: no luck"
+    assert policy.decide(running.view()).reasons == {"a": reason, "b": reason}
     served = []
     for turn in range(4):
         running.handle(Tick(1.0 + 360.0 * turn))
         served += [job.id for job in running.jobs.values() if job.allocation]
     assert served == ["a", "b", "a", "b"]
+
+
+def test_a_solver_that_failed_is_asked_again_in_the_next_round() -> None:
+    policy = Broken()
+    running = engine(policy, "v100:1x4", facts("a", requested_slots=4), facts("b"), facts("c"))
+    served: set[str] = set()
+    for turn in range(6):  # equal shares give the gang of four less time, but it has its turn
+        running.handle(Tick(1.0 + 360.0 * turn))
+        served |= {job.id for job in running.jobs.values() if job.allocation}
+    assert served == {"a", "b", "c"}
+    assert policy.asked == 6
+    policy.works = True
+    for turn in range(6, 9):
+        running.handle(Tick(1.0 + 360.0 * turn))
+    assert policy.asked == 7
+    assert policy.decide(running.view()).reasons == {}
+
+
+def test_a_note_on_one_job_is_its_reason() -> None:
+    policy = MaxMinFairnessPerf()
+    running = engine(policy, "v100:1x1", facts("a"), facts("b", throughputs={"v100": 0.0}))
+    reasons = policy.decide(running.view()).reasons
+    assert reasons == {"b": "no_type_runs: no GPU type has the slots and the memory for the job"}
+
+
+def test_speeds_that_change_make_new_fractions_due_but_not_too_often() -> None:
+    policy = Broken(works=True, recompute_s=1080.0)
+    view = engine(policy, "v100:1x1", facts("a"), facts("b")).view()
+    faster = tuple(replace(job, facts=replace(job.facts, throughputs={"v100": 3.0})) for job in view.jobs)
+    asked = []
+    for turn in range(1, 7):
+        jobs = faster if turn >= 2 else view.jobs
+        policy.decide(replace(view, now_s=1.0 + 360.0 * turn, jobs=jobs))
+        asked.append(policy.asked)
+    assert asked == [1, 1, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("text", ["round=0", "round=-5", "knob=7", "knob=-0.1"])
+def test_themis_refuses_options_that_make_no_sense(text: str) -> None:
+    with pytest.raises(InvalidInput, match=text.split("=")[0]):
+        make_policy(f"themis:{text}")
 
 
 def test_unaware_policies_need_no_models_unless_adaptive() -> None:

@@ -77,6 +77,19 @@ def test_time_owed_from_before_breaks_ties() -> None:
     assert book.select(jobs, {"a": 1, "b": 1}, {"v100": 1}) == [(("b",), "v100")]
 
 
+def test_fractions_revised_in_every_round_are_still_realised() -> None:
+    """Who is behind its share stays so: else a small one would never come first."""
+    book, jobs = account({("a",): (0.6, 0.0), ("b",): (0.4, 0.0)})
+    served = {"a": 0, "b": 0}
+    for turn in range(200):
+        x = 0.8 + 0.02 * (turn % 2)
+        book.revise(_fractions({("a",): (x, 0.0), ("b",): (1 - x, 0.0)}), ["a", "b"], turn * ROUND_S)
+        for combination, gpu_type in book.select(jobs, {"a": 1, "b": 1}, {"v100": 1}, backfill=False):
+            book.record(combination, gpu_type, ROUND_S)
+            served[combination[0]] += 1
+    assert served["b"] == pytest.approx(0.19 * 200, abs=2)
+
+
 def test_a_gang_that_does_not_fit_is_passed_over() -> None:
     book, jobs = account({("a",): (0.5, 0.0), ("b",): (0.4, 0.0), ("c",): (0.3, 0.0)})
     chosen = book.select(jobs, {"a": 2, "b": 2, "c": 1}, {"v100": 3})

@@ -28,6 +28,20 @@ class AtLeast:
 
 
 @dataclass(frozen=True, slots=True)
+class AtMost:
+    """An upper bound that a number may reach."""
+
+    bound: float
+
+    def holds(self, value: float) -> bool:
+        """Whether a value lies within it."""
+        return value <= self.bound
+
+    def __str__(self) -> str:
+        return f"at most {self.bound:g}"
+
+
+@dataclass(frozen=True, slots=True)
 class Above:
     """A bound that a number may not reach."""
 
@@ -91,7 +105,7 @@ def describe(kind: Any) -> str:
     """A type in words."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        return " ".join([describe(arguments[0]), *map(str, arguments[1:])])
+        return " ".join([describe(arguments[0]), " and ".join(map(str, arguments[1:]))])
     if origin in (typing.Union, types.UnionType):
         inner = describe(next(a for a in arguments if a is not type(None)))
         return f"{inner} or none" if type(None) in arguments else inner

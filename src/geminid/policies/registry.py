@@ -10,17 +10,6 @@ from typing import Any
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem, suggestion
 from geminid.policies.base import Policy
 from geminid.policies.fifo import Fifo
-from geminid.policies.gavel.completion import (
-    AlloX,
-    FinishTimeFairness,
-    FinishTimeFairnessPacked,
-    FinishTimeFairnessPerf,
-    MinTotalDuration,
-    MinTotalDurationPacked,
-    MinTotalDurationPerf,
-    ShortestJobFirst,
-    Themis,
-)
 from geminid.policies.gavel.fairness import (
     Hierarchical,
     HierarchicalPacked,
@@ -33,6 +22,17 @@ from geminid.policies.gavel.fairness import (
     WaterFilling,
     WaterFillingPacked,
     WaterFillingPerf,
+)
+from geminid.policies.gavel.finishing import (
+    AlloX,
+    FinishTimeFairness,
+    FinishTimeFairnessPacked,
+    FinishTimeFairnessPerf,
+    MinTotalDuration,
+    MinTotalDurationPacked,
+    MinTotalDurationPerf,
+    ShortestJobFirst,
+    Themis,
 )
 from geminid.policies.gavel.queues import FifoAgnostic, FifoPacked, FifoPerf, Gandiva
 from geminid.policies.gavel.totals import (

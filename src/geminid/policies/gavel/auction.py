@@ -22,7 +22,7 @@ from scipy.sparse import coo_array
 from geminid.policies.gavel.finish_time import isolated_duration_s, worst_rho
 from geminid.policies.gavel.groups import Groups, Ints, merge
 from geminid.policies.gavel.level import fallback, solve_level, unrunnable
-from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
+from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.program import Affine
 from geminid.solve.lp import LinearProgram
 
@@ -44,7 +44,7 @@ def themis_auction(problem: AllocationProblem, *, fairness_knob: float = 0.8) ->
     """Offer all slots to the worst-off 1 − f of the jobs, and what they do not keep to the others."""
     award = hold_auction(problem, bidders_of(problem, fairness_knob))
     if award is None:
-        notes = [*unrunnable(problem), Note("solver_failed", "no winning allocation was found")]
+        notes = [*unrunnable(problem), Note(SOLVER_FAILED, "no winning allocation was found")]
         return fallback(problem, lambda x: worst_rho(problem, x), notes)
     base = np.zeros(len(problem.jobs))
     base[award.bidders] = award.throughput * award.kept

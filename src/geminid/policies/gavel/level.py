@@ -7,7 +7,15 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from geminid.policies.gavel.groups import PairedWithThemselves, apart_from_others, hand_out, merge
-from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions, single_fractions
+from geminid.policies.gavel.problem import (
+    SOLVER_FAILED,
+    AllocationProblem,
+    Array,
+    Mask,
+    Note,
+    TimeFractions,
+    single_fractions,
+)
 from geminid.policies.gavel.program import Choice, Requirement, TimeProgram
 
 #: Solved at most this often to keep jobs from being paired with themselves; the last answer is taken as it is.
@@ -35,7 +43,7 @@ def solve_level(
         groups = merge(problem, apart=labels)
         raised = TimeProgram(groups).raise_level(needs, choice)
         if raised is None:
-            return fallback(problem, objective, [*notes, Note("solver_failed", "no optimum was found")])
+            return fallback(problem, objective, [*notes, Note(SOLVER_FAILED, "no optimum was found")])
         try:
             strict = attempt < ATTEMPTS - 1
             combinations, fractions = hand_out(problem, groups, raised.values, raised.need, strict=strict)

@@ -131,17 +131,24 @@ def agnostic(problem: AllocationProblem) -> AllocationProblem:
     return replace(problem, throughputs=throughputs, pairs=None, costs=None, reference=fastest)
 
 
+#: Reason of a note: equal static shares, since no solution was found.
+SOLVER_FAILED = "solver_failed"
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """Something that a solver could not honour, and what it did instead.
 
     ``reason`` is a fixed word for programs: ``no_type_runs`` (no GPU type can run the job), ``infeasible_slo``,
-    ``solver_failed``, ….
+    ``solver_failed``, …. A note without jobs concerns all of them.
     """
 
     reason: str
     text: str
     jobs: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.text}"
 
 
 @dataclass(frozen=True)

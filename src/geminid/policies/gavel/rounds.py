@@ -40,17 +40,38 @@ class Account:
     def retarget(self, fractions: TimeFractions, jobs: Iterable[str], now_s: float) -> None:
         """Settle what was owed under the old fractions, and start anew with these; ``jobs`` are the active ones."""
         owed = self._owed_s + self._target * (now_s - self.since_s) - (self._had_s - self.credit_s)
+        new, old = self._replace(fractions, jobs)
+        had_s = np.full(self._target.shape, self.credit_s)
+        self._owed_s, self._had_s = np.zeros(had_s.shape), had_s
+        if new:
+            self._owed_s[new] = owed[old]
+        self.since_s = now_s
+
+    def revise(self, fractions: TimeFractions, jobs: Iterable[str], now_s: float) -> None:
+        """Go on with other fractions for the same jobs, as if they had held all along.
+
+        Everyone stays as far behind or ahead of its share as it was, so that fractions may change often without
+        anybody being forgotten.
+        """
+        target, had_s, owed_s = self._target, self._had_s, self._owed_s
+        new, old = self._replace(fractions, jobs)
+        self._had_s = self.credit_s + self._target * (now_s - self.since_s)
+        self._had_s[new] += had_s[old] - self.credit_s - target[old] * (now_s - self.since_s)
+        self._had_s = np.maximum(self._had_s, self.credit_s)
+        self._owed_s = np.zeros(self._had_s.shape)
+        self._owed_s[new] = owed_s[old]
+
+    def _replace(self, fractions: TimeFractions, jobs: Iterable[str]) -> tuple[list[int], list[int]]:
+        """Put in new targets; the rows, new and old, of the combinations that were there before."""
         alone: list[Combination] = [(job_id,) for job_id in jobs]
         rows = {combination: row for row, combination in enumerate(dict.fromkeys([*alone, *fractions.combinations]))}
-        shape = (len(rows), len(self.gpu_types))
-        self._target, self._had_s, deficits = np.zeros(shape), np.full(shape, self.credit_s), np.zeros(shape)
+        self._target = np.zeros((len(rows), len(self.gpu_types)))
         if fractions.combinations:
             self._target[[rows[c] for c in fractions.combinations]] = fractions.fractions
-        kept = [(row, self._rows[c]) for c, row in rows.items() if c in self._rows]
-        if kept:
-            new, old = np.array(kept).T
-            deficits[new] = owed[old]
-        self._rows, self._owed_s, self.since_s = rows, deficits, now_s
+        kept = [c for c in rows if c in self._rows]
+        new, old = [rows[c] for c in kept], [self._rows[c] for c in kept]
+        self._rows = rows
+        return new, old
 
     def add(self, job_id: str) -> None:
         """A job has arrived that the fractions do not know yet: it waits for slots that nobody else wants."""
@@ -101,7 +122,7 @@ class Account:
         priority, owed_s, target = self.priorities(known), self._owed_s[rows], self._target[rows]
         size = np.array([gangs[c[0]] for c in known])
         single = np.array([len(c) == 1 for c in known])
-        fastest = [max(jobs[c[0]].values(), default=1.0) for c in known]
+        fastest = [max(jobs[c[0]].values(), default=0.0) or 1.0 for c in known]
         chosen: list[tuple[Combination, str]] = []
         for gpu_type, left in free.items():
             column = self.gpu_types.index(gpu_type)

@@ -13,7 +13,7 @@ import numpy as np
 
 from geminid.policies.gavel.groups import Groups, PairedWithThemselves, apart_from_others, hand_out, merge
 from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, unrunnable
-from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
+from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, TimeProgram
 
 
@@ -51,7 +51,7 @@ def max_total_throughput(
         else:
             late = []
         if values is None:
-            return fallback(problem, objective, [*notes, *late, Note("solver_failed", "no optimum was found")])
+            return fallback(problem, objective, [*notes, *late, Note(SOLVER_FAILED, "no optimum was found")])
         try:
             combinations, fractions = hand_out(
                 problem, groups, values, kept if kept.any() else None, strict=attempt < ATTEMPTS

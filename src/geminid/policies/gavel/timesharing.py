@@ -1,8 +1,10 @@
 """What all policies over time fractions have in common: they state a problem, solve it, and let rounds realise it.
 
-Fractions are computed anew when jobs have come or gone, but not more often than every ``recompute`` seconds; in between
-new jobs only get slots that nobody else wants. At the end of each round jobs are chosen by priority
-(:mod:`geminid.policies.gavel.rounds`) and placed, on the slots they have where possible, which extends their lease.
+Fractions are computed anew when jobs have come or gone, slots have, or what is known of the jobs' speeds has changed,
+but not more often than every ``recompute`` seconds; in between new jobs only get slots that nobody else wants. A solver
+that fails is asked again in the next round, and equal shares go on until then. At the end of each round jobs are
+chosen by priority (:mod:`geminid.policies.gavel.rounds`) and placed, on the slots they have where possible, which
+extends their lease.
 
 Options of all of them: ``round`` and ``recompute`` in seconds; ``fill=true`` gives slots that become free within a
 round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads goodputs of jobs that
@@ -27,7 +29,15 @@ import numpy as np
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
 from geminid.policies.gavel.gangs import place_gangs
 from geminid.policies.gavel.level import fallback, unrunnable
-from geminid.policies.gavel.problem import AllocationProblem, Combination, GangJob, Note, TimeFractions, agnostic
+from geminid.policies.gavel.problem import (
+    SOLVER_FAILED,
+    AllocationProblem,
+    Combination,
+    GangJob,
+    Note,
+    TimeFractions,
+    agnostic,
+)
 from geminid.policies.gavel.rounds import Account
 from geminid.policies.gavel.speeds import SpeedReader, kind_of
 from geminid.policies.options import AtLeast, Positive
@@ -63,6 +73,8 @@ class TimeSharingPolicy(Policy):
 
     _account: Account | None = field(default=None, repr=False)
     _solved_for: tuple[frozenset[str], tuple[int, ...]] | None = field(default=None, repr=False)
+    _solved_with: Mapping[str, Mapping[str, float]] | None = field(default=None, repr=False)
+    _solved_s: float = field(default=-np.inf, repr=False)
     _usable: tuple[int, ...] = field(default=(), repr=False)
     _round_ends_s: float = field(default=-np.inf, repr=False)
     _gathering: bool = field(default=False, repr=False)
@@ -168,7 +180,10 @@ class TimeSharingPolicy(Policy):
     def _decision(self, placed: Mapping[Combination, Allocation]) -> Decision:
         assignments = {job_id: allocation for c, allocation in placed.items() for job_id in c}
         pairs = [(c[0], c[1]) for c in placed if len(c) == 2]
-        reasons = {job_id: note.text for note in self._notes for job_id in note.jobs}
+        reasons: dict[str, str] = {}
+        for note in self._notes:  # one that names no jobs concerns everybody
+            for job_id in note.jobs or self._present:
+                reasons[job_id] = f"{reasons[job_id]}; {note}" if job_id in reasons else str(note)
         return Decision(assignments, reasons=reasons, wake_at_s=self._round_ends_s, pairs=pairs)
 
     def _settle(self, view: ClusterView) -> None:
@@ -192,19 +207,25 @@ class TimeSharingPolicy(Policy):
     # --- The problem ---
 
     def _up_to_date(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> Account:
-        """The account, with new fractions if they are due."""
+        """The account, with new fractions if they are due.
+
+        ``_solved_with`` is None as long as no solver has succeeded for what is there: then they are.
+        """
         gpu_types = tuple(view.cluster.type_index)
-        now_for = frozenset(job.id for job in view.jobs), view.usable_slots
+        now_for = self._present, view.usable_slots
         account = self._account
         if account is None:
             account = self._account = Account(gpu_types, 0.5 * self.round_s)
-        due = self._solved_for is None or view.now_s - account.since_s >= self.recompute_s - INSTANT_S
+        due = self._solved_with is None or view.now_s - self._solved_s >= self.recompute_s - INSTANT_S
         due |= not any(job.allocation for job in view.jobs)
-        if due and now_for != self._solved_for:
+        if due and (now_for != self._solved_for or speeds != self._solved_with):
             fractions = self._fractions = self._solve(self.problem(view, speeds))
             self._notes = fractions.notes
-            account.retarget(fractions, [job.id for job in view.jobs], view.now_s)
-            self._solved_for = now_for
+            settle = account.revise if now_for == self._solved_for else account.retarget
+            settle(fractions, [job.id for job in view.jobs], view.now_s)
+            failed = any(note.reason == SOLVER_FAILED for note in fractions.notes)
+            self._solved_for, self._solved_s = now_for, view.now_s
+            self._solved_with = None if failed else speeds
         else:
             for job in view.jobs:
                 account.add(job.id)
@@ -215,7 +236,7 @@ class TimeSharingPolicy(Policy):
         try:
             return self.solve(problem)
         except Exception as error:
-            note = Note("solver_failed", f"{type(error).__name__}: {error}")
+            note = Note(SOLVER_FAILED, f"{type(error).__name__}: {error}")
             return fallback(problem, lambda _: float("nan"), [*unrunnable(problem), note])
 
     def problem(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> AllocationProblem:

@@ -25,7 +25,7 @@ from geminid.policies.gavel.groups import (
     merge,
 )
 from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, unrunnable
-from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
+from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, Raised, TimeProgram
 
 Order = Literal["fairness", "fifo"]
@@ -73,7 +73,7 @@ def water_filling(
         groups = merge(problem, apart=labels)
         filled = _fill(problem, groups, weights)
         if filled is None:
-            return fallback(problem, lambda _: 0.0, [*notes, Note("solver_failed", "no optimum was found")])
+            return fallback(problem, lambda _: 0.0, [*notes, Note(SOLVER_FAILED, "no optimum was found")])
         try:
             combinations, fractions = hand_out(problem, groups, filled.values, filled.need, strict=attempt < ATTEMPTS)
         except PairedWithThemselves as found:

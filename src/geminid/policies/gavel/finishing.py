@@ -11,6 +11,7 @@ or those of the largest ``total`` throughput, which have the shortest JCTs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from geminid.policies.gavel.allox import allox
 from geminid.policies.gavel.auction import themis_auction
@@ -20,6 +21,7 @@ from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
 from geminid.policies.gavel.program import Choice
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
+from geminid.policies.options import AtLeast, AtMost, Positive
 
 
 @dataclass
@@ -139,8 +141,8 @@ class Themis(TimeSharingPolicy):
     objective = "largest product of 1/ρ among the worst-off jobs, by auction; the rest shared fairly"
     needs_oracle = True
 
-    knob: float = 0.8
-    round_s: float = 1200.0
+    knob: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.8
+    round_s: Positive = 1200.0
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """The winning allocation, less what winners do not keep."""
