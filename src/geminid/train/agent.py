@@ -34,6 +34,9 @@ from geminid.train.messages import (
 #: How long to wait before looking for a lost supervisor again.
 RECONNECT_S = 0.5
 
+#: A worker without a supervisor that was told to stop has this long to do so.
+ORPHAN_GRACE_S = 60.0
+
 #: What is kept for a supervisor that is away; the oldest is dropped first.
 LONGEST_BACKLOG = 256
 
@@ -150,8 +153,11 @@ class Agent:
             if line is None:
                 if self._connect():
                     continue
-                if monotonic() - alone_since_s > self._orphan_s:
+                alone_s = monotonic() - alone_since_s
+                if alone_s > self._orphan_s:
                     self._take(Stop(save=True))
+                if alone_s > self._orphan_s + ORPHAN_GRACE_S:
+                    os._exit(143)  # the training thread is stuck, and nobody is there to notice
                 select.select([self._wake_in], [], [], RECONNECT_S)
                 self._drain()
                 continue

@@ -10,12 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import socket
-import tempfile
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -38,6 +36,9 @@ WAITING_S = 3600.0
 #: While waiting in an operation, look around this often; one that does not end so long after its group was abandoned is
 #: left to itself.
 LOOK_S, STUCK_S = 0.5, 1.0
+
+#: The system does not read or write more than 2 GiB at a time.
+PIECE_BYTES = 1 << 30
 
 #: How often the store is looked at while waiting for the others.
 POLL_S = 0.002
@@ -282,9 +283,10 @@ def broadcast(tensor: Tensor) -> None:
 def this_host() -> int:
     """A number that processes on the same running machine share, and others do not."""
     try:
-        return zlib.crc32(Path("/proc/sys/kernel/random/boot_id").read_bytes())
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return zlib.crc32(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode())
     except OSError:
-        return zlib.crc32(socket.gethostname().encode())
+        return zlib.crc32(f"{socket.gethostname()}{os.getpid()}".encode())  # nobody's but one's own
 
 
 def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False) -> None:
@@ -335,7 +337,10 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
         }
         received = int(length) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if header["shared"] is not None:
-            _Shared.read(header["shared"], list(tensors.values()))
+            try:
+                _Shared.read(header["shared"], list(tensors.values()))
+            except OSError as problem:  # whoever wrote it has died
+                raise PeersLost(str(problem)) from None
             dist.send(torch.zeros(1), sender)
         else:
             for tensor in tensors.values():
@@ -345,31 +350,28 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
 
 
 class _Shared:
-    """Tensors side by side in a file in memory, for the owner's processes only."""
+    """Tensors side by side in anonymous memory, which is gone with whoever made it and is its owner's alone."""
 
-    FOLDER = "/dev/shm"
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.path = f"/proc/{os.getpid()}/fd/{descriptor}"
 
     @classmethod
     def write(cls, tensors: Sequence[Tensor]) -> _Shared | None:
         """None if there is no room, or the tensors are not in main memory."""
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-        if not size or any(tensor.device.type != "cpu" for tensor in tensors):
+        if any(tensor.device.type != "cpu" for tensor in tensors):
             return None
         try:
-            if shutil.disk_usage(cls.FOLDER).free < 2 * size:
-                return None
-            descriptor, path = tempfile.mkstemp(prefix="geminid-", dir=cls.FOLDER)
-        except OSError:
+            descriptor = os.memfd_create("geminid")
+        except (OSError, AttributeError):
             return None
-        shared = cls(path)
+        shared = cls(descriptor)
         try:
-            with open(descriptor, "wb", buffering=0) as file:
+            with open(descriptor, "wb", buffering=0, closefd=False) as file:
                 for tensor in tensors:
-                    if tensor.numel():
-                        file.write(_flat(tensor).numpy().data)
+                    for piece in _pieces(tensor):
+                        if file.write(piece) != len(piece):
+                            raise OSError("the memory is full")
         except OSError:
             shared.remove()
             return None
@@ -377,16 +379,24 @@ class _Shared:
 
     @classmethod
     def read(cls, path: str, into: Sequence[Tensor]) -> None:
-        """Fill these tensors from the file."""
+        """Fill these tensors from it."""
         with open(path, "rb", buffering=0) as file:
             for tensor in into:
-                if tensor.numel():
-                    file.readinto(_flat(tensor).numpy().data)
+                for piece in _pieces(tensor):
+                    if file.readinto(piece) != len(piece):
+                        raise OSError("the memory ended too soon")
 
     def remove(self) -> None:
         """The memory is given back when nobody reads from it any more."""
         with contextlib.suppress(OSError):
-            Path(self.path).unlink(missing_ok=True)
+            os.close(self._descriptor)
+
+
+def _pieces(tensor: Tensor) -> Iterator[memoryview]:
+    """The tensor's bytes, in pieces that the system reads and writes whole."""
+    raw = memoryview(_flat(tensor).numpy().data) if tensor.numel() else memoryview(b"")
+    for begin in range(0, len(raw), PIECE_BYTES):
+        yield raw[begin : begin + PIECE_BYTES]
 
 
 def _flat(tensor: Tensor) -> Tensor:
