@@ -144,7 +144,8 @@ def no_service(folder: Path) -> Trouble:
 def _told(problem: urllib.error.HTTPError) -> Trouble:
     codes = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 413: BAD_INPUT, 422: BAD_INPUT}
     try:
-        document = json.loads(problem.read())
+        with problem:
+            document = json.loads(problem.read())
         sentences = document.get("errors") or [entry["msg"] for entry in document["detail"]]
     except (ValueError, KeyError, TypeError, AttributeError):
         sentences = [f"the service answered {problem.code}: {problem.reason}"]
