@@ -99,7 +99,8 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
             unplaced[guest] = unplaced[host]
         if host in allocations and view.sharing is not None:
             gpu_type = view.cluster.nodes[allocations[host][0][0]].gpu_type
-            if not min(view.sharing.relative_speeds(jobs[host].facts, jobs[guest].facts, gpu_type)) > 0:
+            speeds = view.sharing.relative_speeds(jobs[host].facts, jobs[guest].facts, gpu_type)
+            if any(speed <= 0 for speed in speeds):  # a pair that nobody has measured may be tried
                 problems.append(f"jobs {host} and {guest} cannot share slots of type {gpu_type}")
     for job_id, allocation in allocations.items():
         if allocation != jobs[job_id].allocation:

@@ -137,7 +137,10 @@ class SharingModel(Protocol):
     """How fast two jobs run on the same slots."""
 
     def relative_speeds(self, first: JobFacts, second: JobFacts, gpu_type: str) -> tuple[float, float]:
-        """Speeds of both on shared slots of a type, relative to having them alone; zeros if they cannot share."""
+        """Speeds of both on shared slots of a type, relative to having them alone; zeros if they cannot share.
+
+        Not numbers where nobody has measured the two together: policies may estimate them, and try.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,14 @@
 A job that brings its throughputs is taken at its word. Of any other, the fitted model tells how many optimiser steps of
 the requested batch size the requested slots make in a second; if the job may tune itself, its goodput at the best batch
 plan counts instead, in steps of the requested batch size that would come to the same.
+
+Where a job has not been measured on a type, its speed there is estimated from the other active jobs, and so is what a
+pair keeps of its speed where nobody has measured the two together (:mod:`geminid.policies.gavel.estimation`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +23,11 @@ from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.table import GoodputTable, JobModel
 from geminid.job import Adaptivity
 from geminid.policies.base import JobView, SharingModel
-from geminid.policies.gavel.problem import PairThroughputs
+from geminid.policies.gavel.estimation import estimate_alone, estimate_pairs
+from geminid.policies.gavel.problem import Array, PairThroughputs
+
+#: Estimates are made from at most so many jobs of different speeds: their cost grows with the cube of it.
+MOST_REFERENCES = 64
 
 
 @dataclass(slots=True)
@@ -32,7 +40,7 @@ class SpeedReader:
     _table: GoodputTable | None = None
 
     def speeds(self, cluster: Cluster, jobs: Sequence[JobView]) -> dict[str, Mapping[str, float]]:
-        """Steps per second of every job on the types that can run it; the same on all for jobs of unknown speed."""
+        """Steps per second of every job on the types that can run it; the same on all where nobody's are known."""
         result: dict[str, Mapping[str, float]] = {}
         news: list[JobView] = []
         for job in jobs:
@@ -54,7 +62,7 @@ class SpeedReader:
                 result[job.id] = speeds
         for gone in self._known.keys() - result.keys():
             del self._known[gone]
-        return result
+        return _estimated(result, [job.id for job in jobs if job.facts.throughputs or job.facts.limits])
 
     def _goodputs(self, cluster: Cluster, jobs: Sequence[JobView]) -> dict[str, dict[str, float]]:
         """Useful samples per second of jobs that tune themselves, on the requested slots of each type."""
@@ -75,12 +83,13 @@ class SpeedReader:
         }
 
     def _modelled(self, cluster: Cluster, job: JobView, goodputs: Mapping[str, float]) -> dict[str, float]:
+        """Speeds by the job's model; not a number on types on which it may run and has not been measured."""
         model = job.model
         speeds = {}
         for gpu_type, limits in job.facts.limits.items():
             fitted = model.fits.get(gpu_type) if model is not None else None
-            if model is None or fitted is None:
-                speeds[gpu_type] = 1.0
+            if model is None or fitted is None or fitted.source == "prior":
+                speeds[gpu_type] = np.nan
                 continue
             nodes = _packed(cluster, gpu_type, job.facts.requested_slots).nodes
             total = job.facts.requested_batch or limits.initial
@@ -113,6 +122,10 @@ class SpeedReader:
                     for j, gpu_type in enumerate(gpu_types):
                         left = self._relative(first, second, gpu_type, sharing)
                         relative[a, b, j], relative[b, a, j] = left
+        gangs = np.array([job.facts.requested_slots for _, job in names.values()])
+        for gang in np.unique(gangs[np.isnan(relative).any(axis=(1, 2))]).tolist():
+            alike = np.ix_(gangs == gang, gangs == gang)
+            relative[alike] = _estimated_pairs(relative[alike])
         name = np.array([names[_name(job)][0] for job in kinds.values()], dtype=np.int64)
         alone = np.array([[speeds[job.id].get(t, 0.0) for t in gpu_types] for job in kinds.values()])
         alone = alone.reshape(len(kinds), len(gpu_types))
@@ -122,8 +135,55 @@ class SpeedReader:
     def _relative(self, first: JobView, second: JobView, gpu_type: str, sharing: SharingModel) -> tuple[float, float]:
         key = (_name(first), _name(second), gpu_type)
         if key not in self._pairs:
-            self._pairs[key] = sharing.relative_speeds(first.facts, second.facts, gpu_type)
+            speeds = sharing.relative_speeds(first.facts, second.facts, gpu_type)
+            if np.isnan(speeds).any():  # somebody may yet measure it
+                return np.nan, np.nan
+            self._pairs[key] = speeds
         return self._pairs[key]
+
+
+def _estimated(speeds: dict[str, Mapping[str, float]], references: Sequence[str]) -> dict[str, Mapping[str, float]]:
+    """The same with estimates in place of what is not a number, from ``references`` known on all types in question.
+
+    Without any, a job is taken to be as fast there as where it is known; wholly unknown ones make a step a second.
+    """
+    partial = {job_id: row for job_id, row in speeds.items() if any(map(math.isnan, row.values()))}
+    if not partial:
+        return speeds
+    full = [speeds[job_id] for job_id in references if job_id not in partial]
+    by_types: dict[tuple[str, ...], Array] = {}
+    done: dict[tuple[tuple[str, ...], tuple[float, ...]], dict[str, float]] = {}
+    result = dict(speeds)
+    for job_id, row in partial.items():
+        types = tuple(row)
+        if types not in by_types:
+            rows = dict.fromkeys(tuple(other.get(t, 0.0) for t in types) for other in full)
+            usable = [values for values in rows if min(values) > 0]
+            by_types[types] = np.array(usable[:MOST_REFERENCES]).reshape(-1, len(types))
+        key = types, tuple(0.0 if np.isnan(v) else v for v in row.values())
+        if key not in done:
+            values = np.array(list(row.values()))
+            known = values[values > 0]
+            if len(by_types[types]):
+                values = estimate_alone(values[None], by_types[types])[0]
+            else:
+                values[np.isnan(values)] = np.exp(np.log(known).mean()) if len(known) else 1.0
+            done[key] = dict(zip(types, values.tolist(), strict=True))
+        result[job_id] = done[key]
+    return result
+
+
+def _estimated_pairs(kept: Array) -> Array:
+    """What kinds of one gang keep beside each other, unknown entries estimated; nothing where nothing is known.
+
+    References are kinds all of whose pairs among themselves are known: greedily, those known in most pairs first.
+    """
+    unknown = np.asarray(np.isnan(kept).any(axis=2))
+    references: list[int] = []
+    for a in np.argsort(unknown.sum(axis=1), kind="stable").tolist():
+        if not unknown[a, [*references, a]].any() and len(references) < MOST_REFERENCES:
+            references.append(a)
+    return estimate_pairs(kept, sorted(references)) if references else np.nan_to_num(kept)
 
 
 def _packed(cluster: Cluster, gpu_type: str, slots: int) -> Configuration:
