@@ -13,6 +13,11 @@ from sessions import processes_of_session
 GEMINID = [sys.executable, "-m", "geminid"]
 
 
+def heed_interrupts() -> None:
+    """As in a terminal: a shell has the commands that it starts in the background ignore them."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("after_s", [1.5, 6.0])
 def test_an_interrupted_command_ends_at_once_with_one_line(after_s: float) -> None:
@@ -23,6 +28,7 @@ def test_an_interrupted_command_ends_at_once_with_one_line(after_s: float) -> No
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     ) as process:
         time.sleep(after_s)
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to every process
@@ -53,5 +59,6 @@ main()
         text=True,
         timeout=60,
         check=False,
+        preexec_fn=heed_interrupts,
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
