@@ -265,6 +265,14 @@ def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path):
         assert not jobs[bad].measured
 
 
+def test_a_job_ends_when_its_budget_is_spent(tmp_path):
+    with Running(tmp_path) as running:
+        job = running.submit(budget_gpu_s=0.2)
+        jobs = running.until(lambda jobs: jobs[job].phase is JobPhase.CANCELLED)
+        assert jobs[job].service_gpu_s(0.0) >= 0.2
+        assert any("its budget of 0.2 slot-seconds" in line.text for line in jobs[job].story)
+
+
 def test_a_repeated_request_has_one_effect(tmp_path):
     with Running(tmp_path) as running:
         first = running.service.submit(spec(), "ann", request="ann:7").result(10)

@@ -13,7 +13,7 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import client, give_up, reporting_trouble
-from geminid.cli.output import console, error_console, print_json, print_table
+from geminid.cli.output import console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
 from geminid.units import humanize_duration
 
@@ -342,4 +342,4 @@ def _print_dry_run(told: dict[str, Any]) -> None:
     for job_id, late_s in told["delays_s"].items():
         console.print(f"{job_id} would end {humanize_duration(round(late_s))} later")
     if not told["delays_s"]:
-        error_console.print("no other job would end later")
+        console.print("no other job would end later")

@@ -13,13 +13,6 @@ from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState
 
 
-def service_gpu_s(job: LiveJob, now_s: float) -> float:
-    """Slots × seconds that a job has had up to now."""
-    state = job.state
-    since_s = 0.0 if state.phase.is_terminal else max(now_s - state.updated_at_s, 0.0)
-    return state.attained_service_gpu_s + state.num_slots * since_s
-
-
 def waiting_order(state: ServiceState) -> list[str]:
     """The jobs that wait for slots, first served first: by priority, then by arrival."""
     waiting = [job for job in state.jobs.values() if job.wants_slots and job.target is None]
@@ -62,7 +55,7 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "batch_plan": None if state.batch_plan is None else state.batch_plan.to_dict(),
         "learning_rate_factor": job.learning_rate_factor,
         "metrics": dict(job.metrics),
-        "gpu_s": service_gpu_s(job, now_s),
+        "gpu_s": job.service_gpu_s(now_s),
         "rescales": state.rescales,
         "failures": state.failures,
         "pauses_s": list(job.pauses_s),
@@ -110,7 +103,7 @@ def usage_documents(state: ServiceState, now_s: float) -> list[dict[str, Any]]:
         owners[owner]["running"] += job.phase.holds_slots
         owners[owner]["waiting"] += job.wants_slots and job.target is None
         owners[owner]["slots"] += job.state.num_slots
-        gpu_s[owner] += service_gpu_s(job, now_s)
+        gpu_s[owner] += job.service_gpu_s(now_s)
     return [
         {
             "owner": owner,

@@ -325,6 +325,7 @@ class Service:
             if isinstance(item, tuple):
                 happened += self.executor.take(item[0])
         happened += self.executor.tick()
+        happened += self._spent()
         self._unsaved = []
         trial = self._state.copy()
         records: list[r.Record] = list(happened)
@@ -357,6 +358,18 @@ class Service:
                     item.future.set_result(item.look())
                 except Exception as problem:
                     item.future.set_exception(problem)
+
+    def _spent(self) -> list[r.Record]:
+        """Jobs that have used all of the GPU time that they may."""
+        now_s = self.clock.now_s()
+        return [
+            r.JobWished(job_id=job.id, wish="cancel", by=f"its budget of {job.spec.budget_gpu_s:g} slot-seconds")
+            for job in self._state.jobs.values()
+            if job.spec.budget_gpu_s is not None
+            and job.wish == "run"
+            and job.phase.holds_slots
+            and job.service_gpu_s(now_s) >= job.spec.budget_gpu_s
+        ]
 
     def _commit(self, records: Sequence[r.Record]) -> bool:
         """Write records and take them into the state; whether that worked."""

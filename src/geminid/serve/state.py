@@ -116,6 +116,11 @@ class LiveJob:
         """Whether a policy should consider it."""
         return self.wish == "run" and not self.phase.is_terminal and self.phase is not JobPhase.PAUSED
 
+    def service_gpu_s(self, now_s: float) -> float:
+        """Slots × seconds that it has had up to now."""
+        since_s = 0.0 if self.phase.is_terminal else max(now_s - self.state.updated_at_s, 0.0)
+        return self.state.attained_service_gpu_s + self.state.num_slots * since_s
+
     def told(self, at_s: float, text: str, pause_s: float | None = None) -> LiveJob:
         """The job with another line in its story."""
         line = StoryLine(at_s, text, self.state.num_slots, pause_s)
