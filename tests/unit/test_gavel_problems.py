@@ -14,11 +14,12 @@ from geminid.policies.gavel.finish_time import finish_time_fairness
 from geminid.policies.gavel.in_order import first_in_first_out, shortest_job_first
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
-from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, agnostic
+from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, Solver, agnostic
 from geminid.policies.gavel.random_packing import random_packing
 from geminid.policies.gavel.static import isolated, proportional
 from geminid.policies.gavel.throughput import max_total_throughput
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
+from geminid.solve import lp
 
 
 def _problem(throughputs: list[list[float]], slots: list[float], **jobs: list[Any]) -> AllocationProblem:
@@ -256,3 +257,29 @@ def test_the_auction_asks_the_worst_off_and_leaves_nothing_idle() -> None:
     both = themis_auction(problem, fairness_knob=0.6).by_job(problem)[:, 0]
     assert both.sum() == pytest.approx(1.0)
     assert both.min() > 0.01
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        max_min_fairness,
+        lambda p: max_min_fairness(p, choice="centre"),
+        water_filling,
+        finish_time_fairness,
+        min_makespan,
+        max_total_throughput,
+        themis_auction,
+    ],
+)
+def test_a_solver_whose_time_is_over_leaves_equal_shares(solve: Solver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lp, "LONGEST_S", 0.0)
+    problem = _problem([[6, 1], [2, 1]], [1, 1], weight=[1, 2])
+    answer = solve(problem)
+    assert [note.reason for note in answer.notes] == ["solver_failed"]
+    np.testing.assert_allclose(answer.by_job(problem), [[0.5, 0.5], [0.5, 0.5]])
+
+
+def test_the_note_says_why_nothing_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lp, "LONGEST_S", 0.0)
+    (note,) = max_min_fairness(_problem([[6, 1], [2, 1]], [1, 1])).notes
+    assert str(note) == "solver_failed: no optimum was found (Time limit reached): equal static shares"

@@ -11,6 +11,9 @@ from scipy.sparse import csc_array, csr_array
 
 Array = NDArray[np.float64]
 
+#: A growing linear program may be solved for so long in all: far longer than any should take, and less than a round.
+LONGEST_S = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Solved:
@@ -77,7 +80,7 @@ class LinearProgram:
     """A linear program that grows: maximise gain·x subject to rows, and solve again from where it stood.
 
     Columns have lower bounds of 0 unless given. Rows, bounds and gains can be changed between solves; HiGHS starts
-    from the last basis.
+    from the last basis. All solves of one program together may take ``LONGEST_S`` (HiGHS' clock runs on).
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class LinearProgram:
         self._solver.setOptionValue("output_flag", False)
         self._solver.setOptionValue("threads", 1)
         self._solver.setOptionValue("primal_feasibility_tolerance", 1e-9)
+        self._solver.setOptionValue("time_limit", LONGEST_S)
         self._solver.passModel(lp)
 
     def add_rows(self, matrix: csr_array, lower: Array, upper: Array) -> None:
@@ -118,8 +122,14 @@ class LinearProgram:
         self._solver.changeCoeff(row, column, coefficient)
         self._solver.changeRowBounds(row, lower, np.inf)
 
+    @property
+    def outcome(self) -> str:
+        """How the last solve ended, in HiGHS' words."""
+        return str(self._solver.modelStatusToString(self._solver.getModelStatus()))
+
     def solve(self, *, centre: bool = False) -> Optimum | None:
-        """The optimum, or None where there is none (infeasible, unbounded, or the solver gave up).
+        """The optimum, or None where there is none (infeasible, unbounded, or the solver gave up, as it does when its
+        time is over).
 
         Where several solutions are optimal a vertex is returned, or, with ``centre``, a point well inside the set of
         optimal solutions, as an interior-point method without crossover leaves it.

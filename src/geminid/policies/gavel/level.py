@@ -41,9 +41,10 @@ def solve_level(
     needs = requirement(runs)
     for attempt in range(ATTEMPTS if runs.any() else 0):
         groups = merge(problem, apart=labels)
-        raised = TimeProgram(groups).raise_level(needs, choice)
+        program = TimeProgram(groups)
+        raised = program.raise_level(needs, choice)
         if raised is None:
-            return fallback(problem, objective, [*notes, Note(SOLVER_FAILED, "no optimum was found")])
+            return fallback(problem, objective, [*notes, no_optimum(program)])
         try:
             strict = attempt < ATTEMPTS - 1
             combinations, fractions = hand_out(problem, groups, raised.values, raised.need, strict=strict)
@@ -61,6 +62,11 @@ def unrunnable(problem: AllocationProblem) -> list[Note]:
     """A note on the jobs that no GPU type can run."""
     stuck = tuple(problem.jobs[i].id for i in np.flatnonzero(~problem.runs).tolist())
     return [Note("no_type_runs", "no GPU type has the slots and the memory for the job", stuck)] if stuck else []
+
+
+def no_optimum(program: TimeProgram) -> Note:
+    """A note on a program that could not be solved, and why."""
+    return Note(SOLVER_FAILED, f"no optimum was found ({program.outcome}): equal static shares")
 
 
 def fallback(

@@ -153,6 +153,11 @@ class TimeProgram:
         """How many tangents have been added."""
         return len(self._cuts)
 
+    @property
+    def outcome(self) -> str:
+        """How the last solve ended."""
+        return self._lp.outcome
+
     def raise_level(
         self, requirement: Requirement, choice: Choice = "vertex", near: float | None = None
     ) -> Raised | None:

@@ -12,8 +12,8 @@ from collections.abc import Hashable
 import numpy as np
 
 from geminid.policies.gavel.groups import Groups, PairedWithThemselves, apart_from_others, hand_out, merge
-from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, unrunnable
-from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Note, TimeFractions
+from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, TimeProgram
 
 
@@ -43,7 +43,8 @@ def max_total_throughput(
         groups = merge(problem, apart=labels)
         gain = _gain(groups, counts, prices)
         kept, dropped = _admit(problem, groups, required)
-        values = TimeProgram(groups).maximise(gain, Affine(kept, np.zeros(len(kept))))
+        program = TimeProgram(groups)
+        values = program.maximise(gain, Affine(kept, np.zeros(len(kept))))
         if dropped:
             ids = tuple(problem.jobs[i].id for i in dropped)
             text = "the deadline cannot be met beside those of jobs that arrived earlier, and is not held"
@@ -51,7 +52,7 @@ def max_total_throughput(
         else:
             late = []
         if values is None:
-            return fallback(problem, objective, [*notes, *late, Note(SOLVER_FAILED, "no optimum was found")])
+            return fallback(problem, objective, [*notes, *late, no_optimum(program)])
         try:
             combinations, fractions = hand_out(
                 problem, groups, values, kept if kept.any() else None, strict=attempt < ATTEMPTS

@@ -24,8 +24,8 @@ from geminid.policies.gavel.groups import (
     hand_out,
     merge,
 )
-from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, unrunnable
-from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
+from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, Raised, TimeProgram
 
 Order = Literal["fairness", "fifo"]
@@ -72,8 +72,8 @@ def water_filling(
         attempt += 1
         groups = merge(problem, apart=labels)
         filled = _fill(problem, groups, weights)
-        if filled is None:
-            return fallback(problem, lambda _: 0.0, [*notes, Note(SOLVER_FAILED, "no optimum was found")])
+        if isinstance(filled, Note):
+            return fallback(problem, lambda _: 0.0, [*notes, filled])
         try:
             combinations, fractions = hand_out(problem, groups, filled.values, filled.need, strict=attempt < ATTEMPTS)
         except PairedWithThemselves as found:
@@ -82,8 +82,11 @@ def water_filling(
         return replace(finish(problem, combinations, fractions, lambda _: 0.0, notes), objective=filled.level)
 
 
-def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raised | None:
-    """Raise until nobody can be raised; the level is that at which the first job is held."""
+def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raised | Note:
+    """Raise until nobody can be raised; the level is that at which the first job is held.
+
+    If the solver gives up on the way, what has been reached by then; a note if that is nothing.
+    """
     program = TimeProgram(groups)
     have = np.zeros(len(problem.jobs))
     open_ = problem.runs.copy()
@@ -98,7 +101,7 @@ def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raise
             program = TimeProgram(groups)
         raised = program.raise_level(Affine(_relaxed(have), slope / top), near=0.0 if first is not None else None)
         if raised is None:
-            return result if first is not None else None
+            return result if first is not None else no_optimum(program)
         first = raised.level / top if first is None else first
         have = np.maximum(have, raised.need)
         open_ &= ~raised.tight
