@@ -170,6 +170,33 @@ def test_speeds_that_change_make_new_fractions_due_but_not_too_often() -> None:
     assert asked == [1, 1, 2, 2, 2, 2]
 
 
+class Steps:
+    """Knows how many steps a job has left, and nothing else."""
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+
+    def remaining_iterations(self, job_id: str, *, after_current_epoch: bool = False) -> float:
+        return self.left
+
+    def remaining_s(self, job_id: str) -> float:
+        raise NotImplementedError
+
+    def iteration_s(self, job_id: str, placement: Any) -> float:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(("name", "steps_per_s"), [("finish_time_fairness", 4.0), ("finish_time_fairness_perf", 2.5)])
+def test_work_done_is_booked_at_the_speeds_that_the_policy_sees(name: str, steps_per_s: float) -> None:
+    """Half of the time on each type; who cannot tell types apart takes both to be as fast as the faster."""
+    policy = make_policy(name)
+    assert isinstance(policy, TimeSharingPolicy)
+    running = engine(policy, "v100:1x1,k80:1x1", facts("a", throughputs={"v100": 4.0, "k80": 1.0}), oracle=Steps(500))
+    view = replace(running.view(), oracle=Steps(400))
+    problem = policy.problem(view, {job.id: job.facts.throughputs for job in view.jobs})
+    assert problem.jobs[0].isolated_s == pytest.approx(100 / steps_per_s)
+
+
 @pytest.mark.parametrize("text", ["round=0", "round=-5", "knob=7", "knob=-0.1"])
 def test_themis_refuses_options_that_make_no_sense(text: str) -> None:
     with pytest.raises(InvalidInput, match=text.split("=")[0]):

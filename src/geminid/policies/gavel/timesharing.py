@@ -257,8 +257,9 @@ class TimeSharingPolicy(Policy):
             pairs=pairs,
             costs=np.array([view.cluster.gpu_type(t).relative_cost for t in gpu_types]),
         )
-        self._remember_isolated(problem)
-        return problem if self.aware else agnostic(problem)
+        seen = problem if self.aware else agnostic(problem)
+        self._remember_isolated(seen)
+        return seen
 
     def _gang_job(self, job: JobView, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> GangJob:
         left = _steps_left(job, view) if self.needs_oracle else 1.0
