@@ -291,6 +291,9 @@ def policies(
     sizes: Annotated[str, typer.Option(help="Numbers of jobs, separated by commas.")] = "32,128,256,512,1024,2048,8192",
     types: Annotated[str, typer.Option(help="Numbers of GPU types, separated by commas.")] = "3,8",
     policy: Annotated[list[str] | None, typer.Option(help="Only this policy (repeatable).")] = None,
+    again: Annotated[
+        bool, typer.Option(help="Instead, solve once more a round later: by a new program and by the last one.")
+    ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -298,6 +301,10 @@ def policies(
     from geminid.bench.gavel import TABLE
     from geminid.bench.policies import CASES, run
     from geminid.fields import InvalidInput, Problem
+
+    if again:
+        _solve_again(peers if (peers / TABLE).is_file() else None, _whole_numbers("sizes", sizes, 1), seed, json=json)
+        return
 
     names = [case.name for case in CASES]
     unknown = [name for name in policy or () if name not in names]
@@ -337,6 +344,33 @@ def policies(
         text_columns=2,
     )
     console.print("Medians of three. Single-GPU jobs, three quarters as many GPUs. Published: ECOS, one thread.")
+
+
+def _solve_again(peers: Path | None, sizes: list[int], seed: int, *, json: bool) -> None:
+    """What keeping the program from round to round would bring."""
+    from geminid.bench.again import run
+
+    rows = run(peers=peers, sizes=sizes, seed=seed)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        "The second solve, a round later",
+        ["objective", "pairs", "choice", "jobs", "new program", "last program", "faster", "levels differ by"],
+        [
+            [
+                row.objective,
+                "yes" if row.pairs else "no",
+                row.choice,
+                f"{row.jobs:,}",
+                f"{1000 * row.new_cpu_s:,.1f} ms",
+                f"{1000 * row.last_cpu_s:,.1f} ms",
+                f"{row.times_faster:.2f}×",
+                f"{row.level_difference:.1g}",
+            ]
+            for row in rows
+        ],
+    )
 
 
 @app.command()
