@@ -15,6 +15,7 @@ from geminid.policies.gavel.in_order import first_in_first_out, shortest_job_fir
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
 from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, Solver, agnostic
+from geminid.policies.gavel.program import Raised, TimeProgram
 from geminid.policies.gavel.random_packing import random_packing
 from geminid.policies.gavel.static import isolated, proportional
 from geminid.policies.gavel.throughput import max_total_throughput
@@ -283,3 +284,20 @@ def test_the_note_says_why_nothing_was_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(lp, "LONGEST_S", 0.0)
     (note,) = max_min_fairness(_problem([[6, 1], [2, 1]], [1, 1])).notes
     assert str(note) == "solver_failed: no optimum was found (Time limit reached): equal static shares"
+
+
+def test_water_filling_says_if_it_had_to_stop_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = _problem([[1, 0], [1, 1], [0, 1]], [1, 4])
+    raise_level = TimeProgram.raise_level
+    calls = []
+
+    def only_once(program: TimeProgram, *arguments: Any, **more: Any) -> Raised | None:
+        calls.append(program)
+        return raise_level(program, *arguments, **more) if len(calls) == 1 else None
+
+    monkeypatch.setattr(TimeProgram, "raise_level", only_once)
+    answer = water_filling(problem)
+    assert len(calls) == 2
+    assert [note.reason for note in answer.notes] == ["solver_failed"]
+    assert "not everyone was raised" in answer.notes[0].text
+    assert answer.by_job(problem).sum(axis=1).min() > 0

@@ -131,7 +131,7 @@ def agnostic(problem: AllocationProblem) -> AllocationProblem:
     return replace(problem, throughputs=throughputs, pairs=None, costs=None, reference=fastest)
 
 
-#: Reason of a note: equal static shares, since no solution was found.
+#: Reason of a note: no solution was found, or not the best; what was taken instead is in its text.
 SOLVER_FAILED = "solver_failed"
 
 

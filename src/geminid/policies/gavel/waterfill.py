@@ -25,7 +25,7 @@ from geminid.policies.gavel.groups import (
     merge,
 )
 from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
-from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
+from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, Raised, TimeProgram
 
 Order = Literal["fairness", "fifo"]
@@ -71,21 +71,23 @@ def water_filling(
     while True:
         attempt += 1
         groups = merge(problem, apart=labels)
-        filled = _fill(problem, groups, weights)
-        if isinstance(filled, Note):
-            return fallback(problem, lambda _: 0.0, [*notes, filled])
+        filled, failure = _fill(problem, groups, weights)
+        if filled is None:
+            return fallback(problem, lambda _: 0.0, [*notes, *failure])
         try:
             combinations, fractions = hand_out(problem, groups, filled.values, filled.need, strict=attempt < ATTEMPTS)
         except PairedWithThemselves as found:
             labels = apart_from_others(labels, found.jobs)
             continue
-        return replace(finish(problem, combinations, fractions, lambda _: 0.0, notes), objective=filled.level)
+        return replace(
+            finish(problem, combinations, fractions, lambda _: 0.0, [*notes, *failure]), objective=filled.level
+        )
 
 
-def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raised | Note:
+def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> tuple[Raised | None, list[Note]]:
     """Raise until nobody can be raised; the level is that at which the first job is held.
 
-    If the solver gives up on the way, what has been reached by then; a note if that is nothing.
+    If the solver gives up, what has been reached by then, if anything, and a note.
     """
     program = TimeProgram(groups)
     have = np.zeros(len(problem.jobs))
@@ -101,7 +103,10 @@ def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raise
             program = TimeProgram(groups)
         raised = program.raise_level(Affine(_relaxed(have), slope / top), near=0.0 if first is not None else None)
         if raised is None:
-            return result if first is not None else no_optimum(program)
+            if first is None:
+                return None, [no_optimum(program)]
+            text = f"not everyone was raised as far as possible ({program.outcome})"
+            return result, [Note(SOLVER_FAILED, text)]
         first = raised.level / top if first is None else first
         have = np.maximum(have, raised.need)
         open_ &= ~raised.tight
@@ -110,7 +115,7 @@ def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> Raise
         result = Raised(first, raised.values, have, ~open_)
         if not raised.tight.any():
             break
-    return result
+    return result, []
 
 
 def _relaxed(have: Array) -> Array:
