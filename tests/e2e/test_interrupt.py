@@ -12,6 +12,10 @@ from sessions import processes_of_session
 
 GEMINID = [sys.executable, "-m", "geminid"]
 
+#: A shell says 130 for both: where the interrupt hits an ``exec``, of which imports have many, CPython ends by the
+#: signal itself.
+ENDED_BY_CTRL_C = (130, -signal.SIGINT)
+
 
 def heed_interrupts() -> None:
     """As in a terminal: a shell has the commands that it starts in the background ignore them."""
@@ -33,7 +37,8 @@ def test_an_interrupted_command_ends_at_once_with_one_line(after_s: float) -> No
         time.sleep(after_s)
         os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to every process
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err.strip()) == (130, "", "interrupted")
+    assert process.returncode in ENDED_BY_CTRL_C
+    assert (out, err.strip()) == ("", "interrupted")
     patience = time.monotonic() + 30
     while (left := processes_of_session(process.pid)) and time.monotonic() < patience:
         time.sleep(0.1)
@@ -61,4 +66,5 @@ main()
         check=False,
         preexec_fn=heed_interrupts,
     )
-    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
+    assert result.returncode in ENDED_BY_CTRL_C
+    assert (result.stdout, result.stderr) == ("", "interrupted\n")
