@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit_many
@@ -92,7 +93,8 @@ class ModelKeeper:
         for job in jobs:
             known = self._known.get(job.id)
             if known is not None and known.changed:
-                model = JobModel(dict(known.fits), job.facts.limits, known.gradient) if known.fits else None
+                fits = MappingProxyType(dict(known.fits))
+                model = JobModel(fits, job.facts.limits, known.gradient) if fits else None
                 job = replace(job, model=model, most_slots_measured=known.most_slots)
                 known.changed = False
             result.append(job)
