@@ -87,6 +87,12 @@ class Cluster(Document):
         return MappingProxyType({name: tuple(indices) for name, indices in by_type.items()})
 
     @cached_property
+    def largest_node_slots(self) -> Mapping[str, int]:
+        """Slots of the largest node of each GPU type; types without nodes are left out."""
+        largest = {name: max(self.nodes[n].slots for n in nodes) for name, nodes in self.nodes_of_type.items()}
+        return MappingProxyType(largest)
+
+    @cached_property
     def racks(self) -> tuple[str, ...]:
         """The racks, in the order in which the nodes name them."""
         return tuple(dict.fromkeys(node.rack for node in self.nodes))

@@ -46,6 +46,7 @@ def test_the_short_form_gives_types_nodes_and_slots() -> None:
     assert cluster.total_slots == 64
     assert dict(cluster.slots_per_type) == {"aws": 24, "dgx-ext": 16, "rtx": 24}
     assert dict(cluster.nodes_per_type) == {"aws": 6, "dgx-ext": 2, "rtx": 3}
+    assert dict(cluster.largest_node_slots) == {"aws": 4, "dgx-ext": 8, "rtx": 8}
     assert [node.name for node in cluster.nodes][:2] == ["aws-0", "aws-1"]
     assert cluster.nodes[-1] == Node(name="rtx-2", gpu_type="rtx", slots=8)
 

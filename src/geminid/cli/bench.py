@@ -19,7 +19,10 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
+PEERS = Path("../shared/peers")
+
 Json = Annotated[bool, typer.Option("--json", help="Print a list of rows for programs instead of tables.")]
+Peers = Annotated[Path, typer.Option(help="Folder that holds the peers' workloads, profiles and tables.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
 
 
@@ -192,9 +195,7 @@ def _better(ours: float, theirs: float) -> str:
 
 @app.command()
 def simulator(
-    peers: Annotated[Path, typer.Option(help="Folder that holds the peers' workloads and profiles.")] = Path(
-        "../shared/peers"
-    ),
+    peers: Peers = PEERS,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -287,7 +288,7 @@ def solver(
 def policies(
     peers: Annotated[
         Path, typer.Option(help="Folder that holds the peers' tables; without it, jobs are synthetic.")
-    ] = Path("../shared/peers"),
+    ] = PEERS,
     sizes: Annotated[str, typer.Option(help="Numbers of jobs, separated by commas.")] = "32,128,256,512,1024,2048,8192",
     types: Annotated[str, typer.Option(help="Numbers of GPU types, separated by commas.")] = "3,8",
     policy: Annotated[list[str] | None, typer.Option(help="Only this policy (repeatable).")] = None,
@@ -375,7 +376,7 @@ def _solve_again(peers: Path | None, sizes: list[int], seed: int, *, json: bool)
 
 @app.command()
 def estimation(
-    peers: Annotated[Path, typer.Option(help="Folder that holds the peers' tables.")] = Path("../shared/peers"),
+    peers: Peers = PEERS,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -421,9 +422,7 @@ def _whole_numbers(name: str, text: str, smallest: int) -> list[int]:
 
 @app.command()
 def quality(
-    peers: Annotated[Path, typer.Option(help="Folder that holds the peers' workloads and profiles.")] = Path(
-        "../shared/peers"
-    ),
+    peers: Peers = PEERS,
     policy: Annotated[str, typer.Option(help="The policy to judge, with its options.")] = "geminid",
     workload: Annotated[
         list[str] | None, typer.Option(help="Only workloads whose names begin so (philly, saturn-1, pollux, day-2, …).")
@@ -476,9 +475,7 @@ def quality(
 
 @app.command()
 def fidelity(
-    peers: Annotated[Path, typer.Option(help="Folder that holds the peers' workloads and profiles.")] = Path(
-        "../shared/peers"
-    ),
+    peers: Peers = PEERS,
     policy: Annotated[str | None, typer.Option(help="Only this policy.")] = None,
     workload: Annotated[str | None, typer.Option(help="Only workloads with this in their path, such as gavel.")] = None,
     figure_8: Annotated[

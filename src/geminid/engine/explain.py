@@ -63,7 +63,7 @@ def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
     result = []
     for gpu_type, fitted in job.model.fits.items():
         limits = job.model.limits.get(gpu_type)
-        per_node = max((node.slots for node in view.cluster.nodes if node.gpu_type == gpu_type), default=0)
+        per_node = view.cluster.largest_node_slots.get(gpu_type, 0)
         if limits is None:
             continue
         for slots in range(job.facts.min_slots, min(job.facts.max_slots, per_node) + 1):

@@ -162,6 +162,13 @@ class ClusterView:
     sharing: SharingModel | None = None
     ended: tuple[JobView, ...] = ()
 
+    def usable_slots_per_type(self) -> dict[str, int]:
+        """Usable slots of every GPU type, zero included."""
+        slots = dict.fromkeys(self.cluster.type_index, 0)
+        for node, usable in zip(self.cluster.nodes, self.usable_slots, strict=True):
+            slots[node.gpu_type] += usable
+        return slots
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:

@@ -213,7 +213,9 @@ class Pollux(Policy):
     def _problem(self, view: ClusterView, nodes: NDArray[np.intp]) -> Problem:
         """The search space and the objective of this moment, jobs in order of precedence."""
         capacity = np.array(view.usable_slots, dtype=np.int64)[nodes]
-        pinned = {job.id for job in view.jobs if job.id in self.pinned and job.allocation and _stands(job, view)}
+        pinned = {
+            job.id for job in view.jobs if job.id in self.pinned and job.allocation and job.stands(view.usable_slots)
+        }
         jobs = sorted(
             view.jobs,
             key=lambda job: (
@@ -307,10 +309,6 @@ def _assignments(jobs: Sequence[JobView], nodes: NDArray[np.intp], matrix: NDArr
     for row, column in zip(*(axis.tolist() for axis in np.nonzero(matrix)), strict=True):
         result.setdefault(jobs[row].id, []).append((int(nodes[column]), int(matrix[row, column])))
     return {job_id: tuple(allocation) for job_id, allocation in result.items()}
-
-
-def _stands(job: JobView, view: ClusterView) -> bool:
-    return all(view.usable_slots[node] >= slots for node, slots in job.allocation)
 
 
 def _allowed(job: JobView, type_names: NDArray[np.str_]) -> NDArray[np.bool_]:

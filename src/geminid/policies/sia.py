@@ -73,9 +73,7 @@ class Sia(Policy):
                 keep[job.id] = job.allocation
             else:
                 rows.append(row)
-        capacity = dict.fromkeys(view.cluster.type_index, 0)
-        for node, slots in zip(view.cluster.nodes, view.usable_slots, strict=True):
-            capacity[node.gpu_type] += slots
+        capacity = view.usable_slots_per_type()
         for job in view.jobs:
             if job.id in keep and job.gpu_type is not None:
                 capacity[job.gpu_type] -= job.slots

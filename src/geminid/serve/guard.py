@@ -44,8 +44,7 @@ class Guard(Policy):
         usable = list(view.usable_slots)
         kept: dict[str, JobView] = {}
         for job in view.jobs:
-            stands = all(usable[node] >= slots for node, slots in job.allocation)
-            if until.get(job.id, 0.0) > view.now_s and stands:
+            if until.get(job.id, 0.0) > view.now_s and job.stands(usable):
                 kept[job.id] = job
                 for node, slots in job.allocation:
                     usable[node] -= slots

@@ -404,7 +404,7 @@ class SimJob:
                     yield gpu_type, self.total / steps_per_s
             return
         for gpu_type in self.facts.limits:
-            per_node = max((cluster.nodes[n].slots for n in cluster.nodes_of_type.get(gpu_type, ())), default=0)
+            per_node = cluster.largest_node_slots.get(gpu_type, 0)
             batch = self.fixed_batch(gpu_type, self.facts.requested_slots)
             if batch is not None and per_node:
                 full, rest = divmod(self.facts.requested_slots, per_node)

@@ -438,8 +438,7 @@ class Simulator:
         """Speed of a job without an application: its table's, or one second of work a second."""
         if self.throughputs is None or job.trace.steps is None:
             return 1.0
-        per_node = max(node.slots for node in self.cluster.nodes if node.gpu_type == gpu_type)
-        spread = len(allocation) > -(-job.facts.requested_slots // per_node)
+        spread = len(allocation) > -(-job.facts.requested_slots // self.cluster.largest_node_slots[gpu_type])
         job_type = (job.facts.kind, job.facts.requested_slots)
         return self.throughputs.spread(job_type, gpu_type) if spread else job.facts.throughputs[gpu_type]
 

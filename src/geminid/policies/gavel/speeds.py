@@ -188,8 +188,7 @@ def _estimated_pairs(kept: Array) -> Array:
 
 def _packed(cluster: Cluster, gpu_type: str, slots: int) -> Configuration:
     """So many slots of a type on as few nodes as possible."""
-    per_node = int(cluster.node_slots[cluster.node_type == cluster.type_index[gpu_type]].max())
-    return Configuration(gpu_type=gpu_type, nodes=-(-slots // per_node), slots=slots)
+    return Configuration(gpu_type=gpu_type, nodes=-(-slots // cluster.largest_node_slots[gpu_type]), slots=slots)
 
 
 def _as_requested(job: JobView, model: JobModel, fitted: ThroughputFit, limits: BatchLimits, nodes: int) -> TunedPlan:

@@ -196,13 +196,11 @@ class TimeSharingPolicy(Policy):
 
     def _free(self, view: ClusterView) -> dict[str, int]:
         """Usable slots by type, the dearest type first, or in random order for who cannot tell types apart."""
-        free = dict.fromkeys(sorted(view.cluster.type_index, key=lambda t: -view.cluster.gpu_type(t).relative_cost), 0)
+        types = sorted(view.cluster.type_index, key=lambda t: -view.cluster.gpu_type(t).relative_cost)
         if not self.aware:
-            types = list(free)
-            free = {types[i]: 0 for i in self._rng.permutation(len(types)).tolist()}
-        for node, slots in zip(view.cluster.nodes, view.usable_slots, strict=True):
-            free[node.gpu_type] += slots
-        return free
+            types = [types[i] for i in self._rng.permutation(len(types)).tolist()]
+        usable = view.usable_slots_per_type()
+        return {gpu_type: usable[gpu_type] for gpu_type in types}
 
     # --- The problem ---
 
@@ -242,9 +240,7 @@ class TimeSharingPolicy(Policy):
     def problem(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> AllocationProblem:
         """The problem as the policy sees it."""
         gpu_types = tuple(view.cluster.type_index)
-        slots = dict.fromkeys(gpu_types, 0)
-        for node, usable in zip(view.cluster.nodes, view.usable_slots, strict=True):
-            slots[node.gpu_type] += usable
+        slots = view.usable_slots_per_type()
         throughputs = np.array([[speeds[job.id].get(t, 0.0) for t in gpu_types] for job in view.jobs])
         pairs = None
         if self.packed and view.sharing is not None:
