@@ -248,6 +248,14 @@ def job_of(record: Record) -> str | None:
     return getattr(record, "job_id", None)
 
 
+def jobs_of(record: Record) -> set[str]:
+    """All jobs that a record is about."""
+    if isinstance(record, Planned):
+        return set(record.targets)
+    job_id = job_of(record)
+    return set() if job_id is None else {job_id}
+
+
 def to_plain(record: Record) -> dict[str, Any]:
     """The fields of a record as plain data, with the job's secrets."""
     return {one.name: _plain(getattr(record, one.name)) for one in fields(record)}

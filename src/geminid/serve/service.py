@@ -14,47 +14,29 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geminid import __version__
 from geminid.cluster import Cluster
-from geminid.engine import events as e
-from geminid.engine.commands import Stop
 from geminid.engine.engine import Engine
-from geminid.engine.models import ModelKeeper
 from geminid.fields import InvalidInput
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
-from geminid.policies.base import ClusterView, JobView, Policy
+from geminid.policies.base import ClusterView, Policy
 from geminid.serve import records as r
+from geminid.serve.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
-from geminid.serve.guard import Guard, Timed
-from geminid.serve.state import LiveJob, ServiceState, observation_of
+from geminid.serve.planner import GAP_S, Planner
+from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Store, StoreProblem
-from geminid.serve.translation import facts_of, name_slots, rescale_s, view_of
 
 log = logging.getLogger("geminid.serve")
 
 #: The executor is asked to look at its clock so often.
 TICK_S = 0.5
-
-#: Two decisions are at least so far apart; without anything but measurements, so far.
-GAP_S, NEWS_S = 0.25, 5.0
-
-#: Deciding takes at most this share of the time; the rest is for answering.
-SHARE_OF_TIME = 0.2
-
-#: A job whose slots have just changed keeps them for so long, or for so many of its pauses.
-SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
-
-#: A job that is being started keeps its slots for so long.
-STARTING_S = 60.0
-
-#: A policy that has not answered by then is given up on.
-POLICY_LIMIT_S = 30.0
 
 #: So many requests and happenings are handled in one batch at most.
 MOST_IN_BATCH = 500
@@ -66,17 +48,6 @@ class Refused(Exception):
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
         self.status = status
-
-
-class Clock:
-    """Seconds since the epoch that never go back: set by the wall clock once, then driven by a monotonic one."""
-
-    def __init__(self, at_least_s: float = 0.0) -> None:
-        self._offset_s = max(time.time(), at_least_s) - time.monotonic()
-
-    def now_s(self) -> float:
-        """The time."""
-        return time.monotonic() + self._offset_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,20 +95,14 @@ class Service:
     ) -> None:
         self.store, self.executor, self.policy, self.policy_text = store, executor, policy, policy_text
         self.cluster: Cluster = executor.cluster
-        self._gap_s = gap_s
         self._state = store.load()
         self.clock = Clock(self._state.at_s)
         self._inbox: queue.SimpleQueue[_Request | _Look | _End | tuple[Happening]] = queue.SimpleQueue()
-        self._engine = self._new_engine()
+        self._planner = Planner(self.cluster, policy, policy_text, self._state, self.clock, gap_s=gap_s)
         self._unsaved: list[r.Record] = []
         self._touched: set[str] = set()
         self._trouble = ""
-        self._decide_wanted, self._news = True, False
-        self._decided_at_s, self._wake_at_s = float("-inf"), float("inf")
-        self._next_round_s = float("-inf")
-        self._decisions = self._rejected = self._batches = 0
-        self._decision_ms = 0.0
-        self._last_rejection = ""
+        self._batches = 0
         self._thread = threading.Thread(target=self._run, name="geminid service", daemon=True)
         self._failure: BaseException | None = None
         self.published = Published(self.clock.now_s(), self._state.copy())
@@ -154,7 +119,7 @@ class Service:
         recovered = self.executor.open(lambda happening: self._inbox.put((happening,)), list(self._state.jobs.values()))
         if not self._commit([started, *recovered]):
             raise StoreProblem(self._trouble)
-        self._engine = self._new_engine()
+        self._planner.start_over()
         self._touched = {job.id for job in self._state.jobs.values() if not job.phase.is_terminal}
         self._thread.start()
 
@@ -266,7 +231,7 @@ class Service:
 
     def look(self, look: Callable[[Engine, ServiceState], Any]) -> Future[Any]:
         """Compute something from the engine and the state, in the service's thread."""
-        question = _Look(lambda: look(self._engine, self._state))
+        question = _Look(lambda: look(self._planner.engine, self._state))
         self._inbox.put(question)
         return question.future
 
@@ -295,7 +260,7 @@ class Service:
 
     def _wait(self) -> list[Any]:
         """What came in; at least one thing, or nothing if it is time to look at the clock."""
-        due_s = min(TICK_S, max(0.0, self._due_s() - self.clock.now_s()))
+        due_s = min(TICK_S, max(0.0, self._planner.due_s() - self.clock.now_s()))
         items: list[Any] = []
         with contextlib.suppress(queue.Empty):
             items.append(self._inbox.get(timeout=due_s) if due_s > 0 else self._inbox.get_nowait())
@@ -306,11 +271,9 @@ class Service:
     def _batch(self, items: Sequence[Any]) -> _End | None:
         ending = next((item for item in items if isinstance(item, _End)), None)
         self._take_in(items)
-        for job_id in self._released():
-            self._touched.add(job_id)
-        self._sync_engine()
-        if ending is None and self._is_time():
-            self._decide()
+        self._planner.sync(self._touched)
+        if ending is None and self.clock.now_s() >= self._planner.due_s() and not self._commit(self._planner.decide()):
+            self._planner.start_over()  # what is not written was not decided
         self._steer()
         if self.store.snapshot_is_due():
             with contextlib.suppress(StoreProblem):
@@ -386,39 +349,11 @@ class Service:
         self._trouble = ""
         for entry in entries:
             self._state.apply(entry.seq, entry.at_s, entry.record)
-            self._notice(entry.record)
+            self._touched |= r.jobs_of(entry.record)
+            self._planner.notice(entry.record)
+            if isinstance(entry.record, r.Noted):
+                log.log(logging.WARNING if entry.record.level != "info" else logging.INFO, "%s", entry.record.text)
         return True
-
-    def _notice(self, record: r.Record) -> None:
-        """Remember whom a record is about, and tell the engine what only it says."""
-        job_id = r.job_of(record)
-        if job_id is not None:
-            self._touched.add(job_id)
-        now_s = max(self.clock.now_s(), self._engine.now_s)
-        match record:
-            case r.Planned():
-                self._touched |= set(record.targets)
-            case r.JobProgressed() if record.job_id in self._engine.jobs:
-                job = self._state.jobs[record.job_id]
-                seen = observation_of(record) if job.state.num_slots == record.slots else None
-                report = e.Reported(now_s, record.job_id, seen, job.gradient, job.state.progress_samples)
-                self._engine.take(report)
-                self._news = True
-            case r.NodeDrained():
-                node = self.cluster.node_index[record.node]
-                self._engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
-                self._decide_wanted = True
-            case r.SlotCordoned():
-                self._engine.take(self._cordons(now_s, record.node))
-                self._decide_wanted = True
-            case r.QuotaSet():
-                self._decide_wanted = True
-            case r.Noted():
-                log.log(logging.WARNING if record.level != "info" else logging.INFO, "%s", record.text)
-
-    def _cordons(self, now_s: float, node: str) -> e.SlotsCordoned:
-        out = sum(owner == node for owner, _ in self._state.cordoned)
-        return e.SlotsCordoned(now_s, self.cluster.node_index[node], out)
 
     def _publish(self) -> None:
         self._batches += 1
@@ -426,149 +361,11 @@ class Service:
             self.clock.now_s(),
             self._state.copy(),
             self._trouble,
-            self._decisions,
-            self._rejected,
-            self._decision_ms,
+            self._planner.decisions,
+            self._planner.rejected,
+            self._planner.decision_ms,
             self._batches,
         )
-
-    # ------------------------------------------------------------------------------------------- the engine
-
-    def _new_engine(self) -> Engine:
-        """An engine that knows what the state knows."""
-        guard = Guard(Timed(self.policy, POLICY_LIMIT_S), protected=self._protected_until_s, groups=self._quotas_of)
-        now_s = max(self.clock.now_s(), self._state.at_s)
-        engine = Engine(self.cluster, guard, ModelKeeper("geminid"), now_s=now_s)
-        for node in self._state.drained & set(self.cluster.node_index):
-            engine.take(e.NodeDrained(now_s, self.cluster.node_index[node]))
-        for node in {node for node, _ in self._state.cordoned} & set(self.cluster.node_index):
-            engine.take(self._cordons(now_s, node))
-        for job in self._state.jobs.values():
-            if job.wants_slots:
-                self._restore(engine, job, now_s)
-        return engine
-
-    def _restore(self, engine: Engine, job: LiveJob, now_s: float) -> None:
-        for gpu_type, profile in job.measured:
-            engine.models.add_profile(job.id, gpu_type, profile)
-        if job.gradient is not None:
-            engine.models.add_gradient(job.id, job.gradient)
-        engine.restore(view_of(job, self.cluster, now_s))
-
-    def _released(self) -> list[str]:
-        """Jobs that may be tried again now."""
-        now_s = self.clock.now_s()
-        return [
-            job.id
-            for job in self._state.jobs.values()
-            if job.held_until_s and job.held_until_s <= now_s and job.wants_slots and job.id not in self._engine.jobs
-        ]
-
-    def _sync_engine(self) -> None:
-        """Tell the engine what has become of the jobs that records were about."""
-        engine = self._engine
-        for job_id in self._touched:
-            job, view = self._state.jobs.get(job_id), engine.jobs.get(job_id)
-            if job is None:
-                continue
-            now_s = max(self.clock.now_s(), engine.now_s)
-            if job.phase.is_terminal:
-                if view is not None:
-                    done = job.phase is JobPhase.SUCCEEDED
-                    progress = job.state.progress_samples
-                    over = e.Completed(now_s, job_id, progress) if done else e.Failed(now_s, job_id, "", final=True)
-                    engine.take(over)
-                    self._decide_wanted = True
-            elif not job.wants_slots or job.held_until_s > now_s:
-                if view is not None:
-                    engine.take(e.Withdrawn(now_s, job_id))
-                    self._decide_wanted = True
-            elif view is None:
-                self._restore(engine, job, now_s)
-                self._decide_wanted = True
-            else:
-                if job.target is None and view.allocation:
-                    engine.take(e.Failed(now_s, job_id, job.state.reason))
-                    self._decide_wanted = True
-                facts = facts_of(job, self.cluster)
-                if facts != view.facts:
-                    asks_otherwise = facts.min_slots != view.facts.min_slots or facts.max_slots != view.facts.max_slots
-                    self._decide_wanted |= asks_otherwise or facts.weight != view.facts.weight
-                    engine.take(e.Revised(now_s, facts))
-
-    def _due_s(self) -> float:
-        """When the next decision is due: so that deciding never takes more than its share of the time."""
-        earliest_s = self._decided_at_s + max(self._gap_s, 1e-3 * self._decision_ms / SHARE_OF_TIME)
-        if self._engine.policy.interval_s is not None:
-            return max(self._next_round_s, earliest_s)
-        due = [self._wake_at_s]
-        if self._decide_wanted:
-            due.append(earliest_s)
-        if self._news:
-            due.append(self._decided_at_s + NEWS_S)
-        return max(min(due), earliest_s)
-
-    def _is_time(self) -> bool:
-        return self.clock.now_s() >= self._due_s()
-
-    def _decide(self) -> None:
-        """Ask the engine for a plan and write it down, whole or not at all."""
-        engine, started = self._engine, time.perf_counter()
-        now_s = max(self.clock.now_s(), engine.now_s)
-        engine.take(e.Tick(now_s))
-        outcome = engine.decide()
-        self._decision_ms = 1e3 * (time.perf_counter() - started)
-        self._decided_at_s, self._decide_wanted, self._news = now_s, False, False
-        self._next_round_s = now_s + (engine.policy.interval_s or 0.0)
-        self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else float("inf")
-        self._decisions += outcome.decided
-        records: list[r.Record] = []
-        if outcome.rejected:
-            self._rejected += 1
-            text = f"a decision of {self.policy_text} was rejected, the last plan stays: {'; '.join(outcome.rejected)}"
-            if text != self._last_rejection:
-                records.append(r.Noted(level="alert", text=text[:1000]))
-            self._last_rejection = text
-            self._wake_at_s = now_s + NEWS_S
-        plan = self._plan({c.job_id: c.reason for c in outcome.commands if isinstance(c, Stop)})
-        if plan is not None:
-            records.append(plan)
-        if not self._commit(records):
-            self._engine = self._new_engine()
-            self._decide_wanted = True
-
-    def _plan(self, reasons: Mapping[str, str]) -> r.Planned | None:
-        """What the engine's allocations change about who has which slots."""
-        jobs = self._state.jobs
-        wanted = {job_id: view.allocation for job_id, view in self._engine.jobs.items() if view.allocation}
-        current = {job_id: jobs[job_id].target for job_id in wanted}
-        named = name_slots(wanted, current, self.cluster, self._state.cordoned)
-        targets = {
-            job_id: named.get(job_id) for job_id in self._engine.jobs if named.get(job_id) != jobs[job_id].target
-        }
-        if not targets:
-            return None
-        return r.Planned(targets=targets, reasons={job_id: reasons[job_id] for job_id in targets if job_id in reasons})
-
-    def _protected_until_s(self, view: JobView) -> float:
-        """Until when a running job keeps its slots whatever the policy says."""
-        job = self._state.jobs.get(view.id)
-        if job is None:
-            return 0.0
-        if not job.elastic:
-            return float("inf")  # it would lose all that it has done
-        if job.phase in (JobPhase.PENDING, JobPhase.STARTING):  # it has not even begun
-            return view.since_s + STARTING_S
-        started_s = view.started_s if view.started_s is not None else view.since_s
-        settled_s = view.since_s + max(SETTLE_S, SETTLE_PAUSES * rescale_s(job))
-        return max(settled_s, started_s + job.spec.min_runtime_s)
-
-    def _quotas_of(self, job_id: str) -> Mapping[str, int]:
-        job = self._state.jobs.get(job_id)
-        if job is None or not self._state.quotas:
-            return {}
-        names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
-        return {f"{of} {name}": self._state.quotas[of, name] for of, name in names if (of, name) in self._state.quotas}
 
     # ------------------------------------------------------------------------------------------- the executor
 

@@ -1,0 +1,225 @@
+"""Who gets what, and when to ask: the engine and its policy on the service's side.
+
+The planner hears of every record, tells the engine what it means, and knows when the next decision is due: when
+something has changed, soon; when there is nothing but measurements, later; and never so often that deciding takes more
+than its share of the time. A decision becomes a :class:`~geminid.serve.records.Planned` record, which the service
+writes; a planner whose plan could not be written forgets it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+from geminid.cluster import Cluster
+from geminid.engine import events as e
+from geminid.engine.commands import Stop
+from geminid.engine.engine import Engine
+from geminid.engine.models import ModelKeeper
+from geminid.jobstate import JobPhase
+from geminid.policies.base import JobView, Policy
+from geminid.serve import records as r
+from geminid.serve.clock import Clock
+from geminid.serve.guard import Guard, Timed
+from geminid.serve.state import LiveJob, ServiceState, observation_of
+from geminid.serve.translation import facts_of, name_slots, rescale_s, view_of
+
+log = logging.getLogger("geminid.serve")
+
+#: Two decisions are at least so far apart; without anything but measurements, so far.
+GAP_S, NEWS_S = 0.25, 5.0
+
+#: Deciding takes at most this share of the time; the rest is for answering.
+SHARE_OF_TIME = 0.2
+
+#: A job whose slots have just changed keeps them for so long, or for so many of its pauses.
+SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
+
+#: A job that is being started keeps its slots for so long.
+STARTING_S = 60.0
+
+#: A policy that has not answered by then is given up on.
+POLICY_LIMIT_S = 30.0
+
+
+class Planner:
+    """The engine of a service. ``state`` is the service's own, which only the service changes."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        policy: Policy,
+        policy_text: str,
+        state: ServiceState,
+        clock: Clock,
+        *,
+        gap_s: float = GAP_S,
+        policy_limit_s: float = POLICY_LIMIT_S,
+    ) -> None:
+        self.cluster, self.policy_text = cluster, policy_text
+        self._state, self._clock, self._gap_s = state, clock, gap_s
+        self._policy = Guard(Timed(policy, policy_limit_s), protected=self._protected_until_s, groups=self._quotas_of)
+        self._wanted, self._news = True, False
+        self._decided_at_s, self._wake_at_s, self._next_round_s = float("-inf"), float("inf"), float("-inf")
+        self._last_rejection = ""
+        self.decisions = self.rejected = 0
+        self.decision_ms = 0.0
+        self.engine = self._new_engine()
+
+    def start_over(self) -> None:
+        """Forget everything that the state does not know."""
+        self.engine = self._new_engine()
+        self._wanted = True
+
+    def notice(self, record: r.Record) -> None:
+        """Tell the engine what a record says that the state of its job does not."""
+        now_s = max(self._clock.now_s(), self.engine.now_s)
+        match record:
+            case r.JobProgressed() if record.job_id in self.engine.jobs:
+                job = self._state.jobs[record.job_id]
+                seen = observation_of(record) if job.state.num_slots == record.slots else None
+                report = e.Reported(now_s, record.job_id, seen, job.gradient, job.state.progress_samples)
+                self.engine.take(report)
+                self._news = True
+            case r.NodeDrained() if record.node in self.cluster.node_index:
+                node = self.cluster.node_index[record.node]
+                self.engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
+                self._wanted = True
+            case r.SlotCordoned() if record.node in self.cluster.node_index:
+                self.engine.take(self._cordons(now_s, record.node))
+                self._wanted = True
+            case r.QuotaSet():
+                self._wanted = True
+
+    def sync(self, touched: Iterable[str]) -> None:
+        """Tell the engine what has become of the jobs that records were about, and of those that may be tried again."""
+        engine = self.engine
+        for job_id in {*touched, *self._released()}:
+            job, view = self._state.jobs.get(job_id), engine.jobs.get(job_id)
+            if job is None:
+                continue
+            now_s = max(self._clock.now_s(), engine.now_s)
+            if job.phase.is_terminal:
+                if view is not None:
+                    done = job.phase is JobPhase.SUCCEEDED
+                    progress = job.state.progress_samples
+                    over = e.Completed(now_s, job_id, progress) if done else e.Failed(now_s, job_id, "", final=True)
+                    engine.take(over)
+                    self._wanted = True
+            elif not job.wants_slots or job.held_until_s > now_s:
+                if view is not None:
+                    engine.take(e.Withdrawn(now_s, job_id))
+                    self._wanted = True
+            elif view is None:
+                self._restore(engine, job, now_s)
+                self._wanted = True
+            else:
+                if job.target is None and view.allocation:
+                    engine.take(e.Failed(now_s, job_id, job.state.reason))
+                    self._wanted = True
+                facts = facts_of(job, self.cluster)
+                if facts != view.facts:
+                    asks_otherwise = facts.min_slots != view.facts.min_slots or facts.max_slots != view.facts.max_slots
+                    self._wanted |= asks_otherwise or facts.weight != view.facts.weight
+                    engine.take(e.Revised(now_s, facts))
+
+    def due_s(self) -> float:
+        """When the next decision is due: so that deciding never takes more than its share of the time."""
+        earliest_s = self._decided_at_s + max(self._gap_s, 1e-3 * self.decision_ms / SHARE_OF_TIME)
+        if self.engine.policy.interval_s is not None:
+            return max(self._next_round_s, earliest_s)
+        due = [self._wake_at_s]
+        if self._wanted:
+            due.append(earliest_s)
+        if self._news:
+            due.append(self._decided_at_s + NEWS_S)
+        return max(min(due), earliest_s)
+
+    def decide(self) -> list[r.Record]:
+        """Ask the engine for a plan; what is to be written of it, all at once."""
+        engine, started = self.engine, time.perf_counter()
+        now_s = max(self._clock.now_s(), engine.now_s)
+        engine.take(e.Tick(now_s))
+        outcome = engine.decide()
+        self.decision_ms = 1e3 * (time.perf_counter() - started)
+        self._decided_at_s, self._wanted, self._news = now_s, False, False
+        self._next_round_s = now_s + (engine.policy.interval_s or 0.0)
+        self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else float("inf")
+        self.decisions += outcome.decided
+        records: list[r.Record] = []
+        if outcome.rejected:
+            self.rejected += 1
+            text = f"a decision of {self.policy_text} was rejected, the last plan stays: {'; '.join(outcome.rejected)}"
+            if text != self._last_rejection:
+                records.append(r.Noted(level="alert", text=text[:1000]))
+            self._last_rejection = text
+            self._wake_at_s = now_s + NEWS_S
+        plan = self._plan({c.job_id: c.reason for c in outcome.commands if isinstance(c, Stop)})
+        if plan is not None:
+            records.append(plan)
+        return records
+
+    def _cordons(self, now_s: float, node: str) -> e.SlotsCordoned:
+        out = sum(owner == node for owner, _ in self._state.cordoned)
+        return e.SlotsCordoned(now_s, self.cluster.node_index[node], out)
+
+    def _new_engine(self) -> Engine:
+        """An engine that knows what the state knows."""
+        now_s = max(self._clock.now_s(), self._state.at_s)
+        engine = Engine(self.cluster, self._policy, ModelKeeper("geminid"), now_s=now_s)
+        for node in self._state.drained & set(self.cluster.node_index):
+            engine.take(e.NodeDrained(now_s, self.cluster.node_index[node]))
+        for node in {node for node, _ in self._state.cordoned} & set(self.cluster.node_index):
+            engine.take(self._cordons(now_s, node))
+        for job in self._state.jobs.values():
+            if job.wants_slots:
+                self._restore(engine, job, now_s)
+        return engine
+
+    def _restore(self, engine: Engine, job: LiveJob, now_s: float) -> None:
+        for gpu_type, profile in job.measured:
+            engine.models.add_profile(job.id, gpu_type, profile)
+        if job.gradient is not None:
+            engine.models.add_gradient(job.id, job.gradient)
+        engine.restore(view_of(job, self.cluster, now_s))
+
+    def _released(self) -> list[str]:
+        """Jobs that may be tried again now."""
+        now_s = self._clock.now_s()
+        return [
+            job.id
+            for job in self._state.jobs.values()
+            if job.held_until_s and job.held_until_s <= now_s and job.wants_slots and job.id not in self.engine.jobs
+        ]
+
+    def _plan(self, reasons: Mapping[str, str]) -> r.Planned | None:
+        """What the engine's allocations change about who has which slots."""
+        jobs = self._state.jobs
+        wanted = {job_id: view.allocation for job_id, view in self.engine.jobs.items() if view.allocation}
+        current = {job_id: jobs[job_id].target for job_id in wanted}
+        named = name_slots(wanted, current, self.cluster, self._state.cordoned)
+        targets = {job_id: named.get(job_id) for job_id in self.engine.jobs if named.get(job_id) != jobs[job_id].target}
+        if not targets:
+            return None
+        return r.Planned(targets=targets, reasons={job_id: reasons[job_id] for job_id in targets if job_id in reasons})
+
+    def _protected_until_s(self, view: JobView) -> float:
+        """Until when a running job keeps its slots whatever the policy says."""
+        job = self._state.jobs.get(view.id)
+        if job is None:
+            return 0.0
+        if not job.elastic:
+            return float("inf")  # it would lose all that it has done
+        if job.phase in (JobPhase.PENDING, JobPhase.STARTING):  # it has not even begun
+            return view.since_s + STARTING_S
+        started_s = view.started_s if view.started_s is not None else view.since_s
+        settled_s = view.since_s + max(SETTLE_S, SETTLE_PAUSES * rescale_s(job))
+        return max(settled_s, started_s + job.spec.min_runtime_s)
+
+    def _quotas_of(self, job_id: str) -> Mapping[str, int]:
+        job = self._state.jobs.get(job_id)
+        if job is None or not self._state.quotas:
+            return {}
+        names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
+        return {f"{of} {name}": self._state.quotas[of, name] for of, name in names if (of, name) in self._state.quotas}
