@@ -19,6 +19,7 @@ from elastic import SCRIPTS, Job
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from geminid.train import channel
 from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
 from geminid.train.zygote import Zygote
 
@@ -294,3 +295,26 @@ def test_a_loop_that_does_not_do_the_same_on_all_workers_is_told_so(tmp_path, la
         job.resize(["a", "b"])
         assert job.ended() == "failed"
     assert "optimizer.step() was called on 1 of 2 workers" in job.status.reason
+
+
+def test_workers_of_several_nodes_meet_over_tcp_and_get_over_the_loss_of_one(tmp_path, launcher):
+    def environment(slot):
+        return {channel.NODE: slot.partition("/")[0], channel.ADDRESS: "127.0.0.1"}
+
+    with Job(
+        *(tmp_path, "counting.py", "--samples", 300, "--epochs", 4),
+        launcher=launcher,
+        address=channel.Address(host="127.0.0.1"),
+        slot_environment=environment,
+    ) as job:
+        for slots in (["n1/0"], ["n1/0", "n2/0", "n2/1"]):
+            job.resize(slots)
+            job.wait(lambda status, slots=slots: status.settled and set(status.slots) == set(slots))
+        job.lose(["n1/0"], "its node is gone")
+        job.wait(lambda status: status.settled and set(status.slots) == {"n2/0", "n2/1"})
+        assert job.status.failures == 0
+        assert job.ended() == "finished"
+    assert exactly_once(job, 300, 4)
+    formed = job.of_kind(GroupFormed)
+    assert [len(group.slots) for group in formed] == [1, 3, 2]
+    assert not any(group.restored for group in formed[1:])

@@ -17,6 +17,7 @@ from geminid.train.checkpoint import (  # noqa: E402
     BackgroundWriter,
     BadCheckpoint,
     CheckpointFolder,
+    checkpoints_at,
     read,
     take_snapshot,
     write,
@@ -141,3 +142,26 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, capsys, mo
     assert "No space left on device" in capsys.readouterr().err
     assert folder.load()[0] == {"step": 1}
     assert len(list(tmp_path.iterdir())) == len(written) == 1
+
+
+def test_checkpoints_on_remote_storage_fall_back_to_one_that_is_whole(capsys):
+    fsspec = pytest.importorskip("fsspec")
+    storage = checkpoints_at("memory://bucket/jobs/17", keep=2)
+    assert storage.load() is None
+    for step in range(1, 4):
+        written = storage.save(snapshot({"step": step, "weights": torch.arange(step)}, step))
+    assert written.path == "memory://bucket/jobs/17/checkpoint-00000003.safetensors"
+    assert storage.names() == [f"checkpoint-0000000{n}.safetensors" for n in (3, 2)]
+    with fsspec.open(written.path, "rb") as file:
+        half = file.read()[:-3]
+    with fsspec.open(written.path, "wb") as file:
+        file.write(half)
+    state, path = storage.load()
+    assert (state["step"], path) == (2, "memory://bucket/jobs/17/checkpoint-00000002.safetensors")
+    assert "is not used" in capsys.readouterr().err
+
+
+def test_a_file_url_is_a_folder(tmp_path):
+    storage = checkpoints_at(f"file://{tmp_path}/deep/er")
+    storage.save(snapshot({"step": 1}))
+    assert [path.parent for path in storage.paths()] == [tmp_path / "deep" / "er"]

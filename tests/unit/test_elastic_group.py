@@ -147,3 +147,27 @@ def test_another_supervisor_takes_over_where_the_first_one_was():
     actions = group.gone("w7")
     assert started(actions) == [("w8", "b")]
     assert told(actions)[0].generation == 6
+
+
+def test_ranks_of_a_node_are_consecutive_and_the_first_member_says_where_to_meet():
+    group = ElasticGroup("file:/x/")
+    group.want(["n1/0", "n2/0", "n1/1"])
+    group.ready("w1", "tcp:10.0.0.1:5")
+    group.ready("w2", "tcp:10.0.0.2:5")
+    form = group.ready("w3", "tcp:10.0.0.1:6")[0].form
+    assert form.members == ("w1", "w3", "w2")
+    assert form.rendezvous == "tcp:10.0.0.1:5/1"
+
+
+def test_nobody_is_started_on_slots_that_are_gone():
+    group = ElasticGroup("file:/x/")
+    group.want(["n1/0", "n2/0"])
+    for worker in ("w1", "w2"):
+        group.ready(worker)
+    for worker in ("w1", "w2"):
+        group.joined(worker, 1)
+    group.forsake({"n1/0"})
+    actions = group.gone("w1")
+    assert [action.worker for action in actions] == ["w2"]
+    assert actions[0].form.members == ("w2",)
+    assert actions[0].form.broken

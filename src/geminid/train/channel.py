@@ -1,7 +1,7 @@
 """The line between a job's supervisor and its workers: JSON lines over a socket that only they can open.
 
-An address is ``unix:`` and a path (the file is open to its owner only) or ``tcp:host:port`` on a loopback address. The
-first line on a connection must be a ``Hello`` with the job's token; whoever says anything else is cut off.
+An address is ``unix:`` and a path (the file is open to its owner only) or ``tcp:host:port``, for workers on other
+machines. The first line on a connection must be a ``Hello`` with the job's token; whoever says something else is cut off.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from geminid.train.messages import (
 #: Environment of a worker process.
 CONTROL, TOKEN, WORKER, JOB = "GEMINID_CONTROL", "GEMINID_TOKEN", "GEMINID_WORKER", "GEMINID_JOB"
 CHECKPOINTS, REPORTS, OPTIONS = "GEMINID_CHECKPOINTS", "GEMINID_REPORTS", "GEMINID_OPTIONS"
+
+#: Where there are several nodes: the name of the worker's own, and the address at which the others can reach it.
+NODE, ADDRESS = "GEMINID_NODE", "GEMINID_ADDRESS"
 
 #: How long a peer that takes nothing more is waited for before it counts as gone.
 SEND_PATIENCE_S = 5.0

@@ -16,12 +16,13 @@ import json
 import os
 import struct
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -75,7 +76,7 @@ class Written:
     """A checkpoint that is safely on disk."""
 
     snapshot: Snapshot
-    path: Path
+    path: Path | str
     size_bytes: int
     seconds: float
 
@@ -181,6 +182,26 @@ def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=kind).reshape(entry["shape"])
 
 
+class Checkpoints(Protocol):
+    """Where one job's checkpoints are kept."""
+
+    def save(self, snapshot: Snapshot) -> Written:
+        """Write the next generation, then remove those that are too old."""
+
+    def load(self) -> tuple[Any, Path | str] | None:
+        """The newest intact state and where it was; None if there is none."""
+
+
+def checkpoints_at(place: Path | str, keep: int = KEEP) -> Checkpoints:
+    """The checkpoints in a folder, or below an fsspec URL such as ``s3://bucket/jobs/17``."""
+    text = str(place)
+    if isinstance(place, Path) or "://" not in text:
+        return CheckpointFolder(Path(text), keep)
+    if text.startswith("file://"):
+        return CheckpointFolder(Path(text.removeprefix("file://")), keep)
+    return RemoteCheckpoints(text, keep)
+
+
 class CheckpointFolder:
     """The generations of one job's checkpoints; the newest has the largest number."""
 
@@ -204,7 +225,7 @@ class CheckpointFolder:
             old.unlink(missing_ok=True)
         return Written(snapshot, path, size, monotonic() - begin)
 
-    def load(self) -> tuple[Any, Path] | None:
+    def load(self) -> tuple[Any, Path | str] | None:
         """The newest intact state; None if there is none. What is damaged is set aside, with a warning."""
         for path in self.paths():
             try:
@@ -216,10 +237,60 @@ class CheckpointFolder:
         return None
 
 
+class RemoteCheckpoints:
+    """The generations of one job's checkpoints on storage that fsspec knows.
+
+    A file is put there in one go. On object stores that is whole or not at all; elsewhere half a file may be left,
+    which its checksum betrays, and the generation before is used.
+    """
+
+    def __init__(self, url: str, keep: int = KEEP) -> None:
+        from fsspec.core import url_to_fs
+
+        self._storage, self._root = url_to_fs(url)
+        self.url, self.keep = url.rstrip("/"), keep
+        self._storage.makedirs(self._root, exist_ok=True)
+
+    def names(self) -> list[str]:
+        """All checkpoints, the newest first."""
+        self._storage.invalidate_cache()
+        listed = self._storage.ls(self._root, detail=False)
+        names = (path.rstrip("/").rpartition("/")[2] for path in listed)
+        return sorted(
+            (name for name in names if name.startswith("checkpoint-") and name.endswith(SUFFIX)), reverse=True
+        )
+
+    def save(self, snapshot: Snapshot) -> Written:
+        """Write the next generation, then remove those that are too old."""
+        begin = monotonic()
+        known = self.names()
+        number = int(known[0].removesuffix(SUFFIX).removeprefix("checkpoint-")) + 1 if known else 1
+        name = f"checkpoint-{number:08d}{SUFFIX}"
+        with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
+            size = write(snapshot, Path(folder, name))
+            self._storage.put_file(str(Path(folder, name)), f"{self._root}/{name}")
+        for old in self.names()[self.keep :]:
+            with contextlib.suppress(FileNotFoundError):
+                self._storage.rm_file(f"{self._root}/{old}")
+        return Written(snapshot, f"{self.url}/{name}", size, monotonic() - begin)
+
+    def load(self) -> tuple[Any, Path | str] | None:
+        """The newest intact state; None if there is none. What is damaged is passed over, with a warning."""
+        for name in self.names():
+            with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
+                copy = Path(folder, name)
+                self._storage.get_file(f"{self._root}/{name}", str(copy))
+                try:
+                    return read(copy), f"{self.url}/{name}"
+                except BadCheckpoint as problem:
+                    print(f"geminid: warning: {self.url}/{name} is not used: {problem}", file=sys.stderr, flush=True)
+        return None
+
+
 class BackgroundWriter:
     """Writes snapshots in a thread, one at a time, while training goes on."""
 
-    def __init__(self, folder: CheckpointFolder, on_written: Callable[[Written], None]) -> None:
+    def __init__(self, folder: Checkpoints, on_written: Callable[[Written], None]) -> None:
         self.folder = folder
         self._on_written = on_written
         self._thread: threading.Thread | None = None

@@ -9,11 +9,14 @@ the membership makes a new one. The rules:
   newcomers first join, and the others leave after that.
 - If a member dies, the others form the next generation from what they have in memory. If none is left, new workers
   begin from the last checkpoint, all together.
+- Members on the same node have ranks next to each other. A slot is named ``node/slot``, or by its own name alone where
+  there is only one node.
+- A generation meets in the store of its first member, if that has one, and otherwise in a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -60,6 +63,11 @@ class _Worker:
     slot: str
     standing: Standing = Standing.STARTING
     lost: bool = False
+    meeting: str | None = None
+
+    @property
+    def node(self) -> str:
+        return self.slot.rpartition("/")[0]
 
 
 class ElasticGroup:
@@ -107,9 +115,15 @@ class ElasticGroup:
         self._wanted, self.plan = tuple(slots), plan
         return self._settle()
 
-    def ready(self, worker: str) -> list[Action]:
-        """A worker is warm and waits to be told its place."""
+    def forsake(self, slots: Collection[str]) -> None:
+        """These slots are gone: no worker is started there any more. Those that were there will be told of as gone."""
+        self._wanted = tuple(slot for slot in self._wanted if slot not in slots)
+
+    def ready(self, worker: str, meeting: str | None = None) -> list[Action]:
+        """A worker is warm and waits to be told its place; others may meet at ``meeting``, if it has a place."""
         known = self._workers.get(worker)
+        if known is not None:
+            known.meeting = meeting
         if known is not None and known.standing is Standing.STARTING:
             known.standing = Standing.READY
         return self._settle()
@@ -198,6 +212,8 @@ class ElasticGroup:
         if not members:
             return []
         leaving = [member for member in self._alive() if member not in members]
+        members = self._by_node(members)
+        meeting = self._workers[members[0]].meeting
         broken = self._broken
         self.generation += 1
         self.members, self._joined, self._broken = tuple(members), set(), False
@@ -208,11 +224,16 @@ class ElasticGroup:
         form = Form(
             generation=self.generation,
             members=self.members,
-            rendezvous=f"{self._prefix}{self.generation}",
+            rendezvous=f"{self._prefix if meeting is None else f'{meeting}/'}{self.generation}",
             plan=self.plan,
             broken=broken,
         )
         return [Tell(worker, form) for worker in (*members, *leaving)]
+
+    def _by_node(self, members: Sequence[str]) -> list[str]:
+        """The same members, those on one node next to each other; the first stays the first."""
+        nodes = list(dict.fromkeys(self._workers[member].node for member in members))
+        return sorted(members, key=lambda member: nodes.index(self._workers[member].node))
 
 
 def _number(worker: str) -> int:

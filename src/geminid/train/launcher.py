@@ -14,17 +14,22 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What to run: a command (never a shell line), its whole environment, its folder, and where its output goes."""
+    """What to run: a command (never a shell line), its whole environment, its folder, and where its output goes.
+
+    ``slot`` says where, to launchers that serve several machines; ``name`` whose process it is.
+    """
 
     command: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
     log: Path
+    slot: str = ""
+    name: str = ""
 
 
 class WorkerProcess(Protocol):
@@ -33,6 +38,10 @@ class WorkerProcess(Protocol):
     @property
     def pid(self) -> int:
         """Its id, which is also that of its session and process group."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What names it for good, as JSON: whoever comes after us finds it by that (``Launcher.adopt``)."""
 
     def fileno(self) -> int:
         """Readable when the process has ended."""
@@ -53,6 +62,9 @@ class Launcher(Protocol):
     def start(self, launch: Launch) -> WorkerProcess:
         """Start a process."""
 
+    def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
+        """Watch a process that an earlier launcher started; None if it is gone."""
+
     def close(self) -> None:
         """No more will be started."""
 
@@ -66,6 +78,7 @@ class _Watched:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
+        self.identity: Mapping[str, Any] = {"pid": pid, "started_at": started_at(pid)}
 
     def fileno(self) -> int:
         return self._pidfd
@@ -124,8 +137,23 @@ class PlainLauncher:
             )
         return ChildProcess(child)
 
+    def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
+        """Watch a process of this machine."""
+        return adopted(identity)
+
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def adopted(identity: Mapping[str, Any]) -> AdoptedProcess | None:
+    """The process of this machine that was given this identity, if it still runs."""
+    started = started_at(identity["pid"])
+    if started is None or started != identity["started_at"]:
+        return None
+    try:
+        return AdoptedProcess(identity["pid"])
+    except ProcessLookupError:
+        return None
 
 
 def started_at(pid: int) -> int | None:

@@ -59,7 +59,8 @@ class Ready:
     """The script has got as far as its training loop: all is imported and built, and the worker waits for a ``Form``.
 
     The limits are those of its batch sizes; ``dataset_samples`` is None for a stream of unknown length, and ``work``
-    (samples in all epochs) with it.
+    (samples in all epochs) with it. ``meeting`` is where others can meet if this worker is the first of a generation:
+    ``tcp:host:port`` of a store of its own, on machines that share no folder.
     """
 
     initial_batch: int
@@ -69,6 +70,7 @@ class Ready:
     parameter_count: int
     dataset_samples: int | None = None
     work_samples: int | None = None
+    meeting: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from geminid.train.channel import NODE
 from geminid.train.messages import Form
 from geminid.train.tree import put_together, take_apart
 
@@ -127,12 +128,34 @@ def _store(rendezvous: str, size: int, rank: int) -> Any:
     scheme, _, place = rendezvous.partition(":")
     if scheme == "file":
         return dist.FileStore(place, size)  # type: ignore[attr-defined]
-    host, _, port = place.rpartition(":")
+    address, _, generation = place.partition("/")
+    host, _, port = address.rpartition(":")
     if scheme != "tcp" or not port.isdigit():
-        raise ValueError(f"the rendezvous is {rendezvous!r}: it must be file:/path or tcp:host:port")
-    return dist.TCPStore(  # type: ignore[attr-defined]
-        host, int(port), size, is_master=rank == 0, timeout=timedelta(seconds=FORMING_S), wait_for_workers=False
+        raise ValueError(f"the rendezvous is {rendezvous!r}: it must be file:/path or tcp:host:port, or .../generation")
+    # A store that serves many generations is its owner's, and there already: see MeetingPlace.
+    owns = rank == 0 and not generation
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        host, int(port), None, is_master=owns, timeout=timedelta(seconds=FORMING_S), wait_for_workers=False
     )
+    return dist.PrefixStore(generation, store) if generation else store  # type: ignore[attr-defined]
+
+
+class MeetingPlace:
+    """A store of this worker's own, in which generations can meet whose first member it is."""
+
+    def __init__(self, host: str) -> None:
+        listener = socket.create_server((host, 0), backlog=512)
+        port = listener.getsockname()[1]
+        self.address = f"tcp:{host}:{port}"
+        self._store = dist.TCPStore(  # type: ignore[attr-defined]
+            host,
+            port,
+            None,
+            is_master=True,
+            timeout=timedelta(seconds=FORMING_S),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
+        )
 
 
 def form_group(
@@ -281,10 +304,11 @@ def broadcast(tensor: Tensor) -> None:
 
 
 def this_host() -> int:
-    """A number that processes on the same running machine share, and others do not."""
+    """A number that processes on the same running machine (and node, where they were told one) share."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
-        return zlib.crc32(f"{boot}{os.readlink('/proc/self/ns/pid')}".encode())
+        node = os.environ.get(NODE, "")
+        return zlib.crc32(f"{boot}{os.readlink('/proc/self/ns/pid')}{node}".encode())
     except OSError:
         return zlib.crc32(f"{socket.gethostname()}{os.getpid()}".encode())  # nobody's but one's own
 

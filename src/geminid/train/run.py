@@ -69,7 +69,7 @@ def init(
     return Run(
         agent=Agent(identity, abandon_group) if identity is not None else None,
         settings=Settings(seed=seed, checkpoint_every_s=checkpoint_every_s, keep_checkpoints=keep_checkpoints),
-        checkpoints=Path(folder) if folder else None,
+        checkpoints=os.fspath(folder) if folder else None,
         reports=Path(reports) if reports else None,
         options=_options(environment.get(channel.OPTIONS)),
     )
@@ -113,7 +113,7 @@ class Run:
         *,
         agent: Agent | None,
         settings: Settings,
-        checkpoints: Path | None,
+        checkpoints: Path | str | None,
         reports: Path | None,
         options: dict[str, Any],
     ) -> None:

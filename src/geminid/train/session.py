@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader
 
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.noise import NoiseEstimate
-from geminid.train import messages, peers, rng
+from geminid.train import channel, messages, peers, rng
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Place
-from geminid.train.checkpoint import BackgroundWriter, CheckpointFolder, Written, take_snapshot
+from geminid.train.checkpoint import BackgroundWriter, Written, checkpoints_at, take_snapshot
 from geminid.train.data import source_of
 from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
@@ -77,7 +77,7 @@ class Session:
         limits: BatchLimits,
         settings: Settings,
         agent: Agent | None,
-        checkpoints: Path | None,
+        checkpoints: Path | str | None,
         reports: Path | None,
         scaler: Any = None,
         lr_scheduler: Any = None,
@@ -150,7 +150,7 @@ class Session:
         self._warns_of_batch_norm = has_batch_norm(model)
         self._clock = StepClock()
         self._writer = (
-            BackgroundWriter(CheckpointFolder(checkpoints, settings.keep_checkpoints), self._on_written)
+            BackgroundWriter(checkpoints_at(checkpoints, settings.keep_checkpoints), self._on_written)
             if checkpoints is not None
             else None
         )
@@ -179,6 +179,8 @@ class Session:
                 print(f"geminid: going on from {restored}, epoch {self.position.epoch}", file=sys.stderr, flush=True)
             return
         length = self._source.length(0)
+        host = os.environ.get(channel.ADDRESS)
+        self._meeting = peers.MeetingPlace(host) if host else None
         self.agent.send(
             messages.Ready(
                 initial_batch=self.limits.initial,
@@ -188,6 +190,7 @@ class Session:
                 parameter_count=self._parameter_count,
                 dataset_samples=length,
                 work_samples=length * epochs if length is not None else None,
+                meeting=self._meeting.address if self._meeting is not None else None,
             )
         )
         assert self._membership is not None
@@ -625,7 +628,7 @@ class Session:
         sys.stderr.flush()
         os._exit(code)
 
-    def _restore_checkpoint(self) -> Path | None:
+    def _restore_checkpoint(self) -> Path | str | None:
         """Go on from the last intact checkpoint, if there is one."""
         loaded = self._writer.folder.load() if self._writer is not None else None
         if loaded is None:

@@ -23,7 +23,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -54,7 +54,6 @@ from geminid.train.launcher import (
     PlainLauncher,
     WorkerProcess,
     how_it_ended,
-    started_at,
 )
 from geminid.train.messages import FromSupervisor, Message, Plan, ProtocolError
 
@@ -88,7 +87,8 @@ class JobSpec:
     use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of
     ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``.
     The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
-    times without any progress in between.
+    times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
+    an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.
     """
 
     command: tuple[str, ...]
@@ -98,7 +98,8 @@ class JobSpec:
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     slot_environment: Callable[[str], Mapping[str, str]] = lambda slot: {}
     options: Mapping[str, Any] = field(default_factory=dict)
-    checkpoints: Path | None = None
+    checkpoints: Path | str | None = None
+    address: Address | None = None
     most_failures: int = 3
     report_s: float = 1.0
     patience: Patience = Patience()
@@ -118,6 +119,7 @@ class _Known:
     finished: bool = False
     last_words: str = ""
     ending: str = ""
+    lost: bool = False
     kill_at_s: float | None = None
 
 
@@ -136,9 +138,10 @@ class Supervisor:
         self._on_event = on_event
         self._launcher = launcher if launcher is not None else PlainLauncher()
         self._folder = spec.folder.absolute()
-        self._checkpoints = (spec.checkpoints or self._folder / "checkpoints").absolute()
+        self._checkpoints = spec.checkpoints or self._folder / "checkpoints"
         for made in (self._folder, self._checkpoints, self._folder / "rendezvous", self._folder / "logs"):
-            made.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if isinstance(made, Path):
+                made.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._group = ElasticGroup(f"file:{self._folder}/rendezvous/")
         self._workers: dict[str, _Known] = {}
         self._strangers: dict[Connection, float] = {}
@@ -154,11 +157,13 @@ class Supervisor:
         self._best_samples = -1
         self._lost_since_s: float | None = None
         self._stopped_at_s: float | None = None
+        self._stop_by_s: float | None = None
         self._detached = False
         self._token = secrets.token_hex(32)
+        at = spec.address or Address(path=str(self._folder / "control"))
         if adopt:
-            self._load()
-        self._listener, self._address = Address(path=str(self._folder / "control")).listen()
+            at = self._load() or at
+        self._listener, self._address = at.listen()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -209,6 +214,13 @@ class Supervisor:
     def checkpoint(self) -> None:
         """Have the job write a checkpoint now."""
         self._do(lambda: self._tell_members(messages.SaveCheckpoint()))
+
+    def lose(self, slots: Collection[str], reason: str) -> None:
+        """These slots are gone with their machine. The others go on from memory, if there are any.
+
+        It counts as nobody's failure.
+        """
+        self._do(lambda: self._lose(slots, reason))
 
     def stop(self, *, save: bool = True) -> None:
         """Have the workers save and end; whoever has not after the grace period is ended."""
@@ -276,8 +288,8 @@ class Supervisor:
         self._listener.close()
         self._wake_in.close()
         self._wake_out.close()
-        if not self._detached:
-            Path(str(self._address.path)).unlink(missing_ok=True)
+        if not self._detached and self._address.path is not None:
+            Path(self._address.path).unlink(missing_ok=True)
 
     def _wake(self) -> None:
         self._wake_in.recv(4096)
@@ -322,6 +334,11 @@ class Supervisor:
     def _stop(self, save: bool) -> None:
         if self._phase.over:
             return
+        if save and self._phase is JobPhase.RECOVERING and self._stop_by_s is None:
+            # Whoever survived has the state but not yet a leader to save it: they form a group first.
+            self._stop_by_s = monotonic() + self.spec.patience.grace
+            return
+        self._stop_by_s = None
         self._phase = JobPhase.STOPPING
         deadline = monotonic() + self.spec.patience.grace
         for worker, known in self._workers.items():
@@ -340,6 +357,14 @@ class Supervisor:
         for worker in self._workers:
             self._end(worker, "was ended")
         self._check_over()
+
+    def _lose(self, slots: Collection[str], reason: str) -> None:
+        self._group.forsake(slots)
+        for worker, known in list(self._workers.items()):
+            if known.slot in slots:
+                known.lost, known.last_words = True, reason
+                self._send(worker, messages.Stop(save=False))  # should it be alive after all
+                self._gone(worker, known, AdoptedProcess.UNKNOWN_CODE)
 
     def _detach(self) -> None:
         self._save()
@@ -382,7 +407,8 @@ class Supervisor:
             channel.OPTIONS: json.dumps(dict(self.spec.options)),
         }
         log = self._folder / "logs" / f"{worker}.log"
-        launch = Launch(self.spec.command, environment, self.spec.working_folder or self._folder, log)
+        folder = self.spec.working_folder or self._folder
+        launch = Launch(self.spec.command, environment, folder, log, slot, f"{self.spec.name}/{worker}")
         try:
             process = self._launcher.start(launch)
         except OSError as problem:
@@ -408,6 +434,9 @@ class Supervisor:
             return
         if known.line is not None:
             self._hear(worker)  # its last words may still be on the line
+        self._gone(worker, known, code)
+
+    def _gone(self, worker: str, known: _Known, code: int) -> None:
         del self._workers[worker]
         self._selector.unregister(known.process)
         known.process.signal(signal.SIGKILL)  # whatever it started ends with it
@@ -418,10 +447,10 @@ class Supervisor:
             -signal.SIGABRT,  # PyTorch may abort at its end: no harm done
             AdoptedProcess.UNKNOWN_CODE,  # of one that was taken over nobody may ask
         )
-        expected = bool(known.ending) or done
+        expected = (bool(known.ending) or done) and not known.lost
         reason = known.last_words or known.ending or ("finished" if expected else how_it_ended(code))
         self._emit(WorkerEnded(worker, known.slot, reason, expected))
-        if not expected and not self._phase.over and self._phase is not JobPhase.STOPPING:
+        if not (expected or known.lost or self._phase.over or self._phase is JobPhase.STOPPING):
             self._count_failure(f"worker {worker} on {known.slot} {_failed(known, code)}")
         self._joined.pop(worker, None)
         if done:
@@ -485,6 +514,7 @@ class Supervisor:
             hello = channel.admitted(first, self._token)
             known = self._workers.get(hello.worker)
             if known is None:
+                line.send(messages.Stop(save=False))  # it was given up, and others have its place
                 raise ProtocolError(f"there is no worker {hello.worker!r}")
             patience = self.spec.patience
             line.send(
@@ -528,7 +558,7 @@ class Supervisor:
                 known.phase, known.phase_s = message.phase, message.phase_s
             case messages.Ready():
                 self._ready = message
-                self._carry_out(self._group.ready(worker))
+                self._carry_out(self._group.ready(worker, message.meeting))
             case messages.Joined():
                 self._on_joined(worker, message)
             case messages.FirstStep():
@@ -568,6 +598,8 @@ class Supervisor:
         stopped = [one.stopped_at_s for one in joined if one.stopped_at_s is not None]
         stopped_at_s = min(stopped) if stopped else None
         resumed_at_s = max(one.resumed_at_s for one in joined)
+        # Clocks of different machines have nothing to do with each other: each worker's pause is by its own.
+        pauses_s = [one.resumed_at_s - one.stopped_at_s for one in joined if one.stopped_at_s is not None]
         if self._phase in (JobPhase.STARTING, JobPhase.RECOVERING):
             self._phase, self._reason = JobPhase.RUNNING, ""
         slots = tuple(self._group.slot(member) for member in self._group.members)
@@ -576,7 +608,7 @@ class Supervisor:
                 generation=joined[0].generation,
                 slots=slots,
                 step=joined[0].step,
-                pause_s=resumed_at_s - stopped_at_s if stopped_at_s is not None else None,
+                pause_s=max(pauses_s, default=None),
                 restored=joined[0].restored,
                 stopped_at_s=stopped_at_s,
                 resumed_at_s=resumed_at_s,
@@ -634,6 +666,9 @@ class Supervisor:
                     known.process.signal(signal.SIGKILL)
         if self._phase.over or self._phase is JobPhase.STOPPING:
             return
+        if self._stop_by_s is not None and (self._phase is JobPhase.RUNNING or now > self._stop_by_s):
+            self._stop(True)
+            return
         late = []
         if self._group.members and not self._group.formed and now - self._forming_since_s > patience.form:
             forming = [member for member in self._group.members if member in self._workers]
@@ -654,15 +689,15 @@ class Supervisor:
         """Write down what another supervisor needs to take over: readable by the owner only, whole or not at all."""
         document = {
             "token": self._token,
+            "address": str(self._address),
             "generation": self._group.generation,
             "members": self._group.members,
             "slots": [self._group.slot(worker) for worker in self._group.members if self._group.standing(worker)],
             "workers": {
                 worker: {
                     "slot": known.slot,
-                    "pid": known.process.pid,
-                    "started_at": started_at(known.process.pid),
                     "standing": str(self._group.standing(worker) or "leaving"),
+                    **known.process.identity,
                 }
                 for worker, known in self._workers.items()
             },
@@ -672,25 +707,26 @@ class Supervisor:
             json.dump(document, file)
         made.replace(self._folder / "supervisor.json")
 
-    def _load(self) -> None:
-        """Take over what an earlier supervisor left: its token, its group, and those of its workers that still live."""
+    def _load(self) -> Address | None:
+        """Take over what an earlier supervisor left: its token, its group, and those of its workers that still live.
+
+        The address is that at which they look for a supervisor.
+        """
         saved = self._folder / "supervisor.json"
         if not saved.exists():
-            return
+            return None
         document = json.loads(saved.read_text(encoding="utf-8"))
         self._token = document["token"]
         for worker, entry in document["workers"].items():
-            started = started_at(entry["pid"])
-            if started is None or started != entry["started_at"]:
-                continue
-            with contextlib.suppress(ProcessLookupError):
-                process = AdoptedProcess(entry["pid"])
+            process = self._launcher.adopt(entry)
+            if process is not None:
                 self._workers[worker] = _Known(process, entry["slot"], heard_at_s=monotonic(), phase="adopted")
                 self._group.adopt(worker, entry["slot"], member=entry["standing"] == Standing.MEMBER)
         alive = [member for member in document["members"] if member in self._workers]
         self._group.resume(document["generation"], document["members"], document["slots"])
         if alive:
             self._phase = JobPhase.RUNNING
+        return Address.parse(document["address"]) if "address" in document else None
 
 
 def _failed(known: _Known, code: int) -> str:

@@ -23,11 +23,12 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, python_command
+from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
 
 
 class Zygote:
@@ -73,6 +74,10 @@ class Zygote:
             }
         )
         return ForkedProcess(int(answer["pid"]), self)
+
+    def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
+        """Watch a worker that another warm process forked."""
+        return adopted(identity)
 
     def exit_code(self, pid: int) -> int:
         """The exit code of a worker that has ended."""

@@ -12,10 +12,11 @@ import importlib.util
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
@@ -28,7 +29,7 @@ from geminid.serve.executors.machine import NODE, slot_environment, uses_library
 from geminid.serve.executors.plain import PlainCommand, end_group, exit_of, live_pid, live_workers
 from geminid.serve.state import LiveJob
 from geminid.train import jobevents as j
-from geminid.train.launcher import Launch, Launcher, PlainLauncher, WorkerProcess, python_command
+from geminid.train.launcher import Launch, Launcher, PlainLauncher, WorkerProcess, adopted, python_command
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience, Supervisor
 from geminid.train.zygote import Zygote
@@ -511,6 +512,10 @@ class WarmLauncher:
                 with contextlib.suppress(OSError):
                     zygote.close()
         return PlainLauncher().start(launch)
+
+    def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
+        """Watch a worker that an earlier launcher started."""
+        return adopted(identity)
 
     def close(self) -> None:
         """End the warm process, if there is one."""
