@@ -1,7 +1,7 @@
 """The line between a job's supervisor and its workers: JSON lines over a socket that only they can open.
 
 An address is ``unix:`` and a path (the file is open to its owner only) or ``tcp:host:port``, for workers on other
-machines. The first line on a connection must be a ``Hello`` with the job's token; whoever says something else is cut off.
+machines. The first line on a connection must be a ``Hello`` with the job's token; all others are cut off.
 """
 
 from __future__ import annotations
