@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from geminid.cluster import Cluster
-from geminid.configuration import Placement
+from geminid.configuration import BatchPlan, Placement
 from geminid.engine.engine import Engine
 from geminid.engine.explain import explain
 from geminid.engine.models import ModelKeeper
@@ -17,7 +17,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.policies.fifo import Fifo
 from geminid.serve.forecast import forecast
-from geminid.serve.state import Limits, LiveJob
+from geminid.serve.state import Limits, LiveJob, Stretch
 from geminid.serve.translation import view_of
 from geminid.serve.whatif import what_if
 
@@ -75,11 +75,29 @@ def test_a_plain_command_is_a_guess_and_makes_guesses_of_those_behind_it():
 def test_a_what_if_leaves_out_what_is_done_and_what_must_not_run():
     halfway = job("j1", slots=(0,))
     started = halfway.state.move(JobPhase.STARTING, at_s=1.0, placement=Placement.of({"cpu-0": [0]}))
-    halfway = replace(halfway, state=started.advance(at_s=2.0, progress_samples=4_000.0))
+    halfway = replace(halfway, state=started.advance(at_s=2.0, progress_samples=3_000.0), samples=4_000)
     paused = replace(job("j2"), wish="pause")
     world = what_if([halfway, paused], CLUSTER, 2.0)
     assert [trace.name for trace in world.workload.jobs] == ["j1"]
     assert world.applications["j1"].total_steps == pytest.approx(6_000 / 32)
+    assert halfway.limits is not None
+    by_progress = replace(halfway, limits=replace(halfway.limits, by_progress=True))
+    assert what_if([by_progress], CLUSTER, 2.0).applications["j1"].total_steps == pytest.approx(7_000 / 32)
+
+
+def test_samples_in_large_batches_count_at_their_efficiency_and_time_between_steps_counts():
+    running = replace(job("j1", slots=(0,)), gradient=GradientStats(1.0, 1.0))
+    started = running.state.move(JobPhase.STARTING, at_s=1.0, placement=Placement.of({"cpu-0": [0]}))
+    plan = BatchPlan(per_slot_batch_samples=32, accumulation_steps=1)
+    running = replace(
+        running,
+        state=started.advance(at_s=2.0, batch_plan=plan),
+        stretches=(Stretch("cpu", 1, 32, 1, 1.5 * 10 * 0.6401, 10),),
+    )
+    application = what_if([running], CLUSTER, 2.0).applications["j1"]
+    assert application.total_steps == pytest.approx(9_999 * 2 / 3 / 32)  # (1 + 1) / (1 + 2) of a sample at M0
+    accumulation_s, _ = application.truth["cpu"].step_times((1,), 32)
+    assert accumulation_s == pytest.approx(1.5 * 0.32, rel=0.02)
 
 
 def test_explanations_name_the_numbers():

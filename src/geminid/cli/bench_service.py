@@ -71,7 +71,7 @@ def live(
         return
     print_table(
         f"Completion times of {len(rows)} real jobs on {count} CPU slots",
-        ["job", f"live, {POLICY.partition(':')[0]}", "simulated", "error", "live, fixed shares", "resizes"],
+        ["job", f"live, {POLICY.partition(':')[0]}", "simulated", "error", "live, fixed shares"],
         [
             [
                 row.job,
@@ -79,7 +79,23 @@ def live(
                 f"{row.simulated_s:.1f} s",
                 f"{100 * row.error:.0f} %",
                 f"{row.fixed_s:.1f} s",
+            ]
+            for row in rows
+        ],
+    )
+    print_table(
+        "What the live times are made of, beside the simulator's",
+        ["job", "waited", "simulated", "start-up", "paused", "resizes", "simulated", "training / steps"],
+        [
+            [
+                row.job,
+                f"{row.waited_s:.1f} s",
+                f"{row.simulated_waited_s:.1f} s",
+                f"{row.start_up_s:.1f} s",
+                f"{row.paused_s:.2f} s",
                 f"{row.resizes}",
+                f"{row.simulated_resizes}",
+                f"{row.slower:.2f}",
             ]
             for row in rows
         ],

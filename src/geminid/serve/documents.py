@@ -22,7 +22,7 @@ def waiting_order(state: ServiceState) -> list[str]:
 def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
     """A job, without its secrets."""
     state, work = job.state, job.work_samples
-    done = None if not work else min(state.progress_samples / work, 1.0)
+    done = None if not work else min(job.done_samples / work, 1.0)
     return {
         "id": job.id,
         "name": job.spec.name,

@@ -79,7 +79,7 @@ class Planner:
             case r.JobProgressed() if record.job_id in self.engine.jobs:
                 job = self._state.jobs[record.job_id]
                 seen = observation_of(record) if job.state.num_slots == record.slots else None
-                report = e.Reported(now_s, record.job_id, seen, job.gradient, job.state.progress_samples)
+                report = e.Reported(now_s, record.job_id, seen, job.gradient, job.done_samples)
                 self.engine.take(report)
                 self._news = True
             case r.NodeDrained() if record.node in self.cluster.node_index:

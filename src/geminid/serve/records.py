@@ -64,7 +64,7 @@ class JobStarting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReady:
-    """A job's script has said how it can be run."""
+    """A job's script has said how it can be run, and what it counts: samples consumed, or progress (useful samples)."""
 
     job_id: str
     initial_batch: int
@@ -74,6 +74,7 @@ class JobReady:
     parameter_count: int
     dataset_samples: int | None = None
     work_samples: int | None = None
+    by_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import islice
 from typing import Any
 
@@ -31,6 +31,12 @@ MOST_FORERUNNERS = 1000
 #: How much is kept of why something happened.
 LONGEST_REASON = 500
 
+#: A job must have spent so long in steps before the time between them is believed; and what is believed at most.
+LEAST_IN_STEPS_S, MOST_SLOWER = 2.0, 5.0
+
+#: Of so many ways to train, by slots and batch, it is kept how long a job trained in them.
+MOST_STRETCHES = 32
+
 #: How many notes for operators are kept.
 MOST_NOTES = 200
 
@@ -48,6 +54,28 @@ class StoryLine:
     pause_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """How long a job trained in one way, and how many steps it made in that time."""
+
+    gpu_type: str
+    slots: int
+    per_slot_batch: int
+    accumulation_steps: int
+    seconds: float
+    steps: int
+
+    def alike(self, other: Stretch) -> bool:
+        """Whether it was trained in the same way."""
+        return replace(self, seconds=other.seconds, steps=other.steps) == other
+
+    def observed(self, profile: Profile | None) -> Observation | None:
+        """What was measured of steps like these."""
+        seen = () if profile is None else profile.observations
+        alike = (one for one in seen if (one.slots, one.per_slot_batch) == (self.slots, self.per_slot_batch))
+        return next(alike, None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """How a job's script can be run, in its own words."""
@@ -59,6 +87,7 @@ class Limits:
     parameter_count: int
     dataset_samples: int | None = None
     work_samples: int | None = None
+    by_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +95,9 @@ class LiveJob:
     """A job, as the service knows it.
 
     ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``. ``held_until_s`` keeps a job that crashed from
-    being started again at once. ``measured`` and ``gradient`` are what its reports say of its speed and noise.
+    being started again at once. ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
+    ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
+    ``saved_samples`` are those of ``samples`` that are safe in a checkpoint.
     """
 
     state: JobState
@@ -79,10 +110,13 @@ class LiveJob:
     measured: tuple[tuple[str, Profile], ...] = ()
     gradient: GradientStats | None = None
     samples: int = 0
+    saved_samples: int = 0
     step: int = 0
     epoch: int = 0
     learning_rate_factor: float = 1.0
     metrics: tuple[tuple[str, float], ...] = ()
+    stretches: tuple[Stretch, ...] = ()
+    reported: tuple[float, int] | None = None
     pauses_s: tuple[float, ...] = ()
     restarts: int = 0
     target_since_s: float = 0.0
@@ -110,6 +144,24 @@ class LiveJob:
         if self.limits is not None and self.limits.work_samples is not None:
             return float(self.limits.work_samples)
         return self.spec.work_samples
+
+    @property
+    def done_samples(self) -> float:
+        """What it has done of its work, as its script counts: samples consumed, or progress."""
+        by_progress = self.limits is not None and self.limits.by_progress
+        return self.state.progress_samples if by_progress else float(self.samples)
+
+    @property
+    def slower(self) -> float:
+        """By what factor training takes longer than measured steps do: evaluation, checkpoints, the ends of epochs."""
+        profiles = dict(self.measured)
+        steps_s = trained_s = 0.0
+        for stretch in self.stretches:
+            seen = stretch.observed(profiles.get(stretch.gpu_type))
+            if seen is not None:
+                steps_s += stretch.steps * (seen.step_s + stretch.accumulation_steps * seen.accumulation_s)
+                trained_s += stretch.seconds
+        return min(max(trained_s / steps_s, 1.0 / MOST_SLOWER), MOST_SLOWER) if steps_s >= LEAST_IN_STEPS_S else 1.0
 
     @property
     def wants_slots(self) -> bool:
@@ -247,7 +299,8 @@ class ServiceState:
             case r.JobCheckpointed() if state.phase.holds_slots:
                 share = min(1.0, record.samples / job.samples) if job.samples else 0.0
                 durable = max(state.durable_samples, share * state.progress_samples)
-                return replace(job, state=state.advance(at_s=at_s, durable_samples=durable))
+                saved = max(job.saved_samples, min(record.samples, job.samples))
+                return replace(job, state=state.advance(at_s=at_s, durable_samples=durable), saved_samples=saved)
             case r.WorkerLost() if state.phase.holds_slots:
                 return job.told(at_s, f"worker {record.worker} on {record.slot} ended: {record.reason}")
             case r.JobStopping() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
@@ -271,6 +324,7 @@ class ServiceState:
         state, slots = job.state, record.placement.num_slots
         if record.restored and state.phase in (JobPhase.RUNNING, JobPhase.RESCALING):  # all of its workers were lost
             state = state.crash(at_s=at_s, reason="all of its workers were lost")
+            job = replace(job, samples=job.saved_samples)
             if state.phase.is_terminal:
                 return self._unplanned(at_s, replace(job, state=state)).told(at_s, "failed: too many crashes")
             state = state.move(JobPhase.STARTING, at_s=at_s, placement=record.placement)
@@ -289,7 +343,7 @@ class ServiceState:
             )
         where = f"{'training' if job.elastic else 'running'} on {slots} slot{'s' if slots > 1 else ''}"
         how = " from its last checkpoint" if record.restored and job.samples else ""
-        formed = replace(job, state=state).told(at_s, where + how, record.pause_s)
+        formed = replace(job, state=state, reported=None).told(at_s, where + how, record.pause_s)
         return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)) if record.pause_s is not None else formed
 
     def _progress(self, at_s: float, job: LiveJob, record: r.JobProgressed) -> LiveJob:
@@ -300,9 +354,14 @@ class ServiceState:
         gradient = job.gradient
         if record.squared_gradient is not None and record.variance is not None:
             gradient = GradientStats.clamped(record.squared_gradient, record.variance)
+        stretches = job.stretches
+        if job.reported is not None and not retuned and record.step > job.reported[1]:
+            stretches = self._stretched(job, record, at_s - job.reported[0], record.step - job.reported[1])
         changed = replace(
             job,
             state=state,
+            stretches=stretches,
+            reported=(at_s, record.step),
             samples=max(job.samples, record.samples),
             step=record.step,
             epoch=record.epoch,
@@ -328,15 +387,24 @@ class ServiceState:
         profiles[gpu_type] = profiles.get(gpu_type, Profile()).record(seen)
         return tuple(sorted(profiles.items()))
 
+    def _stretched(self, job: LiveJob, record: r.JobProgressed, seconds: float, steps: int) -> tuple[Stretch, ...]:
+        """The job's stretches with so many more steps."""
+        place = job.state.placement
+        if place is None or place.num_slots != record.slots:
+            return job.stretches
+        gpu_type = self.gpu_types.get(place.node_names[0], "cpu")
+        now = Stretch(gpu_type, record.slots, record.per_slot_batch, record.accumulation_steps, seconds, steps)
+        before = next((known for known in job.stretches if known.alike(now)), None)
+        if before is not None:
+            now = replace(now, seconds=before.seconds + seconds, steps=before.steps + steps)
+        return (*(known for known in job.stretches if known is not before), now)[-MOST_STRETCHES:]
+
     def _end(self, at_s: float, job: LiveJob, record: r.JobEnded) -> LiveJob:
         state = job.state
         if not state.phase.holds_slots and record.how != "failed":
             return job
         if record.how == "succeeded":
             state = state.move(JobPhase.SUCCEEDED, at_s=at_s, reason=record.reason)
-            work = job.work_samples
-            if work is not None:
-                state = replace(state, progress_samples=max(state.progress_samples, work))
         elif record.how == "failed":
             if JobPhase.FAILED not in TRANSITIONS[state.phase]:
                 return job
@@ -352,8 +420,8 @@ class ServiceState:
         if state.phase is JobPhase.PENDING and job.wish != "run":
             to = JobPhase.PAUSED if job.wish == "pause" else JobPhase.CANCELLED
             ended = replace(ended, state=state.move(to, at_s=at_s, reason=record.reason))
-        if record.how == "crashed":
-            ended = replace(ended, samples=0 if not state.durable_samples else ended.samples)
+        if record.how in ("crashed", "lost"):
+            ended = replace(ended, samples=ended.saved_samples)
         if ended.phase is not JobPhase.PENDING or job.phase is not JobPhase.STOPPING:
             ended = self._unplanned(at_s, ended)
         text = f"{ended.phase.value}: {record.reason}" if record.reason else ended.phase.value
@@ -468,6 +536,8 @@ def job_to_dict(job: LiveJob) -> dict[str, Any]:
     plain["gradient"] = None if job.gradient is None else [job.gradient.squared_gradient, job.gradient.variance]
     plain["metrics"] = dict(job.metrics)
     plain["pauses_s"] = list(job.pauses_s)
+    plain["stretches"] = [list(astuple(stretch)) for stretch in job.stretches]
+    plain["reported"] = None if job.reported is None else list(job.reported)
     plain["story"] = [[line.at_s, line.text, line.slots, line.pause_s] for line in job.story]
     return plain
 
@@ -484,5 +554,7 @@ def job_from_dict(plain: Mapping[str, Any]) -> LiveJob:
     values["gradient"] = None if plain["gradient"] is None else GradientStats(*plain["gradient"])
     values["metrics"] = tuple(plain["metrics"].items())
     values["pauses_s"] = tuple(plain["pauses_s"])
+    values["stretches"] = tuple(Stretch(*stretch) for stretch in plain.get("stretches", ()))
+    values["reported"] = None if plain.get("reported") is None else tuple(plain["reported"])
     values["story"] = tuple(StoryLine(*line) for line in plain["story"])
     return LiveJob(**values)

@@ -99,7 +99,7 @@ def view_of(job: LiveJob, cluster: Cluster, now_s: float) -> JobView:
         since_s=now_s,
         executed_before_s=job.executed_before_s + (now_s - job.target_since_s if job.target else 0.0),
         service_before_gpu_s=job.state.attained_service_gpu_s,
-        progress=job.state.progress_samples,
+        progress=job.done_samples,
     )
     if job.target is None:
         return view

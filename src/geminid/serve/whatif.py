@@ -107,20 +107,27 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
 
 
 def application_of(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) -> Application | None:
-    """A job as the simulator runs it; None if too little is known of it."""
+    """A job as the simulator runs it; None if too little is known of it.
+
+    Steps take as long as the model that was fitted to its measurements says, and training longer than its steps by as
+    much as it did. A job that counts samples makes less progress with them where its batch is large: what it has left
+    counts at the efficiency that it has now.
+    """
     limits, work = batch_limits(known), known.work_samples
     profiles = [(name, profile) for name, profile in known.measured if name in cluster.type_index]
     if limits is None or work is None or not profiles:
         return None
     error = MEASURED_ERROR if known.id == job.id else MEASURED_ERROR * 2.0
-    left = max(work - job.state.progress_samples, 1.0)
-    truth = {
-        name: FittedTimes(_fitted(profile), (1.0 + error) ** pace, cluster.total_slots) for name, profile in profiles
-    }
+    gradient = known.gradient or GradientStats()
+    left = max(work - job.done_samples, 1.0)
+    if job.state.batch_plan is not None and job.state.num_slots and not (job.limits and job.limits.by_progress):
+        left *= gradient.efficiency(job.state.batch_plan.total_batch(job.state.num_slots) / limits.initial)
+    slower = known.slower * (1.0 + error) ** pace
+    truth = {name: FittedTimes(_fitted(profile), slower, cluster.total_slots) for name, profile in profiles}
     return Application(
         name=job.id,
         progress_steps=np.array([left / limits.initial]),
-        gradient=ConstantNoise(known.gradient or GradientStats()),
+        gradient=ConstantNoise(gradient),
         truth=truth,
         limits=dict.fromkeys(truth, limits),
         rescale_s=facts_of(known, cluster).rescale_s,

@@ -39,7 +39,8 @@ class Application:
     """A kind of training job: how fast, how noisy and how long it trains.
 
     ``progress_steps`` holds, for each epoch, the progress at its end in steps at the initial batch size; training is
-    over when the last is reached. ``limits`` and ``truth`` are by GPU type. ``rescale_s`` is what a cold restart costs.
+    over when the last is reached. ``limits`` and ``truth`` are by GPU type. ``rescale_s`` is what a cold restart costs,
+    and the first start as well, unless ``start_up_s`` says otherwise.
     ``speed_divisor`` calibrates goodput (Sia's simulator divides by one, others use 1). Where adaptive policies are to
     leave an application alone, ``pinned_slots`` and ``pinned_batch`` say how it runs under them (Pollux runs ncf on one
     slot with a batch of 32,768); policies that run jobs as requested take no notice.
@@ -54,6 +55,7 @@ class Application:
     speed_divisor: float = 1.0
     pinned_slots: int | None = None
     pinned_batch: int | None = None
+    start_up_s: float | None = None
 
     @property
     def initial_batch(self) -> int:

@@ -183,6 +183,12 @@ class SimJob:
 
     # --- Changes ---
 
+    @property
+    def pause_s(self) -> float:
+        """What the next change of slots costs: the first start may cost something else than later ones."""
+        app = None if self.application is None or self.stints else self.application.value
+        return self.facts.rescale_s if app is None or app.start_up_s is None else app.start_up_s
+
     def begin(
         self,
         now_s: float,

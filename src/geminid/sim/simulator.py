@@ -24,6 +24,8 @@ from geminid.engine.engine import Engine, Outcome
 from geminid.engine.events import Completed, Event, NodeDown, NodeDrained, NodeUp, Reported, Submitted, Tick
 from geminid.engine.models import ModelKeeper
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.profile import Profile
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, JobFacts, Policy
 from geminid.sim.application import Application
@@ -88,6 +90,21 @@ class Result:
     wall_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a job before it comes, from others like it: profiles by GPU type, and how noisy it is."""
+
+    profiles: Mapping[str, Profile]
+    gradient: GradientStats | None = None
+
+    def tell(self, models: ModelKeeper, job_id: str) -> None:
+        """Have the scheduler start with it."""
+        for gpu_type, profile in self.profiles.items():
+            models.add_profile(job_id, gpu_type, profile)
+        if self.gradient is not None:
+            models.add_gradient(job_id, self.gradient)
+
+
 class NoProgress(RuntimeError):
     """A policy and a workload that would keep a simulation busy for ever."""
 
@@ -103,9 +120,10 @@ class Simulator:
         policy: Policy,
         settings: Settings | None = None,
         throughputs: ThroughputTable | None = None,
+        known: Mapping[str, Known] | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        self.throughputs = throughputs
+        self.throughputs, self.known = throughputs, known or {}
         self.cluster = cluster
         self.policy = policy
         self.models = ModelKeeper(self.settings.model)
@@ -336,6 +354,8 @@ class Simulator:
         if self.settings.oracle:
             for gpu_type, profile in job.oracle_profiles(self.cluster).items():
                 self.models.add_profile(job.facts.id, gpu_type, profile)
+        elif job.facts.id in self.known:
+            self.known[job.facts.id].tell(self.models, job.facts.id)
         elif self.policy.brings_profiles:
             for gpu_type, profile in job.one_slot_profiles().items():
                 self.models.add_profile(job.facts.id, gpu_type, profile)
@@ -422,7 +442,7 @@ class Simulator:
                 gpu_type = self.cluster.nodes[allocation[0][0]].gpu_type
                 batch = self._batch(job, gpu_type, allocation)
                 steps_per_s = self._steps_per_s(job, gpu_type, allocation)
-                job.begin(self.now_s, job.facts.rescale_s, allocation, gpu_type, batch, steps_per_s)
+                job.begin(self.now_s, job.pause_s, allocation, gpu_type, batch, steps_per_s)
                 self._running[job.facts.id] = job
                 self._schedule(job)
             case Share(partner=partner):

@@ -59,7 +59,9 @@ class Ready:
     """The script has got as far as its training loop: all is imported and built, and the worker waits for a ``Form``.
 
     The limits are those of its batch sizes; ``dataset_samples`` is None for a stream of unknown length, and ``work``
-    (samples in all epochs) with it. ``meeting`` is where others can meet if this worker is the first of a generation:
+    (samples in all epochs) with it. Work is done when so many samples were consumed or, with ``by_progress``, when so
+    much progress was made.
+    ``meeting`` is where others can meet if this worker is the first of a generation:
     ``tcp:host:port`` of a store of its own, on machines that share no folder.
     """
 
@@ -71,6 +73,7 @@ class Ready:
     dataset_samples: int | None = None
     work_samples: int | None = None
     meeting: str | None = None
+    by_progress: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -191,6 +191,7 @@ class Session:
                 dataset_samples=length,
                 work_samples=length * epochs if length is not None else None,
                 meeting=self._meeting.address if self._meeting is not None else None,
+                by_progress=self.settings.unit == "progress",
             )
         )
         assert self._membership is not None

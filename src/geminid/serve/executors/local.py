@@ -440,6 +440,7 @@ class LocalExecutor:
                 parameter_count=ready.parameter_count,
                 dataset_samples=ready.dataset_samples,
                 work_samples=ready.work_samples,
+                by_progress=ready.by_progress,
             )
         ]
 
