@@ -27,7 +27,8 @@ class Job(Supervisor):
         path = SCRIPTS / script
         command = (sys.executable, str(path), *([str(self.out)] if SCRIPTS in path.parents else []), *map(str, args))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        spec = JobSpec(command=command, folder=folder / "job", environment=environment, patience=PATIENCE, **more)
+        more.setdefault("patience", PATIENCE)
+        spec = JobSpec(command=command, folder=folder / "job", environment=environment, **more)
         super().__init__(spec, on_event=self.events.append, launcher=launcher, adopt=adopt)
 
     def resized(self, slots: str) -> None:
@@ -48,6 +49,17 @@ class Job(Supervisor):
         return str(self.wait(lambda status: False).phase)
 
     @property
+    def counts(self) -> tuple[float, float, float]:
+        """What the counting script found: the least and the most that a sample counted, and all together."""
+        low, high, total, *_ = map(float, self.out.read_text().split())
+        return low, high, total
+
+    @property
     def logs(self) -> str:
         """What the workers printed."""
         return "".join(path.read_text() for path in sorted((self.spec.folder / "logs").iterdir()))
+
+
+def exactly_once(job: Job, samples: int, epochs: int) -> bool:
+    """Whether every sample took part in exactly one step of every epoch."""
+    return job.counts == (-epochs, -epochs, -samples * epochs)

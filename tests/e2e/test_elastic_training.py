@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from elastic import SCRIPTS, Job
+from elastic import SCRIPTS, Job, exactly_once
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -28,11 +28,6 @@ from geminid.train.zygote import Zygote
 def launcher():
     with Zygote() as zygote:
         yield zygote
-
-
-def exactly_once(job: Job, samples: int, epochs: int) -> bool:
-    low, high, total, *_ = map(float, job.out.read_text().split())
-    return (low, high, total) == (-epochs, -epochs, -samples * epochs)
 
 
 def test_a_job_grows_shrinks_and_moves_without_losing_or_repeating_a_sample(tmp_path, launcher):

@@ -3,6 +3,8 @@
 import math
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
 import geminid  # noqa: E402
+from geminid.train.checkpoint import read  # noqa: E402
 from geminid.train.messages import Plan  # noqa: E402
 
 
@@ -454,6 +457,49 @@ def test_leaving_the_loop_over_batches_early_ends_the_epoch():
             break
     assert epochs == [0, 1, 2]
     assert run.step == 3
+
+
+LEAVING = """
+import sys
+import torch, geminid
+from torch.utils.data import DataLoader, TensorDataset
+run = geminid.init(checkpoint_dir="checkpoints")
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.ones(40, 1)), batch_size=4)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(10):
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).mean().backward()
+        optimizer.step()
+        if sys.argv[1] == "fail" and run.step == 14:
+            raise ValueError("on purpose")
+        if sys.argv[1] == "leave" and run.step == 14:
+            break
+    if run.step >= 14:
+        break
+torch.nn.init.zeros_(model.weight)  # what happens afterwards is not part of the state
+print("after", run.step, "steps")
+"""
+
+
+def test_leaving_the_loop_over_epochs_saves_and_failing_in_it_does_not(tmp_path):
+    def script(how):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", LEAVING, how]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    assert "ValueError: on purpose" in script("fail").stderr
+    assert not list((tmp_path / "checkpoints").iterdir())
+    assert script("leave").stdout == "after 14 steps\n"
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    state = read(saved)
+    assert (state["position"]["step"], state["position"]["epoch"], state["position"]["samples"]) == (14, 1, 56)
+    assert float(state["model"]["weight"]) != 0.0
+    again = script("go on")
+    assert "going on from" in again.stderr
+    assert again.stdout == "after 20 steps\n"
 
 
 def test_reports_go_to_a_file_where_there_is_no_scheduler(tmp_path, monkeypatch):

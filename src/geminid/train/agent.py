@@ -17,6 +17,7 @@ from time import monotonic
 from geminid.train import channel
 from geminid.train.channel import Address, Connection
 from geminid.train.messages import (
+    Finished,
     Form,
     FromWorker,
     Heartbeat,
@@ -75,12 +76,13 @@ class Agent:
         self.generation = 0
         self.step = 0
         self.report_s = 1.0
+        self.usual_s: float | None = None
         self._phase: Phase = "waiting"
         self._phase_since_s = monotonic()
         self._form: Form | None = None
         self._retune: Retune | None = None
         self._save = False
-        self._ready: Ready | None = None
+        self._standing: dict[type, FromWorker] = {}
         self._stop: Stop | None = None
         self._heartbeat_s, self._orphan_s = 0.5, 60.0
         self._backlog: deque[FromWorker] = deque(maxlen=LONGEST_BACKLOG)
@@ -100,8 +102,8 @@ class Agent:
     def send(self, message: FromWorker) -> None:
         """Send in the background; kept for later while the supervisor is away."""
         with self._changed:
-            if isinstance(message, Ready):
-                self._ready = message
+            if isinstance(message, Ready | Finished):
+                self._standing[type(message)] = message
             self._backlog.append(message)
         os.write(self._wake_out, b"\0")
 
@@ -183,8 +185,9 @@ class Agent:
                     generation=self.generation,
                 )
             )
-            if self._ready is not None and self._ready not in self._backlog:
-                line.send(self._ready)  # a new supervisor has not heard it
+            for message in list(self._standing.values()):
+                if message not in self._backlog:
+                    line.send(message)  # a new supervisor has not heard it
         except OSError:
             self._hang_up()
             return False
@@ -204,6 +207,7 @@ class Agent:
                 step=self.step,
                 phase=self._phase,
                 phase_s=monotonic() - self._phase_since_s,
+                usual_s=self.usual_s,
             )
         )
         due = monotonic() + self._heartbeat_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import select
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,10 @@ class Address:
         return socket.create_connection((self.host, self.port), timeout=timeout_s)
 
     def listen(self) -> tuple[socket.socket, Address]:
-        """A listening socket, and its address with the port that the system chose."""
+        """A listening socket that does not block, and its address with the port that the system chose."""
         if self.path is None:
             made = socket.create_server((self.host, self.port), backlog=64)
+            made.setblocking(False)
             host, port = made.getsockname()[:2]
             return made, Address(host=host, port=port)
         if len(os.fsencode(self.path)) > LONGEST_SOCKET_PATH:
@@ -87,6 +89,7 @@ class Address:
         finally:
             os.umask(before)
         made.listen(64)
+        made.setblocking(False)
         return made, self
 
 
@@ -111,13 +114,17 @@ class Connection:
         self._socket.sendall(encode(message))
 
     def receive(self) -> list[Message]:
-        """All whole messages that have arrived. Call it when the socket is readable.
+        """All whole messages that have arrived.
 
         Raises:
             EOFError: the peer closed the connection.
             OSError: the connection broke.
             ProtocolError: what arrived is not a message.
         """
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        if not poll.poll(0):
+            return []
         chunk = self._socket.recv(1 << 16)
         if not chunk:
             raise EOFError("the connection was closed")

@@ -55,9 +55,10 @@ class _Bucket:
 class Gradients:
     """The gradients of a model's parameters, over passes and workers.
 
-    ``on_pass`` is called at the end of every backward with the pass's own gradients in place, ``before_sending`` when
-    all of a step's are known on this worker and its numbers are to be filled in, ``on_step`` when the averages are in
-    place. ``failed`` says why a collective operation failed, if one did: the gradients are then not to be used.
+    ``on_backward`` is called when backward has reached a parameter, ``on_pass`` at its end with the pass's own
+    gradients in place, ``before_sending`` when all of a step's are known on this worker and its numbers are to be
+    filled in, ``on_step`` when the averages are in place. ``failed`` says why a collective operation failed, if one
+    did: the gradients are then not to be used.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Gradients:
         on_pass: Callable[[], None],
         before_sending: Callable[[Tensor], None],
         on_step: Callable[[], None],
+        on_backward: Callable[[], None] = lambda: None,
         wait: Callable[[Any], None] = lambda work: work.wait(),
     ) -> None:
         self.parameters = list(parameters)
@@ -76,6 +78,7 @@ class Gradients:
         self.sync_s = 0.0
         self._extras_count = extras
         self._on_pass, self._before_sending, self._on_step = on_pass, before_sending, on_step
+        self._on_backward = on_backward
         self._extras = torch.zeros(extras + len(self.parameters), device=self.parameters[0].device)
         self._own_extras: Tensor | None = None
         self._buckets: list[_Bucket] = []
@@ -160,6 +163,8 @@ class Gradients:
         """Backward has come past this parameter."""
         if not self._queued:
             self._queued = True
+            if not self._reached_end:
+                self._on_backward()
             if self._trigger is None:
                 self._trigger = parameter
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)

@@ -153,11 +153,17 @@ class ElasticGroup:
             return []
         return [member for member in alive if not self._workers[member].lost]
 
-    def gone(self, worker: str) -> list[Action]:
-        """A worker's process has ended."""
-        known = self._workers.pop(worker, None)
-        if known is not None and worker in self.members:
-            self._broken = True
+    def gone(self, *workers: str) -> list[Action]:
+        """These workers' processes have ended."""
+        for worker in workers:
+            known = self._workers.pop(worker, None)
+            if known is not None and worker in self.members:
+                self._broken = True
+        return self._settle()
+
+    def break_up(self) -> list[Action]:
+        """The group does not get on although all of its members live: they form the next generation."""
+        self._broken = True
         return self._settle()
 
     def adopt(self, worker: str, slot: str, *, member: bool) -> None:
@@ -169,6 +175,11 @@ class ElasticGroup:
         """Take over a group that an earlier supervisor formed; its members still train."""
         self.generation, self.members, self._wanted = generation, tuple(members), tuple(wanted)
         self._joined = set(members)
+        self._broken = len(self._alive()) < len(self.members)
+
+    def resumed(self) -> list[Action]:
+        """What must be done first after taking over: some members may have died in between."""
+        return self._settle() if self._alive() else []
 
     def _alive(self) -> list[str]:
         return [member for member in self.members if member in self._workers]

@@ -31,8 +31,9 @@ class WorkerEnded:
 class GroupFormed:
     """A generation is complete and trains.
 
-    ``pause_s`` is how long training stood still: from the end of the last step before, on the first worker to end it,
-    until all could go on. None for the first generation of a job, and after a restart from a checkpoint.
+    ``pause_s`` is how long training stood still: from the end of the last step before until training could go on, on
+    the worker where that took longest (each by its own clock). None for the first generation of a job, and after a
+    restart from a checkpoint.
     """
 
     generation: int

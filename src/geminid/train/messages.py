@@ -23,9 +23,12 @@ LONGEST_LINE_BYTES = 1 << 20
 #: At most so many metrics are passed on, under names of at most so many characters.
 MOST_METRICS, LONGEST_METRIC_NAME = 64, 64
 
-#: What a worker may be doing: waiting to be told its place, forming a group, loading data, running the user's code,
-#: waiting for its peers in a collective operation, or being done.
-Phase = Literal["waiting", "forming", "loading", "training", "synchronising", "finished"]
+#: What a worker may be doing: waiting to be told its place, forming a group, loading data, being in the body of the
+#: user's loop, there in the model's backward, waiting for its peers in a collective operation, being in the rest of the
+#: body, being between two epochs, having left the loop over epochs, or having come to its end.
+Phase = Literal[
+    "waiting", "forming", "loading", "training", "computing", "synchronising", "stepping", "between", "left", "finished"
+]
 
 
 class ProtocolError(Exception):
@@ -124,12 +127,17 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
-    """Sent twice a second by a thread of its own, with what the training thread is doing and for how long."""
+    """Sent twice a second by a thread of its own, with what the training thread is doing and for how long.
+
+    ``usual_s`` is the longest that a pass took lately, from loading to stepping; None where no pass has shown yet what
+    is usual.
+    """
 
     generation: int
     step: int
     phase: Phase
     phase_s: float
+    usual_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,8 +211,9 @@ class Form:
 
     ``members`` are the workers by rank; those who have the state come first. A worker of the current generation who
     is not among them leaves. ``rendezvous`` is where the members find each other: ``file:`` and an absolute path, or
-    ``tcp:host:port``. Without a plan the leader chooses one. ``broken`` says that a member of the current generation is
-    gone: there is nothing to agree on, and whoever waits for it need not wait any longer.
+    ``tcp:host:port/name``, where the first member listens. Without a plan the leader chooses one. ``broken`` says that
+    the current generation cannot go on (a member is gone): there is nothing to agree on, and whoever waits in it need
+    not wait any longer.
     """
 
     generation: int

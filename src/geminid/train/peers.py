@@ -8,9 +8,11 @@ order; only when all have arrived is the group formed, which then takes millisec
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
+import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from geminid.train.channel import NODE
+from geminid.train.channel import ADDRESS, NODE
 from geminid.train.messages import Form
 from geminid.train.tree import put_together, take_apart
 
@@ -37,6 +39,9 @@ WAITING_S = 3600.0
 #: While waiting in an operation, look around this often; one that does not end so long after its group was abandoned is
 #: left to itself.
 LOOK_S, STUCK_S = 0.5, 1.0
+
+#: Asks Linux for an interface's address.
+SIOCGIFADDR = 0x8915
 
 #: The system does not read or write more than 2 GiB at a time.
 PIECE_BYTES = 1 << 30
@@ -113,7 +118,7 @@ def meet(form: Form, me: str, *, superseded: Callable[[], bool]) -> Any:
     """
     size, rank = len(form.members), form.members.index(me)
     try:
-        store = _store(form.rendezvous, size, rank)
+        store = _store(form.rendezvous, size, rank, superseded)
         store.add("arrived", 1)
         while int(store.add("arrived", 0)) < size:
             if superseded():
@@ -124,7 +129,7 @@ def meet(form: Form, me: str, *, superseded: Callable[[], bool]) -> Any:
     return _Interruptible(store, superseded)
 
 
-def _store(rendezvous: str, size: int, rank: int) -> Any:
+def _store(rendezvous: str, size: int, rank: int, superseded: Callable[[], bool]) -> Any:
     scheme, _, place = rendezvous.partition(":")
     if scheme == "file":
         return dist.FileStore(place, size)  # type: ignore[attr-defined]
@@ -134,10 +139,27 @@ def _store(rendezvous: str, size: int, rank: int) -> Any:
         raise ValueError(f"the rendezvous is {rendezvous!r}: it must be file:/path or tcp:host:port, or .../generation")
     # A store that serves many generations is its owner's, and there already: see MeetingPlace.
     owns = rank == 0 and not generation
+    if not owns:
+        _await_listener(host, int(port), superseded)
     store = dist.TCPStore(  # type: ignore[attr-defined]
         host, int(port), None, is_master=owns, timeout=timedelta(seconds=FORMING_S), wait_for_workers=False
     )
     return dist.PrefixStore(generation, store) if generation else store  # type: ignore[attr-defined]
+
+
+def _await_listener(host: str, port: int, superseded: Callable[[], bool]) -> None:
+    """Wait until somebody listens there: a store's own attempts to connect cannot be interrupted."""
+    deadline_s = monotonic() + FORMING_S
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=LOOK_S).close()
+            return
+        except OSError as problem:
+            if superseded():
+                raise Superseded from None
+            if monotonic() > deadline_s:
+                raise PeersLost(f"nobody listens at {host}:{port}: {problem}") from None
+            sleep(10 * POLL_S)
 
 
 class MeetingPlace:
@@ -172,7 +194,8 @@ def form_group(
     """
     if size == 1:
         return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _loopback())
+    host = os.environ.get(ADDRESS)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(host) if host else _loopback())
     before = _connections()
     attempt = _Attempt(store, rank, size, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     patience_s = None
@@ -265,6 +288,24 @@ def _connections() -> set[int]:
 def _loopback() -> str:
     names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
     return names[0] if names else "lo"
+
+
+def _interface_of(host: str) -> str:
+    """The network interface that has this address: gloo is to use no other.
+
+    Raises:
+        ValueError: this machine has no such address.
+    """
+    address = socket.gethostbyname(host)
+    if address.startswith("127."):
+        return _loopback()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):
+                raw = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(raw[20:24]) == address:
+                    return name
+    raise ValueError(f"{ADDRESS} is {host!r}: no network interface of this machine has that address")
 
 
 def survey(numbers: Sequence[int], size: int) -> list[list[int]]:

@@ -124,11 +124,11 @@ class Run:
         self._metrics: dict[str, Any] = {}
         self._terminated = False
         self._failed = self._left_early = False
-        if agent is not None:
-            self._tell_of_failure(agent)
+        if agent is not None or checkpoints is not None:
+            self._notice_failure()
             atexit.register(self._end)
-        if (agent is not None or checkpoints is not None) and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def prepare(
         self,
@@ -216,6 +216,10 @@ class Run:
         With ``by="samples"`` an epoch is one pass over the data, and there are ``count`` of them, whatever the batch
         size. With ``by="progress"`` training ends when it has made the progress of ``count`` passes at the initial
         batch size, which takes more samples where batches are larger; the last pass then ends early.
+
+        A script may leave the loop early (``break``): do so on all workers. The state is then kept as it is at that
+        moment, and saved when the script has ended well. Run again, the script goes on with the rest of that epoch, and
+        decides anew.
         """
         session = self._prepared()
         if count < 0:
@@ -231,6 +235,7 @@ class Run:
                 yield epoch
             except GeneratorExit:  # the loop was left early; whether by choice or by a failure will show
                 self._left_early = True
+                session.left()
                 raise
             session.epoch_done(epoch)
         session.finish()
@@ -326,20 +331,22 @@ class Run:
             raise SystemExit(STOPPED_EXIT_CODE)
 
     def _end(self) -> None:
-        """The script has ended: hang up, after saying that training is over where its loop was left by choice."""
+        """The script has ended: save where its loop was left by choice, say that training is over, and hang up."""
         if self._session is not None and self._left_early and not self._failed:
             self._session.ended_early()
         if self._agent is not None:
             self._agent.close()
 
-    def _tell_of_failure(self, agent: Agent) -> None:
+    def _notice_failure(self) -> None:
         """Have an exception that ends the script told to the supervisor, besides the usual traceback."""
         usual = sys.excepthook
 
         def hook(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
             self._failed = True
             lines = str(problem).strip().splitlines()
-            agent.send(messages.Failed(reason=f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__))
+            if self._agent is not None:
+                reason = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
+                self._agent.send(messages.Failed(reason=reason))
             usual(kind, problem, trace)
 
         sys.excepthook = hook

@@ -25,7 +25,7 @@ from geminid.goodput.noise import NoiseEstimate
 from geminid.train import channel, messages, peers, rng
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Place
-from geminid.train.checkpoint import BackgroundWriter, Written, checkpoints_at, take_snapshot
+from geminid.train.checkpoint import BackgroundWriter, Snapshot, Written, checkpoints_at, take_snapshot
 from geminid.train.data import source_of
 from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
@@ -35,7 +35,7 @@ from geminid.train.optim import OptimizerSteps, ScalerSteps, ScheduleSteps, has_
 from geminid.train.peers import PeersLost, Stuck
 from geminid.train.shares import Span, StepShare, share_of_step
 from geminid.train.trainstate import Position, TrainingState
-from geminid.train.tuner import StepClock, Tuner
+from geminid.train.tuner import StepClock, Tuner, UsualTime
 
 #: What a shell reports for a process that SIGTERM ended; also how a worker ends that was told to stop.
 STOPPED_EXIT_CODE = 143
@@ -129,8 +129,9 @@ class Session:
         self._gradients = Gradients(
             parameters,
             extras=self._agreement.count,
-            on_pass=self._meter.take_pass,
+            on_pass=self._on_pass,
             before_sending=self._fill_in,
+            on_backward=lambda: self._enter("computing"),
             on_step=self._on_averaged,
             wait=self._wait_for if self._device.type == "cpu" else lambda work: work.wait(),
         )
@@ -148,12 +149,13 @@ class Session:
             )
         self._parameter_count = sum(parameter.numel() for parameter in parameters)
         self._warns_of_batch_norm = has_batch_norm(model)
-        self._clock = StepClock()
+        self._clock, self._usual = StepClock(), UsualTime()
         self._writer = (
             BackgroundWriter(checkpoints_at(checkpoints, settings.keep_checkpoints), self._on_written)
             if checkpoints is not None
             else None
         )
+        self._left_with: Snapshot | None = None
         self._plan: Plan | None = None
         self._share: StepShare | None = None
         self._lost: str | None = None
@@ -225,9 +227,7 @@ class Session:
                 self._lost = str(problem)
             self._recover()
         if self._writer is not None and self.place.rank == 0:
-            self._writer.begin(
-                take_snapshot(self.state.collect(), step=self.position.step, samples=self.position.samples)
-            )
+            self._writer.begin(self._snapshot())
             self._writer.finish()
         self._report(force=True)
         self._leave_group()
@@ -236,12 +236,22 @@ class Session:
             self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
         self._begun = False
 
+    def left(self) -> None:
+        """The loop over epochs was left, by choice or by a failure: keep the state as it was then."""
+        if self._begun:
+            self._begun = False
+            self._enter("left")
+            if self._writer is not None and self.place.rank == 0:
+                self._left_with = self._snapshot()
+
     def ended_early(self) -> None:
         """The script left its loop over epochs, by its own choice, and has ended."""
-        if self._begun:
-            self._leave_group()
-            if self.agent is not None:
-                self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
+        self._leave_group()
+        if self._writer is not None and self._left_with is not None:
+            self._writer.begin(self._left_with)
+            self._writer.finish()
+        if self.agent is not None:
+            self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
 
     # ------------------------------------------------------------------------------------------- batches
 
@@ -269,6 +279,7 @@ class Session:
                     self._lead()
         finally:
             self._in_loop = False
+            self._enter("between")
         self._data_ended = epoch
 
     def _next_share(self) -> StepShare | None:
@@ -316,8 +327,10 @@ class Session:
             yield batch
             if last:
                 self._end_step(share)
+            taken_s = time.perf_counter() - begin_s
+            if self.agent is not None:
+                self.agent.usual_s = self._usual.add(taken_s)
             if not self._gradients.failed and whole:
-                taken_s = time.perf_counter() - begin_s
                 if last:
                     self._clock.add_step(taken_s, self._gradients.sync_s)
                 else:
@@ -403,7 +416,12 @@ class Session:
         self._agreement.fill_in(numbers, stepped_before=self._stepped_before)
         self._enter("synchronising")
 
+    def _on_pass(self) -> None:
+        self._enter("stepping")
+        self._meter.take_pass()
+
     def _on_averaged(self) -> None:
+        self._enter("stepping")
         share = self._share
         if share is not None and not share.alone:
             self._agreement.averaged(
@@ -451,6 +469,7 @@ class Session:
             )
         self._plan = plan
         self._clock.restart()
+        self._usual.restart()
 
     def _lead_the_way(self) -> None:
         """Report, look for a better plan, and save, when the time has come."""
@@ -469,9 +488,12 @@ class Session:
     def _save(self) -> None:
         """Copy the state, and have it written in the background."""
         assert self._writer is not None
-        snapshot = take_snapshot(self.state.collect(), step=self.position.step, samples=self.position.samples)
+        snapshot = self._snapshot()
         self._snapshot_pause_s, self._saved_at_s = snapshot.pause_s, time.monotonic()
         self._writer.begin(snapshot)
+
+    def _snapshot(self) -> Snapshot:
+        return take_snapshot(self.state.collect(), step=self.position.step, samples=self.position.samples)
 
     def _on_written(self, written: Written) -> None:
         if self.agent is not None:
@@ -583,6 +605,7 @@ class Session:
                 restored=entry.restored,
             )
         )
+        self._enter("between")
 
     def _settle_in(self, proposal: dict[str, Any]) -> None:
         """A generation begins: train on as its leader decided."""

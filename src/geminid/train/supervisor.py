@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
 import secrets
 import selectors
 import signal
@@ -23,17 +23,18 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
-from geminid.train import channel, messages
+from geminid.train import channel, hangs, messages
 from geminid.train.channel import Address, Connection
 from geminid.train.group import Action as GroupAction
 from geminid.train.group import ElasticGroup, EndWorker, Standing, StartWorker, Tell
+from geminid.train.hangs import Hung, Seen
 from geminid.train.jobevents import (
     CheckpointWritten,
     FirstStepDone,
@@ -47,6 +48,8 @@ from geminid.train.jobevents import (
     WorkerStarted,
     WorkerStatus,
 )
+from geminid.train.jobspec import JobSpec as JobSpec
+from geminid.train.jobspec import Patience as Patience
 from geminid.train.launcher import (
     AdoptedProcess,
     Launch,
@@ -56,53 +59,10 @@ from geminid.train.launcher import (
     how_it_ended,
 )
 from geminid.train.messages import FromSupervisor, Message, Plan, ProtocolError
+from geminid.train.takeover import Handover
 
 #: How often the clock is looked at.
 TICK_S = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the supervisor waits for what, in seconds.
-
-    ``heartbeat`` is how often workers say that they live, ``hang`` how long they may be silent before they are ended,
-    ``stall`` how long a worker may compute while its peers wait for it, ``form`` how long forming a group may take
-    (after that, whoever has not joined is ended), ``grace`` how long a worker has to save and stop, and ``orphan`` how
-    long workers train on without a supervisor before they save and stop.
-    """
-
-    heartbeat: float = 0.5
-    hang: float = 10.0
-    stall: float = 900.0
-    form: float = 60.0
-    grace: float = 30.0
-    orphan: float = 60.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
-    """What a job runs. ``folder`` is the supervisor's: sockets, rendezvous, checkpoints and logs are kept there.
-
-    ``working_folder`` is where the command runs (default: ``folder``). ``slot_environment`` is what a worker needs to
-    use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of
-    ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``.
-    The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
-    times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
-    an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.
-    """
-
-    command: tuple[str, ...]
-    folder: Path
-    name: str = "job"
-    working_folder: Path | None = None
-    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
-    slot_environment: Callable[[str], Mapping[str, str]] = lambda slot: {}
-    options: Mapping[str, Any] = field(default_factory=dict)
-    checkpoints: Path | str | None = None
-    address: Address | None = None
-    most_failures: int = 3
-    report_s: float = 1.0
-    patience: Patience = Patience()
 
 
 @dataclass(slots=True)
@@ -116,6 +76,8 @@ class _Known:
     heard_at_s: float = 0.0
     phase: str = "starting"
     phase_s: float = 0.0
+    usual_s: float | None = None
+    leads: bool = False
     finished: bool = False
     last_words: str = ""
     ending: str = ""
@@ -149,6 +111,7 @@ class Supervisor:
         self._first_steps: dict[str, float] = {}
         self._forming_since_s = 0.0
         self._finished_generation: int | None = None
+        self._leader_finished, self._finish_by_s = False, math.inf
         self._last_form: messages.Form | None = None
         self._phase, self._reason, self._failures = JobPhase.IDLE, "", 0
         self._ready: messages.Ready | None = None
@@ -161,8 +124,10 @@ class Supervisor:
         self._detached = False
         self._token = secrets.token_hex(32)
         at = spec.address or Address(path=str(self._folder / "control"))
-        if adopt:
-            at = self._load() or at
+        left = Handover.read(self._folder) if adopt else None
+        if left is not None:
+            self._take_over(left)
+            at = Address.parse(left.address)
         self._listener, self._address = at.listen()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -261,6 +226,7 @@ class Supervisor:
         for worker, known in self._workers.items():
             self._watch(worker, known)
         try:
+            self._carry_out(self._group.resumed())
             while not ((self._phase.over and not self._workers) or self._detached):
                 for key, _ in self._selector.select(TICK_S):
                     key.data()
@@ -388,7 +354,6 @@ class Supervisor:
                     self._last_form = form
                     if worker not in form.members and worker in self._workers:
                         self._workers[worker].ending = "left"
-                        self._workers[worker].kill_at_s = monotonic() + self.spec.patience.form
                     self._send(worker, form)
         if actions:
             self._save()
@@ -447,21 +412,20 @@ class Supervisor:
             -signal.SIGABRT,  # PyTorch may abort at its end: no harm done
             AdoptedProcess.UNKNOWN_CODE,  # of one that was taken over nobody may ask
         )
+        done = done and not known.lost
+        self._leader_finished |= done and known.leads
         expected = (bool(known.ending) or done) and not known.lost
         reason = known.last_words or known.ending or ("finished" if expected else how_it_ended(code))
         self._emit(WorkerEnded(worker, known.slot, reason, expected))
         if not (expected or known.lost or self._phase.over or self._phase is JobPhase.STOPPING):
             self._count_failure(f"worker {worker} on {known.slot} {_failed(known, code)}")
         self._joined.pop(worker, None)
-        if done:
+        if known.finished:
             self._finished_generation = known.generation
-            for other in self._workers.values():  # they are to finish as well, and soon
-                other.kill_at_s = other.kill_at_s or monotonic() + self.spec.patience.grace
-            self._check_over()
-        elif not self._phase.over:
-            if self._phase is not JobPhase.STOPPING:
-                self._carry_out(self._group.gone(worker))
-            self._check_over()
+            self._finish_by_s = min(self._finish_by_s, monotonic() + self.spec.patience.grace)
+        elif not self._phase.over and self._phase is not JobPhase.STOPPING and self._finished_generation is None:
+            self._carry_out(self._group.gone(worker))
+        self._check_over()
 
     def _count_failure(self, reason: str) -> None:
         samples = self._progress.samples if self._progress is not None else -1
@@ -482,35 +446,44 @@ class Supervisor:
     def _check_over(self) -> None:
         if self._phase.over:
             return
-        if self._finished_generation is not None:
-            left = [worker for worker, known in self._workers.items() if known.generation == self._finished_generation]
-            for worker in self._workers:
-                if worker not in left:
+        generation = self._finished_generation
+        finishing = generation is not None and any(known.generation == generation for known in self._workers.values())
+        if generation is not None:
+            for worker, known in self._workers.items():
+                if known.generation != generation:
                     self._end(worker, "was not needed any more")
-            if not left:
-                self._phase, self._reason = JobPhase.FINISHED, ""
-                self._emit(JobEnded(self._phase, "finished"))
+        if generation is not None and not finishing and self._leader_finished:
+            self._phase, self._reason = JobPhase.FINISHED, ""
+            self._emit(JobEnded(self._phase, "finished"))
         elif self._phase is JobPhase.STOPPING and not self._workers:
             self._phase = JobPhase.STOPPED
             self._emit(JobEnded(self._phase, "stopped", self._stopped_at_s))
+        elif generation is not None and not finishing:  # what the leader does after training was not done
+            self._finished_generation, self._finish_by_s = None, math.inf
+            self._carry_out(self._group.gone(*(w for w in self._group.workers if w not in self._workers)))
 
     # ------------------------------------------------------------------------------------------- the lines
 
     def _accept(self) -> None:
-        opened, _ = self._listener.accept()
+        try:
+            opened, _ = self._listener.accept()
+        except OSError:  # whoever it was has gone again
+            return
         line = Connection(opened)
         self._strangers[line] = monotonic()
         self._selector.register(line, selectors.EVENT_READ, lambda: self._greet(line))
 
     def _greet(self, line: Connection) -> None:
         """Let a worker in that says who it is and knows the token; cut everybody else off."""
-        del self._strangers[line]
-        self._selector.unregister(line)
         try:
             heard = line.receive()
-            if not heard:
-                raise ProtocolError("the first line is too long")
-            first, *others = heard
+        except (ProtocolError, EOFError, OSError) as problem:
+            self._refuse(line, problem)
+            return
+        if not heard:  # not all of the first line is there yet
+            return
+        first, *others = heard
+        try:
             hello = channel.admitted(first, self._token)
             known = self._workers.get(hello.worker)
             if known is None:
@@ -520,10 +493,11 @@ class Supervisor:
             line.send(
                 messages.Welcome(heartbeat_s=patience.heartbeat, orphan_s=patience.orphan, report_s=self.spec.report_s)
             )
-        except (ProtocolError, EOFError, OSError) as problem:
-            print(f"geminid: {self.spec.name}: a connection was refused: {problem}", file=sys.stderr)
-            line.close()
+        except (ProtocolError, OSError) as problem:
+            self._refuse(line, problem)
             return
+        del self._strangers[line]
+        self._selector.unregister(line)
         self._drop_line(known)
         known.line, known.heard_at_s = line, monotonic()
         worker = hello.worker
@@ -533,6 +507,12 @@ class Supervisor:
             self._send(worker, form)  # it came while the line was cut
         for message in others:
             self._listen_to(worker, known, message)
+
+    def _refuse(self, line: Connection, problem: Exception) -> None:
+        print(f"geminid: {self.spec.name}: a connection was refused: {problem}", file=sys.stderr)
+        del self._strangers[line]
+        self._selector.unregister(line)
+        line.close()
 
     def _hear(self, worker: str) -> None:
         known = self._workers.get(worker)
@@ -555,7 +535,7 @@ class Supervisor:
     def _listen_to(self, worker: str, known: _Known, message: Message) -> None:
         match message:
             case messages.Heartbeat():
-                known.phase, known.phase_s = message.phase, message.phase_s
+                known.phase, known.phase_s, known.usual_s = message.phase, message.phase_s, message.usual_s
             case messages.Ready():
                 self._ready = message
                 self._carry_out(self._group.ready(worker, message.meeting))
@@ -585,7 +565,8 @@ class Supervisor:
                 known.process.signal(signal.SIGKILL)
 
     def _on_joined(self, worker: str, message: messages.Joined) -> None:
-        self._workers[worker].generation = message.generation
+        known = self._workers[worker]
+        known.generation, known.leads = message.generation, message.rank == 0
         if message.generation != self._group.generation:
             return
         self._joined[worker] = message
@@ -602,6 +583,9 @@ class Supervisor:
         pauses_s = [one.resumed_at_s - one.stopped_at_s for one in joined if one.stopped_at_s is not None]
         if self._phase in (JobPhase.STARTING, JobPhase.RECOVERING):
             self._phase, self._reason = JobPhase.RUNNING, ""
+        for worker, known in self._workers.items():
+            if self._group.standing(worker) is Standing.LEAVING:  # nobody needs it any more
+                known.kill_at_s = known.kill_at_s or monotonic() + self.spec.patience.form
         slots = tuple(self._group.slot(member) for member in self._group.members)
         self._emit(
             GroupFormed(
@@ -648,85 +632,94 @@ class Supervisor:
                 del self._strangers[line]
                 self._selector.unregister(line)
                 line.close()
-        for worker, known in list(self._workers.items()):
-            standing = self._group.standing(worker)
+        for worker, known in self._workers.items():
             if known.kill_at_s is not None and now > known.kill_at_s:
                 self._end(worker, "did not stop in time")
-            elif known.phase != "starting" and now - known.heard_at_s > patience.hang and not known.finished:
-                known.last_words = known.last_words or f"hung: it was silent for {patience.hang:g} s"
-                known.process.signal(signal.SIGKILL)
-            elif standing is Standing.MEMBER and known.phase == "training" and known.phase_s > patience.stall:
-                waiting = [
-                    other
-                    for other in self._group.members
-                    if other in self._workers and self._workers[other].phase == "synchronising"
-                ]
-                if waiting:
-                    known.last_words = f"hung: its peers have waited for it for {patience.stall:g} s"
-                    known.process.signal(signal.SIGKILL)
-        if self._phase.over or self._phase is JobPhase.STOPPING:
-            return
+            elif now > self._finish_by_s and not known.finished and known.phase != "left":
+                self._end(worker, "did not finish when its peers had")
+        seen = [self._seen(worker, known, now) for worker, known in self._workers.items()]
+        found = hangs.hung(seen, patience)
         if self._stop_by_s is not None and (self._phase is JobPhase.RUNNING or now > self._stop_by_s):
             self._stop(True)
-            return
-        late = []
-        if self._group.members and not self._group.formed and now - self._forming_since_s > patience.form:
-            forming = [member for member in self._group.members if member in self._workers]
-            if any(self._workers[member].phase == "forming" for member in forming):
-                late = [member for member in forming if self._workers[member].phase != "forming"]
-                late = [member for member in late if member not in self._joined]
-        if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
-            late += self._group.silent()
-        for worker in late:
-            self._workers[worker].last_words = "hung: it did not join its peers"
-            self._workers[worker].process.signal(signal.SIGKILL)
-        if late:
-            self._lost_since_s = None
+        if not self._phase.over and self._phase is not JobPhase.STOPPING:
+            if self._group.members and not self._group.formed:
+                found += hangs.late(seen, now - self._forming_since_s, patience)
+            if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
+                found += self._unaware(seen)
+            if self._group.formed and hangs.deadlocked(seen, patience):
+                self._count_failure("the workers waited for each other")
+                if not self._phase.over:
+                    self._carry_out(self._group.break_up())
+        for one in found:
+            known = self._workers[one.worker]
+            known.last_words = known.last_words or one.reason
+            known.process.signal(signal.SIGKILL)
+
+    def _seen(self, worker: str, known: _Known, now: float) -> Seen:
+        silent_s = now - known.heard_at_s
+        return Seen(
+            worker=worker,
+            standing=self._group.standing(worker),
+            silent_s=silent_s if known.phase != "starting" else None,
+            phase=known.phase,
+            phase_s=known.phase_s + silent_s,
+            usual_s=known.usual_s,
+            joined=worker in self._joined or self._group.formed,
+            leads=known.leads,
+            finished=known.finished,
+            connected=known.line is not None,
+        )
+
+    def _unaware(self, seen: Sequence[Seen]) -> list[Hung]:
+        """Members that do not notice what others have noticed long ago: that their group is broken."""
+        self._lost_since_s = monotonic()
+        excused = {one.worker for one in seen if hangs.excused(one, self.spec.patience)}
+        return [
+            Hung(worker, "hung: it did not join its peers")
+            for worker in self._group.silent()
+            if worker in self._workers and worker not in excused
+        ]
 
     # ------------------------------------------------------------------------------------------- taking over
 
     def _save(self) -> None:
-        """Write down what another supervisor needs to take over: readable by the owner only, whole or not at all."""
-        document = {
-            "token": self._token,
-            "address": str(self._address),
-            "generation": self._group.generation,
-            "members": self._group.members,
-            "slots": [self._group.slot(worker) for worker in self._group.members if self._group.standing(worker)],
-            "workers": {
+        """Write down what another supervisor needs to take over."""
+        group = self._group
+        Handover(
+            token=self._token,
+            address=str(self._address),
+            generation=group.generation,
+            members=group.members,
+            slots=tuple(group.slot(worker) for worker in group.members if group.standing(worker)),
+            workers={
                 worker: {
                     "slot": known.slot,
-                    "standing": str(self._group.standing(worker) or "leaving"),
+                    "standing": str(group.standing(worker) or "leaving"),
                     **known.process.identity,
                 }
                 for worker, known in self._workers.items()
             },
-        }
-        made = self._folder / "supervisor.json.new"
-        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(document, file)
-        made.replace(self._folder / "supervisor.json")
+        ).write(self._folder)
 
-    def _load(self) -> Address | None:
-        """Take over what an earlier supervisor left: its token, its group, and those of its workers that still live.
-
-        The address is that at which they look for a supervisor.
-        """
-        saved = self._folder / "supervisor.json"
-        if not saved.exists():
-            return None
-        document = json.loads(saved.read_text(encoding="utf-8"))
-        self._token = document["token"]
-        for worker, entry in document["workers"].items():
+    def _take_over(self, left: Handover) -> None:
+        """Take over what an earlier supervisor left: its token, its group, and those of its workers that still live."""
+        self._token = left.token
+        for worker, entry in left.workers.items():
             process = self._launcher.adopt(entry)
             if process is not None:
-                self._workers[worker] = _Known(process, entry["slot"], heard_at_s=monotonic(), phase="adopted")
-                self._group.adopt(worker, entry["slot"], member=entry["standing"] == Standing.MEMBER)
-        alive = [member for member in document["members"] if member in self._workers]
-        self._group.resume(document["generation"], document["members"], document["slots"])
-        if alive:
+                member = entry["standing"] == Standing.MEMBER
+                self._workers[worker] = _Known(
+                    process,
+                    entry["slot"],
+                    heard_at_s=monotonic(),
+                    phase="adopted",
+                    generation=left.generation if member else 0,
+                    leads=left.members[:1] == (worker,),
+                )
+                self._group.adopt(worker, entry["slot"], member=member)
+        self._group.resume(left.generation, left.members, left.slots)
+        if any(member in self._workers for member in left.members):
             self._phase = JobPhase.RUNNING
-        return Address.parse(document["address"]) if "address" in document else None
 
 
 def _failed(known: _Known, code: int) -> str:

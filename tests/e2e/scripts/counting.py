@@ -5,11 +5,13 @@ workers and passes: after E epochs every entry must be −E, through all rescale
 """
 
 import argparse
+import os
+import signal
 import time
 from pathlib import Path
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import geminid
 
@@ -22,14 +24,51 @@ parser.add_argument("--max-batch", type=int)
 parser.add_argument("--max-per-slot", type=int)
 parser.add_argument("--pause", type=float, default=0.01)
 parser.add_argument("--every", type=float, default=60.0)
+parser.add_argument("--workers", type=int, default=0)
+parser.add_argument("--stream", action="store_true", help="an iterable dataset, with a collate function of its own")
+parser.add_argument("--hang", choices=("before", "after"), help="of the second worker, once, before or after its step")
+parser.add_argument("--evaluate", type=float, default=0.0, help="seconds that the leader takes after each epoch")
+parser.add_argument("--conclude", type=float, default=0.0, help="seconds that the leader takes at the end")
+parser.add_argument("--die", action="store_true", help="have the leader die at the end, once")
+parser.add_argument("--leave-after", type=int, help="leave the loop over epochs after this one")
 args = parser.parse_args()
+
+
+class Stream(IterableDataset):
+    """The samples in their own order."""
+
+    def __iter__(self):
+        return iter(range(args.samples))
+
+
+def first_time(name):
+    """Whether this has not happened yet, in any process."""
+    try:
+        args.out.with_name(name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def hang_once():
+    """Hang for good, in an idle loop, if this is the second worker, in its tenth step, and nobody has yet."""
+    if run.rank == 1 and run.step > 10 and first_time("hung"):
+        while True:
+            time.sleep(0.01)
+
 
 torch.set_num_threads(1)
 run = geminid.init(seed=3, checkpoint_every_s=args.every)
 model = torch.nn.Embedding(args.samples, 1)
 torch.nn.init.zeros_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-loader = DataLoader(TensorDataset(torch.arange(args.samples)), batch_size=args.batch, shuffle=True)
+if args.stream:
+    loader = DataLoader(
+        Stream(), batch_size=args.batch, num_workers=args.workers, collate_fn=lambda some: (torch.tensor(some),)
+    )
+else:
+    data = TensorDataset(torch.arange(args.samples))
+    loader = DataLoader(data, batch_size=args.batch, shuffle=True, num_workers=args.workers)
 model, optimizer, loader = run.prepare(
     model, optimizer, loader, max_batch_size=args.max_batch, max_per_slot_batch=args.max_per_slot, scaling_rule="none"
 )
@@ -37,12 +76,23 @@ seen = run.state("seen", {"steps": 0})
 for epoch in run.epochs(args.epochs):
     for (index,) in loader:
         optimizer.zero_grad()
+        if args.hang == "before":
+            hang_once()
         loss = model(index).mean() * loader.step_samples
         loss.backward()
         optimizer.step()
+        if args.hang == "after":
+            hang_once()
         seen["steps"] += 1
         run.report(loss=loss, epoch=epoch)
         time.sleep(args.pause)
+    if run.is_leader:
+        time.sleep(args.evaluate)
+    if epoch == args.leave_after:
+        break
 if run.is_leader:
+    time.sleep(args.conclude)
+    if args.die and first_time("died"):
+        os.kill(os.getpid(), signal.SIGKILL)
     counts = model.weight.detach().flatten().tolist()
     args.out.write_text(f"{min(counts)} {max(counts)} {sum(counts)} {run.step} {run.progress}")

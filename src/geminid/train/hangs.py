@@ -1,0 +1,129 @@
+"""Which of a job's workers hang: decisions only, from what they last said and when.
+
+A worker that says nothing any more hangs, whatever it does. One that says that it lives may still keep its peers
+waiting; whether that is a hang depends on what it is doing. A pass takes about as long as the passes before it, so a
+worker that takes far longer, while a peer waits for it, hangs. The leader may do more than the others in the body of
+its loop, and everybody between epochs (evaluate, save, print): there patience is long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from geminid.train.group import Standing
+from geminid.train.jobspec import Patience
+
+#: A worker may take so many times as long as it usually does.
+UNUSUAL = 20.0
+
+#: Nobody computes, and all wait for each other: so many times as patient as with one that computes.
+DEADLOCK = 3.0
+
+#: The worker is where the script decides how long it takes.
+WITH_THE_SCRIPT = ("loading", "training", "computing", "stepping", "between")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A worker as its supervisor sees it.
+
+    ``silent_s`` is how long nothing was heard of it (None: nothing ever was), ``phase_s`` how long it has been in its
+    phase, ``usual_s`` how long its passes take, ``joined`` whether it is in the newest generation, ``leads`` whether it
+    is (or was, until it has joined) a leader, ``connected`` whether there is a line to it.
+    """
+
+    worker: str
+    standing: Standing | None
+    silent_s: float | None
+    phase: str
+    phase_s: float
+    usual_s: float | None = None
+    joined: bool = True
+    leads: bool = False
+    finished: bool = False
+    connected: bool = True
+
+    @property
+    def in_a_group(self) -> bool:
+        """Whether it has peers who may wait for it."""
+        return self.standing in (Standing.MEMBER, Standing.LEAVING) and not self.finished
+
+
+@dataclass(frozen=True, slots=True)
+class Hung:
+    """A worker that hangs, and why that is thought."""
+
+    worker: str
+    reason: str
+
+
+def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
+    """The workers that are to be ended."""
+    found = []
+    for seen in workers:
+        if seen.silent_s is not None and seen.silent_s > (limit := _silence(seen, patience)):
+            found.append(Hung(seen.worker, f"hung: it was silent for {limit:g} s"))
+        elif seen.in_a_group and seen.phase in WITH_THE_SCRIPT:
+            limit = allowed(seen, patience)
+            waited_s = max((_waits(other) for other in workers if other is not seen), default=0.0)
+            if min(seen.phase_s, waited_s) > limit:
+                found.append(Hung(seen.worker, f"hung: its peers have waited for it for {limit:.0f} s"))
+    return found
+
+
+def deadlocked(workers: Sequence[Seen], patience: Patience) -> bool:
+    """Whether all members wait for each other, far longer than synchronising ever took."""
+    members = [seen for seen in workers if seen.in_a_group]
+    known = [seen.usual_s for seen in members if seen.usual_s is not None]
+    if len(members) < 2 or len(known) < len(members):
+        return False
+    limit = DEADLOCK * _longest(max(known), patience)
+    return all(_waits(seen) > limit for seen in members)
+
+
+def late(workers: Sequence[Seen], forming_s: float, patience: Patience) -> list[Hung]:
+    """Who does not come although others wait for them to form a group, for so long.
+
+    Whoever is with the script has not come to a boundary yet, and whoever synchronises may be waiting for such a one.
+    """
+    missing = [seen for seen in workers if seen.standing is Standing.MEMBER and not seen.joined]
+    if forming_s <= patience.form or not any(seen.phase == "forming" for seen in missing):
+        return []
+    busy = [seen for seen in workers if seen.in_a_group and excused(seen, patience)]
+    coming = ("forming", "synchronising") if busy else ("forming",)
+    return [
+        Hung(seen.worker, "hung: it did not join its peers")
+        for seen in missing
+        if seen.phase not in coming and seen not in busy
+    ]
+
+
+def excused(seen: Seen, patience: Patience) -> bool:
+    """Whether the script may still be at work in this worker."""
+    return seen.phase in WITH_THE_SCRIPT and seen.phase_s <= allowed(seen, patience)
+
+
+def allowed(seen: Seen, patience: Patience) -> float:
+    """How long a worker may be in the phase that it is in while its peers wait for it."""
+    free = seen.phase == "between" or (seen.leads and seen.phase in ("training", "stepping"))
+    if free or seen.usual_s is None:
+        return patience.stall
+    return _longest(seen.usual_s, patience)
+
+
+def _longest(usual_s: float, patience: Patience) -> float:
+    """How long a pass may take that usually takes so long."""
+    return max(patience.step, min(UNUSUAL * usual_s, patience.stall), 2.0 * usual_s)
+
+
+def _silence(seen: Seen, patience: Patience) -> float:
+    """How long a worker may say nothing."""
+    if seen.finished and not seen.connected:  # it hung up at its end, and has to end now
+        return patience.grace
+    return patience.stall if seen.standing is Standing.STARTING else patience.hang
+
+
+def _waits(seen: Seen) -> float:
+    """How long a worker has waited for its peers."""
+    return seen.phase_s if seen.in_a_group and seen.phase == "synchronising" else 0.0

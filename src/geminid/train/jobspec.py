@@ -1,0 +1,58 @@
+"""What a supervisor is told about its job: what to run and where, and how patient to be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from geminid.train.channel import Address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the supervisor waits for what, in seconds.
+
+    ``heartbeat`` is how often workers say that they live, ``hang`` how long they may be silent before they are ended.
+    While its peers wait, a worker may take ``step`` (or twenty times what its passes usually take, if that is longer)
+    for a pass, and ``stall`` where the script is free to do anything: between epochs, on the leader, and while it is
+    not known what is usual. ``form`` is how long forming a group may take (after that, whoever has not joined is
+    ended), ``grace`` how long a worker has to save and stop, and ``orphan`` how long workers train on without a
+    supervisor before they save and stop.
+    """
+
+    heartbeat: float = 0.5
+    hang: float = 10.0
+    step: float = 20.0
+    stall: float = 900.0
+    form: float = 60.0
+    grace: float = 30.0
+    orphan: float = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """What a job runs. ``folder`` is the supervisor's: sockets, rendezvous, checkpoints and logs are kept there.
+
+    ``working_folder`` is where the command runs (default: ``folder``). ``slot_environment`` is what a worker needs to
+    use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of
+    ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``.
+    The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
+    times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
+    an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.
+    """
+
+    command: tuple[str, ...]
+    folder: Path
+    name: str = "job"
+    working_folder: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    slot_environment: Callable[[str], Mapping[str, str]] = lambda slot: {}
+    options: Mapping[str, Any] = field(default_factory=dict)
+    checkpoints: Path | str | None = None
+    address: Address | None = None
+    most_failures: int = 3
+    report_s: float = 1.0
+    patience: Patience = Patience()

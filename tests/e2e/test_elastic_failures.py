@@ -1,0 +1,156 @@
+"""What goes wrong with workers, and what takes long without being wrong: real processes, and every sample once."""
+
+import os
+import signal
+from dataclasses import replace
+from time import monotonic, sleep
+
+import pytest
+
+pytest.importorskip("torch")
+
+from elastic import PATIENCE, Job, exactly_once
+
+from geminid.train.channel import ADDRESS, Address
+from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
+from geminid.train.zygote import Zygote
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Zygote() as zygote:
+        yield zygote
+
+
+def reasons(job):
+    """Why workers ended that were not meant to."""
+    return [ended.reason for ended in job.of_kind(WorkerEnded) if not ended.expected]
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, launcher, where):
+    """Its heartbeats go on: only what it is doing, and for how long, tells."""
+    patience = replace(PATIENCE, step=1.0)
+    options = ("--samples", 240, "--epochs", 3, "--hang", where)
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
+        job.resized("abc")
+        assert job.ended() == "finished"
+    assert exactly_once(job, 240, 3)
+    assert len(reasons(job)) == 1
+    assert "its peers have waited for it" in reasons(job)[0]
+    assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
+def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher):
+    """It takes longer than any patience but one, and the job is resized meanwhile."""
+    patience = replace(PATIENCE, step=0.5, hang=1.5, form=0.5)
+    options = ("--samples", 64, "--epochs", 3, "--evaluate", 2.5)
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
+        job.resized("ab")
+        job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))
+        job.resized("abc")
+        job.resized("b")
+        assert job.ended() == "finished"
+    assert exactly_once(job, 64, 3)
+    assert reasons(job) == []
+    assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
+def test_what_the_leader_does_after_training_may_take_long(tmp_path, launcher):
+    patience = replace(PATIENCE, step=0.5, grace=0.5, form=0.5)
+    options = ("--samples", 64, "--epochs", 1, "--conclude", 2)
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
+        job.resized("ab")
+        assert job.ended() == "finished"
+    assert exactly_once(job, 64, 1)
+
+
+def test_a_leader_that_dies_after_training_is_started_again_to_finish_what_it_did(tmp_path, launcher):
+    with Job(tmp_path, "counting.py", "--samples", 64, "--epochs", 2, "--die", launcher=launcher) as job:
+        job.resized("ab")
+        assert job.ended() == "finished"
+    assert exactly_once(job, 64, 2)
+    assert job.of_kind(GroupFormed)[-1].restored
+    assert len(job.of_kind(WorkerStarted)) == 4
+
+
+def test_members_that_died_while_nobody_supervised_are_replaced(tmp_path, launcher):
+    with Job(tmp_path, "counting.py", "--samples", 400, "--epochs", 3, launcher=launcher) as first:
+        first.resized("abc")
+        victim = first.status.workers[0]
+        first.detach()
+    os.kill(victim.pid, signal.SIGKILL)
+    with Job(tmp_path, "counting.py", "--samples", 400, "--epochs", 3, launcher=launcher, adopt=True) as second:
+        second.resized("abc")
+        assert second.ended() == "finished"
+    assert exactly_once(second, 400, 3)
+    assert not any(group.restored for group in second.of_kind(GroupFormed))
+
+
+def test_a_job_whose_loop_is_left_early_has_finished_and_saved(tmp_path, launcher):
+    """Although the leader takes longer after its loop than those who have ended are waited for."""
+    patience = replace(PATIENCE, grace=0.5)
+    options = ("--samples", 64, "--epochs", 5, "--leave-after", 1, "--conclude", 1.5)
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
+        job.resized("ab")
+        assert job.ended() == "finished"
+    assert exactly_once(job, 64, 2)
+    assert job.of_kind(CheckpointWritten)[-1].checkpoint.samples == 128
+    with Job(tmp_path, "counting.py", *options, launcher=launcher) as again:  # nothing is left to do but to leave
+        again.resized("a")
+        assert again.ended() == "finished"
+    assert exactly_once(again, 64, 2)
+
+
+@pytest.mark.parametrize("options", [("--workers", 2), ("--stream",), ("--stream", "--workers", 1)])
+def test_loader_processes_and_streams_lose_and_repeat_nothing(tmp_path, launcher, options):
+    """A worker with loader processes is killed, and the job resized; streams are resumed by counting."""
+    options = ("--samples", 203, "--epochs", 2, "--max-per-slot", 3, *options)
+    with Job(tmp_path, "counting.py", *options, launcher=launcher) as job:
+        for slots in ("ab", "bcd"):
+            job.resized(slots)
+        killed_at_s = monotonic()
+        os.kill(job.status.workers[0].pid, signal.SIGKILL)
+        job.wait(lambda status: status.generation >= 3 and status.settled)
+        sleep(max(0.0, 0.2 - (monotonic() - killed_at_s)))
+        job.resized("a")
+        assert job.ended() == "finished"
+    assert exactly_once(job, 203, 2)
+    assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
+def test_workers_on_several_hosts_talk_and_meet_over_tcp(tmp_path, launcher):
+    """The addresses 127.0.0.3 and so on stand for hosts of their own; the leader, who serves the meeting, is killed."""
+    hosts = {slot: f"127.0.0.{number}" for number, slot in enumerate("abcd", start=3)}
+    with Job(
+        tmp_path,
+        "counting.py",
+        *("--samples", 403, "--epochs", 3),
+        launcher=launcher,
+        address=Address(host="127.0.0.2"),
+        slot_environment=lambda slot: {ADDRESS: hosts[slot]},
+    ) as job:
+        for slots in ("ab", "abcd", "bd"):
+            job.resized(slots)
+        os.kill(job.status.workers[0].pid, signal.SIGKILL)
+        job.wait(lambda status: status.generation >= 4 and status.settled)
+        assert job.ended() == "finished"
+    assert exactly_once(job, 403, 3)
+    assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+    assert not (tmp_path / "job/control").exists()
+    assert not list((tmp_path / "job/rendezvous").iterdir())
+
+
+def test_another_supervisor_takes_over_at_the_same_port(tmp_path, launcher):
+    more = {"address": Address(host="127.0.0.2"), "slot_environment": lambda slot: {ADDRESS: "127.0.0.3"}}
+    with Job(tmp_path, "counting.py", "--samples", 300, "--epochs", 3, launcher=launcher, **more) as first:
+        first.resized("ab")
+        pids = {worker.pid for worker in first.status.workers}
+        first.detach()
+    adopting = {"launcher": launcher, "adopt": True, **more}
+    with Job(tmp_path, "counting.py", "--samples", 300, "--epochs", 3, **adopting) as second:
+        second.wait(lambda status: status.progress is not None)
+        assert {worker.pid for worker in second.status.workers} == pids
+        second.resized("abc")
+        assert second.ended() == "finished"
+    assert exactly_once(second, 300, 3)

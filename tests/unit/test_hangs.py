@@ -1,0 +1,74 @@
+"""Which workers hang: decisions from what they last said, without any process."""
+
+from dataclasses import replace
+
+from geminid.train.group import Standing
+from geminid.train.hangs import Seen, deadlocked, hung, late
+from geminid.train.jobspec import Patience
+
+PATIENCE = Patience(hang=10.0, step=20.0, stall=900.0, form=60.0, grace=30.0)
+WAITING = Seen(worker="w1", standing=Standing.MEMBER, silent_s=0.1, phase="synchronising", phase_s=100.0, usual_s=0.1)
+BUSY = Seen(worker="w2", standing=Standing.MEMBER, silent_s=0.1, phase="training", phase_s=100.0, usual_s=0.1)
+
+
+def ended(*workers):
+    return [one.worker for one in hung(workers, PATIENCE)]
+
+
+def test_silence_is_a_hang_whatever_a_worker_was_doing():
+    assert ended(replace(BUSY, silent_s=10.1)) == ["w2"]
+    assert ended(replace(BUSY, standing=Standing.STARTING, silent_s=10.1)) == []  # its imports may keep it busy
+    assert ended(replace(BUSY, standing=Standing.STARTING, silent_s=901.0)) == ["w2"]
+    assert ended(replace(BUSY, silent_s=None)) == []  # nothing was ever heard of it: it starts
+
+
+def test_a_worker_hangs_if_it_takes_far_longer_than_usual_while_a_peer_waits():
+    assert ended(WAITING, BUSY) == ["w2"]
+    assert ended(BUSY, replace(BUSY, worker="w3")) == []  # nobody waits
+    assert ended(replace(WAITING, phase_s=19.0), BUSY) == []  # not for long
+    assert ended(WAITING, replace(BUSY, usual_s=6.0)) == []  # its steps are that long
+    assert ended(WAITING, replace(BUSY, usual_s=None)) == []  # it may be compiling
+    assert ended(WAITING, replace(BUSY, standing=Standing.LEAVING)) == ["w2"]
+
+
+def test_the_leader_may_take_its_time_where_it_evaluates_and_saves():
+    for phase in ("training", "stepping", "between"):
+        assert ended(WAITING, replace(BUSY, leads=True, phase=phase)) == []
+        assert ended(replace(WAITING, phase_s=901.0), replace(BUSY, leads=True, phase=phase, phase_s=950.0)) == ["w2"]
+    for phase in ("loading", "computing"):
+        assert ended(WAITING, replace(BUSY, leads=True, phase=phase)) == ["w2"]
+
+
+def test_steps_that_take_minutes_are_waited_for():
+    slow = replace(BUSY, usual_s=600.0, phase_s=1000.0)
+    assert ended(replace(WAITING, phase_s=999.0), slow) == []
+    assert ended(replace(WAITING, phase_s=1300.0), replace(slow, phase_s=1300.0)) == ["w2"]
+
+
+def test_who_has_finished_may_do_what_it_likes_until_it_hangs_up():
+    after = replace(BUSY, finished=True, phase="finished", phase_s=5000.0)
+    assert ended(WAITING, after) == []
+    assert ended(replace(after, connected=False, silent_s=20.0)) == []
+    assert ended(replace(after, connected=False, silent_s=31.0)) == ["w2"]
+
+
+def test_members_that_all_wait_for_each_other_are_deadlocked():
+    everybody = [WAITING, replace(WAITING, worker="w2", phase_s=61.0)]
+    assert deadlocked(everybody, PATIENCE)
+    assert not deadlocked([WAITING, BUSY], PATIENCE)
+    assert not deadlocked([WAITING], PATIENCE)
+    assert not deadlocked([WAITING, replace(WAITING, worker="w2", phase_s=59.0)], PATIENCE)
+    assert not deadlocked([WAITING, replace(WAITING, worker="w2", usual_s=None)], PATIENCE)
+
+
+def test_nobody_is_late_who_is_with_the_script_or_waits_for_one_who_is():
+    newcomer = replace(BUSY, worker="w3", phase="forming", joined=False, usual_s=None)
+    leader = replace(BUSY, phase="between", leads=True, joined=False)
+    peer = replace(WAITING, joined=False)
+    assert late([newcomer, leader, peer], 100.0, PATIENCE) == []
+    leaver = replace(leader, standing=Standing.LEAVING)
+    assert late([newcomer, leaver, peer], 100.0, PATIENCE) == []
+    assert [one.worker for one in late([newcomer, peer], 100.0, PATIENCE)] == ["w1"]
+    assert [one.worker for one in late([newcomer, replace(leader, phase_s=901.0)], 100.0, PATIENCE)] == ["w2"]
+    assert late([newcomer, peer], 59.0, PATIENCE) == []
+    assert late([leader, peer], 100.0, PATIENCE) == []  # nobody waits for them
