@@ -297,7 +297,7 @@ def test_water_filling_says_if_it_had_to_stop_on_the_way(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(TimeProgram, "raise_level", only_once)
     answer = water_filling(problem)
-    assert len(calls) == 2
+    assert len(calls) > 1
     assert [note.reason for note in answer.notes] == ["solver_failed"]
     assert "not everyone was raised" in answer.notes[0].text
     assert answer.by_job(problem).sum(axis=1).min() > 0

@@ -8,8 +8,8 @@ as possible.
 
 Mahajan et al., "Themis: fair and efficient GPU cluster scheduling", NSDI '20. From notes and memory of the paper, not
 its code: who is asked (the worst 1 − f of the jobs, f = 0.8), the product, and what winners keep. Bids there are on
-whole GPUs; here they are on time fractions of gangs, for which the product is a concave program. It is solved by
-tangents to log(1/ρ), which depends on one throughput per job.
+whole GPUs; here they are on time fractions of gangs, for which the product is a concave program: log(1/ρ) depends on
+one throughput per job, and jobs meet only in the slots of the types, which is what ``solve/blocks.py`` is made for.
 """
 
 from __future__ import annotations
@@ -17,18 +17,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.sparse import coo_array
 
 from geminid.policies.gavel.finish_time import isolated_duration_s, worst_rho
-from geminid.policies.gavel.groups import Groups, Ints, merge
+from geminid.policies.gavel.groups import Ints
 from geminid.policies.gavel.level import fallback, solve_level, unrunnable
 from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.program import Affine
-from geminid.solve.lp import LinearProgram
+from geminid.solve.blocks import Blocks, largest_sum
 
-#: The sum of logarithms is found to within this, per job.
-_PRECISION = 1e-9
-_ROUNDS = 60
+#: What winners keep is asked for less this part, so that rounding cannot make it impossible.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ def themis_auction(problem: AllocationProblem, *, fairness_knob: float = 0.8) ->
         others = runs.copy()
         others[award.bidders] = False
         raised = others if others.any() else runs
-        return Affine(base * (1 - 1e-9), np.where(raised, problem.weights / problem.gangs, 0.0))
+        return Affine(base * (1 - ROUNDING), np.where(raised, problem.weights / problem.gangs, 0.0))
 
     without_pairs = replace(problem, pairs=None)
     return solve_level(without_pairs, requirement, lambda x: worst_rho(problem, x), choice="total")
@@ -82,23 +80,18 @@ def hold_auction(problem: AllocationProblem, bidders: Ints) -> Award | None:
         pairs=None,
         reference=problem.reference_throughput[bidders],
     )
-    groups = merge(smaller, apart=list(range(len(chosen))))
+    reference = smaller.reference_throughput
+    rates = smaller.usable / reference[:, None]
     elapsed_s = np.array([job.elapsed_s for job in smaller.jobs])
-    value = _LogValue(elapsed_s, smaller.steps_left / smaller.reference_throughput)
-    everyone = np.ones(len(chosen), dtype=bool)
-    best = _largest_product(groups, value, everyone)
-    if best is None:
+    value = _LogValue(elapsed_s, smaller.steps_left / reference)
+    count = len(chosen)
+    present = np.vstack([np.ones((1, count), dtype=bool), ~np.eye(count, dtype=bool)])
+    found = largest_sum(Blocks(rates, smaller.gangs, np.ones(count), smaller.slots), value, present)
+    if found is None:
         return None
-    logs = value.at(best)[0]
-    kept = np.ones(len(chosen))
-    for i in range(len(chosen)):
-        others = everyone.copy()
-        others[i] = False
-        without = _largest_product(groups, value, others)
-        if without is None:
-            return None
-        kept[i] = min(1.0, float(np.exp((logs - value.at(without)[0])[others].sum())))
-    return Award(bidders, best, kept)
+    best, without = found[0], found[1:]
+    gained = np.where(np.eye(count, dtype=bool), 0.0, value.at(best) - value.at(without))
+    return Award(bidders, best, np.minimum(1.0, np.exp(gained.sum(axis=1))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,55 +101,13 @@ class _LogValue:
     elapsed_s: Array
     work_s: Array
 
-    def at(self, throughput: Array) -> tuple[Array, Array]:
-        """Value and slope."""
+    def at(self, throughput: Array) -> Array:
+        """The value."""
+        n = np.maximum(throughput, 1e-12)
+        return np.asarray(np.log(n) - np.log(self.elapsed_s * n + self.work_s))
+
+    def derivatives(self, throughput: Array) -> tuple[Array, Array]:
+        """Its slope, and how fast that falls."""
         n = np.maximum(throughput, 1e-12)
         late = self.elapsed_s * n + self.work_s
-        return np.log(n) - np.log(late), self.work_s / (n * late)
-
-
-def _largest_product(groups: Groups, value: _LogValue, present: Mask) -> Array | None:
-    """Normalised throughputs at the largest sum of logarithms over the bidders that are present (one a group)."""
-    jobs, columns, pools = len(groups.members), len(groups.first), len(groups.pools)
-    uses = present[groups.use_group]
-    group, column, rate = groups.use_group[uses], groups.use_column[uses], groups.use_rate[uses]
-    rows = np.concatenate([group, jobs + groups.pool[column]])
-    data = np.concatenate([np.ones(len(group)), groups.gang[group]])
-    matrix = coo_array((data, (rows, np.concatenate([column, column]))), shape=(jobs + pools, columns + jobs)).tocsc()
-    upper = np.concatenate([np.ones(jobs), groups.pool_slots])
-    lower = np.concatenate([np.zeros(columns), np.full(jobs, -np.inf)])
-    gain = np.concatenate([np.zeros(columns), present.astype(float)])
-    program = LinearProgram(gain, matrix, np.full(len(upper), -np.inf), upper, lower=lower)
-    bidding = np.flatnonzero(present)
-
-    def add_tangents(at: Array, where: Ints) -> None:
-        """Beneath the tangents to the logarithms at a point: log − slope·Σ rate·X ≤ value − slope·at."""
-        log, slope = value.at(at)
-        row = np.full(jobs, -1)
-        row[where] = np.arange(len(where))
-        mine = row[group] >= 0
-        tangent = coo_array(
-            (
-                np.concatenate([-slope[group[mine]] * rate[mine], np.ones(len(where))]),
-                (np.concatenate([row[group[mine]], row[where]]), np.concatenate([column[mine], columns + where])),
-            ),
-            shape=(len(where), columns + jobs),
-        )
-        program.add_rows(tangent.tocsr(), np.full(len(where), -np.inf), (log - slope * at)[where])
-
-    best = np.zeros(jobs)
-    np.maximum.at(best, group, rate)
-    for fraction in np.geomspace(1e-4, 1.0, 14):
-        add_tangents(best * fraction, bidding)
-    reached: Array = np.zeros(jobs)
-    for _ in range(_ROUNDS):
-        found = program.solve()
-        if found is None:
-            return None
-        reached = np.asarray(np.bincount(group, rate * found.values[column], minlength=jobs), dtype=np.float64)
-        over = found.values[columns:] - value.at(reached)[0]
-        wrong = bidding[over[bidding] > _PRECISION]
-        if not len(wrong):
-            break
-        add_tangents(reached, wrong)
-    return reached
+        return self.work_s / (n * late), (self.elapsed_s / late) ** 2 - 1.0 / n**2

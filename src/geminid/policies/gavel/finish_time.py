@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from geminid.policies.gavel.groups import Ints
 from geminid.policies.gavel.level import solve_level
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
 from geminid.policies.gavel.program import Choice
@@ -40,6 +41,21 @@ class FinishBy:
         time_s = np.where(left, -level * isolated_s - self.elapsed_s, 1.0)
         need = self.work_s / time_s
         return need, need * isolated_s / time_s
+
+    def bend(self, level: float) -> Array:
+        """Needs are hyperbolas in ρ."""
+        left = self.work_s > 0
+        isolated_s = np.where(left, self.isolated_s, 1.0)
+        time_s = np.where(left, -level * isolated_s - self.elapsed_s, 1.0)
+        return np.asarray(2.0 * self.work_s * isolated_s**2 / time_s**3)
+
+    def parameters(self) -> Array:
+        """The three times of each job."""
+        return np.column_stack([self.elapsed_s, self.isolated_s, self.work_s])
+
+    def of(self, jobs: Ints) -> FinishBy:
+        """The same for some of the jobs only."""
+        return FinishBy(self.elapsed_s[jobs], self.isolated_s[jobs], self.work_s[jobs])
 
 
 def finish_time_fairness(

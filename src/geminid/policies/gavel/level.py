@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
-from geminid.policies.gavel.groups import PairedWithThemselves, apart_from_others, hand_out, merge
+from geminid.policies.gavel.groups import Ints, PairedWithThemselves, apart_from_others, hand_out, merge
 from geminid.policies.gavel.problem import (
     SOLVER_FAILED,
     AllocationProblem,
@@ -17,6 +17,13 @@ from geminid.policies.gavel.problem import (
     single_fractions,
 )
 from geminid.policies.gavel.program import Choice, Requirement, TimeProgram
+from geminid.solve.blocks import Blocks, raise_level
+
+#: Time up to this is what an interior-point method leaves in place of none.
+NO_TIME = 1e-7
+
+#: So many groups of jobs at most are few.
+FEW = 64
 
 #: Solved at most this often to keep jobs from being paired with themselves; the last answer is taken as it is.
 ATTEMPTS = 6
@@ -39,6 +46,10 @@ def solve_level(
     runs = problem.runs
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     needs = requirement(runs)
+    if choice == "centre" and problem.pairs is None and runs.any():
+        fractions = in_the_middle(problem, needs, merged=merged)
+        if fractions is not None:
+            return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)
     for attempt in range(ATTEMPTS if runs.any() else 0):
         groups = merge(problem, apart=labels)
         program = TimeProgram(groups)
@@ -56,6 +67,43 @@ def solve_level(
             continue
         return finish(problem, combinations, fractions, objective, notes)
     return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
+
+
+def in_the_middle(problem: AllocationProblem, needs: Requirement, *, merged: bool = True) -> Array | None:
+    """Every job's time on each type, in the middle of those that raise it furthest; None if it is not found.
+
+    Without pairs, only the slots of the types connect the jobs: an interior-point method made for that takes
+    milliseconds where nothing can be merged. Jobs that are equally fast and need the same are one block. A few groups
+    of jobs that all need the same are left to the general program, which is as fast for them.
+    """
+    rates = normalised_rates(problem)
+    kinds = _distinct(np.column_stack([rates, problem.gangs]))[0]
+    if merged:
+        count, first, block = _distinct(np.column_stack([rates, problem.gangs, needs.parameters()]))
+    else:
+        count, first, block = len(rates), np.arange(len(rates)), np.arange(len(rates))
+    if count == kinds and count <= FEW:
+        return None
+    sizes = np.bincount(block, minlength=count).astype(float)
+    found = raise_level(Blocks(rates[first], problem.gangs[first], sizes, problem.slots), needs.of(first))
+    if found is None:
+        return None
+    return np.asarray(np.where(found.time > NO_TIME, found.time, 0.0)[block])
+
+
+def _distinct(rows: Array) -> tuple[int, Ints, Ints]:
+    """How many different rows there are, where each is found first, and which of them every row is."""
+    data, width = rows.tobytes(), rows.shape[1] * rows.itemsize
+    known: dict[bytes, int] = {}
+    which = [known.setdefault(data[at : at + width], len(known)) for at in range(0, len(data), width)]
+    block = np.array(which, dtype=np.int64)
+    return len(known), np.unique(block, return_index=True)[1], block
+
+
+def normalised_rates(problem: AllocationProblem) -> Array:
+    """Throughputs alone in multiples of the reference throughput, 0 where a job cannot run."""
+    reference = problem.reference_throughput[:, None]
+    return np.divide(problem.usable, reference, out=np.zeros_like(problem.usable), where=reference > 0)
 
 
 def unrunnable(problem: AllocationProblem) -> list[Note]:

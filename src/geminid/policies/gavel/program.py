@@ -52,6 +52,15 @@ class Requirement(Protocol):
     def at(self, level: float) -> tuple[Array, Array]:
         """Every job's need at a level, and how fast it grows with it."""
 
+    def bend(self, level: float) -> Array | float:
+        """How fast that growth itself grows: the second derivative."""
+
+    def parameters(self) -> Array:
+        """A row for each job: jobs with equal rows always need the same."""
+
+    def of(self, jobs: Ints) -> Requirement:
+        """The same for some of the jobs only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Affine:
@@ -68,6 +77,18 @@ class Affine:
     def at(self, level: float) -> tuple[Array, Array]:
         """Every job's need, and its slope."""
         return self.base + self.slope * level, self.slope
+
+    def bend(self, level: float) -> float:
+        """None."""
+        return 0.0
+
+    def parameters(self) -> Array:
+        """Base and slope."""
+        return np.column_stack([self.base, self.slope])
+
+    def of(self, jobs: Ints) -> Affine:
+        """The same for some of the jobs only."""
+        return Affine(self.base[jobs], self.slope[jobs])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Hashable
 
 import numpy as np
 
+from geminid.policies.gavel.admission import admit
 from geminid.policies.gavel.groups import Groups, PairedWithThemselves, apart_from_others, hand_out, merge
 from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
 from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
@@ -42,7 +43,7 @@ def max_total_throughput(
         attempt += 1
         groups = merge(problem, apart=labels)
         gain = _gain(groups, counts, prices)
-        kept, dropped = _admit(problem, groups, required)
+        kept, dropped = admit(problem, groups, required)
         program = TimeProgram(groups)
         values = program.maximise(gain, Affine(kept, np.zeros(len(kept))))
         if dropped:
@@ -94,36 +95,3 @@ def _deadline_needs(problem: AllocationProblem) -> Array:
         if job.deadline_s is not None and job.steps_left > 0 and reference[i] > 0:
             need[i] = job.steps_left / job.deadline_s / reference[i] if job.deadline_s > 0 else np.inf
     return need
-
-
-def _admit(problem: AllocationProblem, groups: Groups, required: Array) -> tuple[Array, list[int]]:
-    """The deadlines that can be met together, taken in the order of arrival, and the jobs whose cannot."""
-    program = TimeProgram(groups)
-    hopeless = required > program.best * (1 + 1e-9)
-    order = [
-        i
-        for i in sorted(range(len(problem.jobs)), key=lambda i: (problem.jobs[i].arrived_s, i))
-        if required[i] > 0 and not hopeless[i]
-    ]
-    kept = np.zeros(len(required))
-
-    def feasible(count: int) -> bool:
-        trial = kept.copy()
-        trial[order[:count]] = required[order[:count]]
-        return (
-            TimeProgram(groups).maximise(np.zeros(len(groups.first)), Affine(trial, np.zeros(len(trial)))) is not None
-        )
-
-    dropped = np.flatnonzero(hopeless).tolist()
-    while order:
-        if feasible(len(order)):
-            kept[order] = required[order]
-            break
-        low, high = 0, len(order)  # the first ``low`` can be met, the first ``high`` cannot
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if feasible(middle) else (low, middle)
-        kept[order[:low]] = required[order[:low]]
-        dropped.append(order[low])
-        order = order[low + 1 :]
-    return kept, dropped

@@ -36,6 +36,9 @@ SLACK = 1e-7
 #: A level or a gain up to this is none.
 NO_GAIN = 1e-6
 
+#: After so many rounds in which jobs are held only by their own best rate it looks how long that goes on.
+PATIENCE = 3
+
 #: Weights of jobs in a round of filling, given which can still be raised.
 Weights = Callable[[Mask], Array]
 
@@ -89,37 +92,105 @@ def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> tuple
 
     If the solver gives up, what has been reached by then, if anything, and a note.
     """
-    program = TimeProgram(groups)
+    filling = _Filling(groups)
     have = np.zeros(len(problem.jobs))
     open_ = problem.runs.copy()
     first: float | None = None
+    alone = 0
     result = Raised(0.0, np.zeros(len(groups.first)), have, ~open_)
     while open_.any():
         slope = np.where(open_, weights(open_) / problem.gangs, 0.0)
         top = float(slope.max())
         if top <= 0:
             break
-        if program.tangents > 4 * len(groups.members) + 64:
-            program = TimeProgram(groups)
-        raised = program.raise_level(Affine(_relaxed(have), slope / top), near=0.0 if first is not None else None)
+        raised = filling.raise_level(have, slope / top, near=0.0 if first is not None else None)
         if raised is None:
             if first is None:
-                return None, [no_optimum(program)]
-            text = f"not everyone was raised as far as possible ({program.outcome})"
+                return None, [no_optimum(filling.program)]
+            text = f"not everyone was raised as far as possible ({filling.program.outcome})"
             return result, [Note(SOLVER_FAILED, text)]
         first = raised.level / top if first is None else first
         have = np.maximum(have, raised.need)
         open_ &= ~raised.tight
         if raised.level <= NO_GAIN:
             open_ &= _raisable(groups, have, open_)
+        alone = alone + 1 if (have >= filling.best * (1 - NO_GAIN))[raised.tight].all() else 0
+        if alone >= PATIENCE:  # nobody has been in anybody's way for some time
+            alone = 0
+            have, open_ = filling.skip_ahead(have, open_, lambda now: weights(now) / problem.gangs)
         result = Raised(first, raised.values, have, ~open_)
         if not raised.tight.any():
             break
+    if not np.array_equal(result.need, filling.reached):  # skipped to the end: the times that reach it
+        final = filling.raise_level(have, np.where(have > 0, 1.0, 0.0), near=0.0)
+        if final is not None:
+            result = Raised(result.level, final.values, have, result.tight)
     return result, []
 
 
-def _relaxed(have: Array) -> Array:
-    return np.maximum(have * (1 - SLACK) - 0.1 * SLACK, 0.0)
+class _Filling:
+    """The program of all rounds, and the fastest that each job can be."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.groups = groups
+        self.program = TimeProgram(groups)
+        self.best = self.program.best
+        self.reached = np.zeros(len(self.best))
+
+    def raise_level(self, have: Array, slope: Array, near: float | None) -> Raised | None:
+        """Everyone keeps what it has and is raised by its slope; tried again where rounding makes that impossible."""
+        for slack in (SLACK, SLACK, 10 * SLACK):
+            if self.program.tangents > 4 * len(self.groups.members) + 64:
+                self.program = TimeProgram(self.groups)
+            raised = self.program.raise_level(Affine(_relaxed(have, slack), slope), near=near)
+            if raised is not None:
+                self.reached = np.maximum(have, raised.need)
+                return raised
+            self.program = TimeProgram(self.groups)
+        return None
+
+    def skip_ahead(self, have: Array, open_: Mask, weights: Weights) -> tuple[Array, Mask]:
+        """Go as far as jobs are held by nothing but their own best rate, in steps that grow and then halve.
+
+        What everyone has after so many such rounds needs no program; whether it is possible needs one.
+        """
+        path = [(have, open_)]
+
+        def after(rounds: int) -> tuple[Array, Mask]:
+            while len(path) <= rounds and path[-1][1].any():
+                path.append(self._round_alone(*path[-1], weights))
+            return path[min(rounds, len(path) - 1)]
+
+        possible, impossible, stride = 0, 1 << 30, 1
+        while impossible - possible > 1:
+            trial = possible + stride if impossible == 1 << 30 else (possible + impossible) // 2
+            needs, _ = after(trial)
+            trial = min(trial, len(path) - 1)
+            if trial <= possible:
+                break
+            raised = self.program.raise_level(
+                Affine(np.zeros(len(needs)), needs / needs.max()), near=float(needs.max())
+            )
+            if raised is not None and raised.level >= needs.max() * (1 - SLACK):
+                possible, stride = trial, 2 * stride
+            else:
+                impossible = trial
+        return path[possible]
+
+    def _round_alone(self, have: Array, open_: Mask, weights: Weights) -> tuple[Array, Mask]:
+        """A round that ends when the first job has its best rate."""
+        slope = np.where(open_, weights(open_), 0.0)
+        rising = slope > 0
+        if not rising.any():
+            return have, np.zeros_like(open_)
+        by = float(((self.best - have)[rising] / slope[rising]).min())
+        now = have + slope * by
+        held = rising & (now >= self.best * (1 - 1e-12))
+        return np.where(held, self.best, now), open_ & ~held
+
+
+def _relaxed(have: Array, slack: float = SLACK) -> Array:
+    return np.maximum(have * (1 - slack) - 0.1 * slack, 0.0)
 
 
 def _raisable(groups: Groups, have: Array, open_: Mask) -> Mask:

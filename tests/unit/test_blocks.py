@@ -1,0 +1,88 @@
+"""The interior-point method for many small blocks: the general program's optima, the middle of them, and sums."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from geminid.bench.policies import all_different, synthetic_input, under_way
+from geminid.policies.gavel import level as levels
+from geminid.policies.gavel.admission import cheapest
+from geminid.policies.gavel.auction import _LogValue
+from geminid.policies.gavel.finish_time import finish_time_fairness
+from geminid.policies.gavel.makespan import min_makespan
+from geminid.policies.gavel.maxmin import max_min_fairness
+from geminid.policies.gavel.problem import AllocationProblem
+from geminid.policies.gavel.program import Affine
+from geminid.solve.blocks import Blocks, largest_sum, raise_level
+
+
+def several(jobs: int, types: int, seed: int) -> AllocationProblem:
+    """Jobs of their own speeds, gangs and weights, some way into their work; some cannot run everywhere."""
+    rng = np.random.default_rng(seed)
+    problem = all_different(under_way(replace(synthetic_input(jobs, types, seed), pairs=None)))
+    made = tuple(
+        replace(job, gang=gang, weight=weight)
+        for job, gang, weight in zip(
+            problem.jobs, rng.choice([1, 2, 4], jobs).tolist(), rng.uniform(0.2, 5.0, jobs).tolist(), strict=True
+        )
+    )
+    barred = rng.random(problem.throughputs.shape) < 0.1
+    barred[:, 0] = False
+    return replace(problem, jobs=made, throughputs=np.where(barred, 0.0, problem.throughputs))
+
+
+@pytest.mark.parametrize("solve", [max_min_fairness, min_makespan, finish_time_fairness])
+@pytest.mark.parametrize(("jobs", "types", "seed"), [(80, 3, 0), (120, 1, 1), (90, 8, 2)])
+def test_the_level_is_that_of_the_general_program(solve: object, jobs: int, types: int, seed: int) -> None:
+    assert callable(solve)
+    problem = several(jobs, types, seed)
+    assert levels.in_the_middle(problem, Affine(np.zeros(jobs), problem.weights / problem.gangs)) is not None
+    assert solve(problem, choice="centre").objective == pytest.approx(solve(problem).objective, rel=1e-6)
+
+
+def test_merging_identical_blocks_does_not_move_the_middle() -> None:
+    rng = np.random.default_rng(0)
+    rates, count, slots = rng.uniform(0.5, 2.0, (5, 3)), np.array([1, 2, 3, 4, 5]), np.array([2.0, 3.0, 4.0])
+    one = raise_level(Blocks(rates, np.ones(5), count.astype(float), slots), Affine(np.zeros(5), np.ones(5)))
+    apart = np.repeat(np.arange(5), count)
+    all_ = raise_level(Blocks(rates[apart], np.ones(15), np.ones(15), slots), Affine(np.zeros(15), np.ones(15)))
+    assert one is not None
+    assert all_ is not None
+    assert one.level == pytest.approx(all_.level, abs=1e-7)
+    np.testing.assert_allclose(one.time[apart], all_.time, atol=1e-4)
+
+
+def test_without_contention_everyone_has_its_fastest_type() -> None:
+    found = raise_level(
+        Blocks(np.array([[2.0, 1.0], [1.0, 4.0]]), np.ones(2), np.ones(2), np.array([9.0, 9.0])),
+        Affine(np.zeros(2), np.array([1.0, 2.0])),
+    )
+    assert found is not None
+    assert found.level == pytest.approx(2.0, abs=1e-7)
+    np.testing.assert_allclose(found.prices, 0.0, atol=1e-6)
+
+
+def test_the_largest_product_divides_a_slot_equally() -> None:
+    value = _LogValue(np.zeros(3), np.array([1.0, 5.0, 25.0]))
+    sets = np.array([[True, True, True], [False, True, True], [True, False, False]])
+    made = largest_sum(Blocks(np.full((3, 1), 2.0), np.ones(3), np.ones(3), np.ones(1)), value, sets)
+    assert made is not None
+    np.testing.assert_allclose(made, [[2 / 3] * 3, [0, 1, 1], [2, 0, 0]], atol=1e-6)
+
+
+def test_two_types_are_shared_where_each_is_better() -> None:
+    """Eisenberg and Gale's market: each buys what is cheapest for it, all money is spent."""
+    rates = np.array([[4.0, 1.0], [1.0, 4.0], [2.0, 2.0]])
+    value = _LogValue(np.zeros(3), np.ones(3))
+    made = largest_sum(Blocks(rates, np.ones(3), np.ones(3), np.ones(2)), value, np.ones((1, 3), dtype=bool))
+    assert made is not None
+    np.testing.assert_allclose(made[0], [8 / 3, 8 / 3, 4 / 3], rtol=1e-6)
+
+
+def test_the_cheapest_way_to_a_need_mixes_two_types_or_idles() -> None:
+    rates, costs = np.array([[1.0, 2.0, 3.0]] * 4), np.array([[1.0, 1.5, 6.0]] * 4)
+    found = cheapest(rates, costs, np.array([0.5, 2.0, 2.5, 3.0]))
+    np.testing.assert_allclose(found, [0.375, 1.5, 3.75, 6.0])
