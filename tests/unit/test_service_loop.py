@@ -13,12 +13,14 @@ import pytest
 
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration, Placement
+from geminid.executionplan import ExecutionPlan
 from geminid.fields import InvalidInput
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
+from geminid.serve.retention import Retention
 from geminid.serve.service import Refused, Service
 from geminid.serve.state import LiveJob
 from geminid.serve.store import Store
@@ -102,11 +104,11 @@ def spec(name: str = "x", **fields) -> JobSpec:
 class Running:
     """A service for the length of a ``with`` block."""
 
-    def __init__(self, folder: Path, policy: Policy | str = "fifo", executor: Pretend | None = None) -> None:
+    def __init__(self, folder: Path, policy: Policy | str = "fifo", executor: Pretend | None = None, **options) -> None:
         self.executor = executor or Pretend()
         self.store = Store(folder)
         made = make_policy(policy) if isinstance(policy, str) else policy
-        self.service = Service(self.store, self.executor, made, "a policy", gap_s=0.0)
+        self.service = Service(self.store, self.executor, made, "a policy", gap_s=0.0, **options)
 
     def __enter__(self) -> Running:
         self.service.start()
@@ -351,3 +353,37 @@ def _serve_until_killed(folder: Path, accepted: Path, n: int) -> None:
             with accepted.open("a") as file:
                 file.write(job_id + "\n")
         running.until(lambda jobs: all(job.phase is JobPhase.RUNNING for job in jobs.values()))
+
+
+def test_a_service_forgets_jobs_that_are_over_and_their_folders(tmp_path):
+    executor = Pretend()
+    executor.folder_of = lambda job_id: tmp_path / "jobs" / job_id  # type: ignore[method-assign]
+    with Running(tmp_path / "store", executor=executor, keep=Retention(jobs=1)) as running:
+        jobs = [running.submit() for _ in range(3)]
+        for job_id in jobs:
+            executor.folder_of(job_id).mkdir(parents=True)
+            running.until(lambda jobs, job_id=job_id: jobs[job_id].phase is JobPhase.RUNNING)
+            running.executor.tell(r.JobEnded(job_id=job_id, how="succeeded"))
+            running.until(lambda jobs, job_id=job_id: jobs[job_id].phase is JobPhase.SUCCEEDED)
+        running.service._forget_at_s = 0.0
+        running.until(lambda jobs: set(jobs) == {"j3"})
+        deadline = time.monotonic() + 10
+        while [folder.name for folder in (tmp_path / "jobs").iterdir()] != ["j3"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert running.submit() == "j4"  # numbers are not given again
+        with pytest.raises(Refused, match="there is no job j1"):
+            running.service.wish("j1", "cancel", "ann").result(10)
+
+
+def test_what_a_live_job_cannot_do_is_refused_at_once(tmp_path):
+    with Running(tmp_path) as running:
+        for fields, told in (
+            ({"slots_per_replica": 2, "min_slots": 2}, "slots_per_replica is 2: it must be 1"),
+            (
+                {"execution_plans": (ExecutionPlan(name="zero", zero=True),)},
+                "execution_plans is 'zero': it must be left out",
+            ),
+        ):
+            with pytest.raises(InvalidInput, match=told):
+                running.submit(**fields)

@@ -28,17 +28,31 @@ def up(
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that jobs have to stop before they are made to.")
     ] = 30.0,
+    keep_jobs: Annotated[int, typer.Option(min=0, help="Jobs that are over to keep, at most.")] = 5000,
+    keep_days: Annotated[
+        float, typer.Option(min=0.0, help="Days for which to keep a job that is over, its logs and its checkpoints.")
+    ] = 30.0,
+    keep_events: Annotated[int, typer.Option(min=0, help="Records of the log to keep.")] = 100_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print where the service is as JSON.")] = False,
 ) -> None:
     """Start the service on this machine."""
     from geminid.fields import InvalidInput, Problem
     from geminid.serve.client import home
+    from geminid.serve.retention import Retention
     from geminid.serve.server import DEFAULT_POLICY, Options, serve, start_detached
     from geminid.serve.store import StoreProblem
 
     if host not in ("127.0.0.1", "localhost", "::1"):
         raise InvalidInput([Problem("host", host, "must be a loopback address such as 127.0.0.1")])
-    options = Options(home=home(), slots=slots, policy=policy or DEFAULT_POLICY, host=host, port=port, grace_s=grace)
+    options = Options(
+        home=home(),
+        slots=slots,
+        policy=policy or DEFAULT_POLICY,
+        host=host,
+        port=port,
+        grace_s=grace,
+        keep=Retention(seconds=86_400.0 * keep_days, jobs=keep_jobs, events=keep_events),
+    )
     if detach:
         with reporting_trouble():
             place = start_detached(options)

@@ -95,23 +95,21 @@ def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]
 
 def usage_documents(state: ServiceState, now_s: float) -> list[dict[str, Any]]:
     """What everybody has used and is using."""
-    owners: dict[str, Counter[str]] = defaultdict(Counter)
-    gpu_s: dict[str, float] = defaultdict(float)
+    active: dict[str, Counter[str]] = defaultdict(Counter)
     for job in state.jobs.values():
-        owner = job.spec.owner or ""
-        owners[owner]["jobs"] += 1
-        owners[owner]["running"] += job.phase.holds_slots
-        owners[owner]["waiting"] += job.wants_slots and job.target is None
-        owners[owner]["slots"] += job.state.num_slots
-        gpu_s[owner] += job.service_gpu_s(now_s)
+        count = active[job.spec.owner or ""]
+        count["running"] += job.phase.holds_slots
+        count["waiting"] += job.wants_slots and job.target is None
+        count["slots"] += job.state.num_slots
     return [
         {
             "owner": owner,
-            **{name: count[name] for name in ("jobs", "running", "waiting", "slots")},
-            "gpu_hours": gpu_s[owner] / 3600.0,
+            "jobs": totals.jobs,
+            **{name: active[owner][name] for name in ("running", "waiting", "slots")},
+            "gpu_hours": totals.gpu_s / 3600.0,
             "quota": state.quotas.get(("owner", owner)),
         }
-        for owner, count in sorted(owners.items())
+        for owner, totals in sorted(state.totals(now_s).items())
     ]
 
 
@@ -152,6 +150,7 @@ def status_document(published: Published, cluster: Cluster, policy: str, extra: 
 def metrics_text(published: Published, cluster: Cluster) -> str:
     """The state in Prometheus' text format."""
     state, now_s = published.state, published.now_s
+    totals = state.totals(now_s)
     phases = Counter(job.phase.value for job in state.jobs.values())
     lines = ["# TYPE geminid_jobs gauge", *(f'geminid_jobs{{phase="{p.value}"}} {phases[p.value]}' for p in JobPhase)]
     waiting: Counter[str] = Counter()
@@ -171,17 +170,17 @@ def metrics_text(published: Published, cluster: Cluster) -> str:
         "geminid_decisions_total": published.decisions,
         "geminid_rejected_decisions_total": published.rejected,
         "geminid_records_total": state.seq,
-        "geminid_rescales_total": sum(job.state.rescales for job in state.jobs.values()),
-        "geminid_failures_total": sum(job.state.failures for job in state.jobs.values()),
-        "geminid_pause_seconds_total": sum(sum(job.pauses_s) for job in state.jobs.values()),
+        "geminid_jobs_submitted_total": state.submitted,
+        "geminid_rescales_total": sum(one.rescales for one in totals.values()),
+        "geminid_failures_total": sum(one.failures for one in totals.values()),
+        "geminid_pause_seconds_total": sum(one.paused_s for one in totals.values()),
     }
     for kind, values in (("gauge", gauges), ("counter", counters)):
         for name, value in values.items():
             lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
     lines.append("# TYPE geminid_gpu_seconds_total counter")
     lines += [
-        f'geminid_gpu_seconds_total{{owner="{_label(row["owner"])}"}} {3600.0 * row["gpu_hours"]:.3f}'
-        for row in usage_documents(state, now_s)
+        f'geminid_gpu_seconds_total{{owner="{_label(owner)}"}} {one.gpu_s:.3f}' for owner, one in sorted(totals.items())
     ]
     return "\n".join(lines) + "\n"
 

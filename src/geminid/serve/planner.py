@@ -40,7 +40,7 @@ SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
 STARTING_S = 60.0
 
 #: A policy that has not answered by then is given up on.
-POLICY_LIMIT_S = 30.0
+POLICY_LIMIT_S = 10.0
 
 
 class Planner:

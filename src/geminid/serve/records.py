@@ -214,6 +214,13 @@ class Noted:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsForgotten:
+    """Jobs that were over for long enough; what they used stays in their owners' totals."""
+
+    job_ids: list[str]
+
+
 Record = (
     ServiceStarted
     | JobSubmitted
@@ -233,6 +240,7 @@ Record = (
     | SlotCordoned
     | QuotaSet
     | Noted
+    | JobsForgotten
 )
 
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}

@@ -13,8 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from geminid import __version__
@@ -23,6 +23,7 @@ from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import FAILED, SERVICE, Client, Trouble
 from geminid.serve.executors.local import ORPHANS_S, LocalExecutor
 from geminid.serve.executors.machine import machine
+from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.store import Store, StoreProblem
 from geminid.sim.run import load_policy
@@ -51,6 +52,7 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 0
     grace_s: float = 30.0
+    keep: Retention = field(default_factory=Retention)
 
 
 class _Lines(logging.Formatter):
@@ -68,8 +70,8 @@ class _Lines(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
-def serve(options: Options) -> None:
-    """Be the service until it is told to end.
+def serve(options: Options, *, before_write: Callable[[str], None] = lambda point: None) -> None:
+    """Be the service until it is told to end. ``before_write`` is for tests that break it; see :class:`Store`.
 
     Raises:
         StoreProblem: another service has the store, or it cannot be used.
@@ -77,12 +79,15 @@ def serve(options: Options) -> None:
     """
     policy = make_policy(options.policy, load_policy)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with Store(options.home) as store, _bound(options.host, options.port) as listener:
+    with (
+        Store(options.home, before_write=before_write, events_kept=options.keep.events) as store,
+        _bound(options.host, options.port) as listener,
+    ):
         _log_to(options.home / LOG)
         first_token(options.home)
         cluster = machine(options.slots)
         executor = LocalExecutor(options.home, cluster, patience=Patience(grace=options.grace_s, orphan=ORPHANS_S))
-        service = Service(store, executor, policy, options.policy)
+        service = Service(store, executor, policy, options.policy, keep=options.keep)
         port = listener.getsockname()[1]
         url = f"http://{options.host}:{port}"
         detach = _answer(service, listener, options.home, url)
@@ -126,6 +131,8 @@ def start_detached(options: Options) -> dict[str, object]:
     command: Sequence[str] = (
         *(sys.executable, "-m", "geminid", "up", "--policy", options.policy),
         *("--host", options.host, "--port", str(options.port), "--grace", str(options.grace_s)),
+        *("--keep-jobs", str(options.keep.jobs), "--keep-days", str(options.keep.seconds / 86_400.0)),
+        *("--keep-events", str(options.keep.events)),
         *(() if options.slots is None else ("--slots", str(options.slots))),
     )
     with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

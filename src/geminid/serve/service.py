@@ -22,14 +22,16 @@ from typing import Any
 from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
-from geminid.fields import InvalidInput
+from geminid.executionplan import DATA_PARALLEL
+from geminid.fields import InvalidInput, Problem
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Policy
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
-from geminid.serve.planner import GAP_S, Planner
+from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
+from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Store, StoreProblem
 
@@ -37,6 +39,9 @@ log = logging.getLogger("geminid.serve")
 
 #: The executor is asked to look at its clock so often.
 TICK_S = 0.5
+
+#: Jobs that have been over for long enough are looked for so often.
+FORGET_EVERY_S = 10.0
 
 #: So many requests and happenings are handled in one batch at most.
 MOST_IN_BATCH = 500
@@ -91,14 +96,25 @@ class Service:
     """See the module."""
 
     def __init__(
-        self, store: Store, executor: Executor, policy: Policy, policy_text: str, *, gap_s: float = GAP_S
+        self,
+        store: Store,
+        executor: Executor,
+        policy: Policy,
+        policy_text: str,
+        *,
+        gap_s: float = GAP_S,
+        policy_limit_s: float = POLICY_LIMIT_S,
+        keep: Retention | None = None,
     ) -> None:
         self.store, self.executor, self.policy, self.policy_text = store, executor, policy, policy_text
         self.cluster: Cluster = executor.cluster
         self._state = store.load()
         self.clock = Clock(self._state.at_s)
         self._inbox: queue.SimpleQueue[_Request | _Look | _End | tuple[Happening]] = queue.SimpleQueue()
-        self._planner = Planner(self.cluster, policy, policy_text, self._state, self.clock, gap_s=gap_s)
+        self._planner = Planner(
+            self.cluster, policy, policy_text, self._state, self.clock, gap_s=gap_s, policy_limit_s=policy_limit_s
+        )
+        self._keep, self._forget_at_s = keep or Retention(), 0.0
         self._unsaved: list[r.Record] = []
         self._touched: set[str] = set()
         self._trouble = ""
@@ -159,10 +175,18 @@ class Service:
             InvalidInput: it can never run here.
         """
         problems = self.executor.check(spec)
+        elastic = self.executor.is_elastic(spec)
+        if elastic and spec.slots_per_replica > 1:
+            told = "must be 1: every worker of an elastic job has one slot and the whole model on it"
+            problems.append(Problem("slots_per_replica", spec.slots_per_replica, told))
+        others = [plan.name for plan in spec.execution_plans if plan != DATA_PARALLEL]
+        if others:
+            told = f"must be left out, or be {DATA_PARALLEL.name} alone: a live script runs in the way it was written"
+            problems.append(Problem("execution_plans", ", ".join(others), told))
         if problems:
             raise InvalidInput(problems)
         spec = replace(spec, owner=owner)
-        if spec.max_slots is None and not self.executor.is_elastic(spec):
+        if spec.max_slots is None and not elastic:
             spec = replace(spec, max_slots=spec.min_slots)
         return spec
 
@@ -275,7 +299,8 @@ class Service:
         if ending is None and self.clock.now_s() >= self._planner.due_s() and not self._commit(self._planner.decide()):
             self._planner.start_over()  # what is not written was not decided
         self._steer()
-        if self.store.snapshot_is_due():
+        self._forget()
+        if self.store.snapshot_is_due(self._state):
             with contextlib.suppress(StoreProblem):
                 self.store.snapshot(self._state)
         self._publish()
@@ -321,6 +346,15 @@ class Service:
                     item.future.set_result(item.look())
                 except Exception as problem:
                     item.future.set_exception(problem)
+
+    def _forget(self) -> None:
+        """Let go of jobs that have been over for long enough."""
+        if time.monotonic() < self._forget_at_s:
+            return
+        self._forget_at_s = time.monotonic() + FORGET_EVERY_S
+        outdated = self._keep.outdated(self._state, self.clock.now_s())
+        if outdated and self._commit([r.JobsForgotten(job_ids=outdated)]):
+            remove_folders(outdated, self.executor.folder_of)
 
     def _spent(self) -> list[r.Record]:
         """Jobs that have used all of the GPU time that they may."""

@@ -8,7 +8,7 @@ its processes hold. Neither ever gives a slot to two jobs; the executor leads fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import islice
@@ -33,6 +33,9 @@ LONGEST_REASON = 500
 
 #: A job must have spent so long in steps before the time between them is believed; and what is believed at most.
 LEAST_IN_STEPS_S, MOST_SLOWER = 2.0, 5.0
+
+#: So many of a job's pauses are kept.
+MOST_PAUSES = 500
 
 #: Of so many ways to train, by slots and batch, it is kept how long a job trained in them.
 MOST_STRETCHES = 32
@@ -179,11 +182,33 @@ class LiveJob:
         return replace(self, story=(*self.story, line)[-LONGEST_STORY:])
 
 
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What jobs have used and been through, together."""
+
+    jobs: int = 0
+    gpu_s: float = 0.0
+    rescales: int = 0
+    failures: int = 0
+    paused_s: float = 0.0
+
+    def plus(self, job: LiveJob, now_s: float) -> Totals:
+        """With one job more."""
+        return Totals(
+            self.jobs + 1,
+            self.gpu_s + job.service_gpu_s(now_s),
+            self.rescales + job.state.rescales,
+            self.failures + job.state.failures,
+            self.paused_s + sum(job.pauses_s),
+        )
+
+
 @dataclass(slots=True)
 class ServiceState:
     """Everything that the service knows. Only ``apply`` changes it; values within never change.
 
-    ``quotas`` are by kind (``queue`` or ``owner``) and name. ``notes`` are for operators, newest last.
+    ``quotas`` are by kind (``queue`` or ``owner``) and name. ``notes`` are for operators, newest last. ``forgotten``
+    is what is left of jobs that are not kept any more, by owner.
     """
 
     seq: int = 0
@@ -197,6 +222,7 @@ class ServiceState:
     quotas: dict[tuple[str, str], int] = field(default_factory=dict)
     notes: tuple[tuple[float, str, str], ...] = ()
     gpu_types: Mapping[str, str] = field(default_factory=dict)
+    forgotten: dict[str, Totals] = field(default_factory=dict)
 
     def copy(self) -> ServiceState:
         """A state that does not change when this one does."""
@@ -206,6 +232,7 @@ class ServiceState:
             requests=dict(self.requests),
             quotas=dict(self.quotas),
             gpu_types=dict(self.gpu_types),
+            forgotten=dict(self.forgotten),
         )
 
     # --- Changes ---
@@ -233,6 +260,8 @@ class ServiceState:
                 self.quotas.pop((record.of, record.name), None)
                 if record.slots is not None:
                     self.quotas[record.of, record.name] = record.slots
+            case r.JobsForgotten():
+                self._forget(record.job_ids)
             case r.Noted():
                 self.notes = (*self.notes, (at_s, record.level, record.text))[-MOST_NOTES:]
             case _:
@@ -256,6 +285,25 @@ class ServiceState:
         self.jobs[record.job_id] = job
         if record.request is not None:
             self.requests[record.request] = record.job_id
+
+    def _forget(self, job_ids: Sequence[str]) -> None:
+        for job_id in job_ids:
+            job = self.jobs.get(job_id)
+            if job is None or not job.phase.is_terminal:
+                continue
+            del self.jobs[job_id]
+            if job.request is not None:
+                self.requests.pop(job.request, None)
+            owner = job.spec.owner or ""
+            self.forgotten[owner] = self.forgotten.get(owner, Totals()).plus(job, self.at_s)
+
+    def totals(self, now_s: float) -> dict[str, Totals]:
+        """What all jobs have used so far, by owner."""
+        found = dict(self.forgotten)
+        for job in self.jobs.values():
+            owner = job.spec.owner or ""
+            found[owner] = found.get(owner, Totals()).plus(job, now_s)
+        return found
 
     def _forerunner(self, job: LiveJob) -> LiveJob | None:
         """The last job of the same owner, name and script that has been measured."""
@@ -344,7 +392,9 @@ class ServiceState:
         where = f"{'training' if job.elastic else 'running'} on {slots} slot{'s' if slots > 1 else ''}"
         how = " from its last checkpoint" if record.restored and job.samples else ""
         formed = replace(job, state=state, reported=None).told(at_s, where + how, record.pause_s)
-        return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)) if record.pause_s is not None else formed
+        if record.pause_s is None:
+            return formed
+        return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)[-MOST_PAUSES:])
 
     def _progress(self, at_s: float, job: LiveJob, record: r.JobProgressed) -> LiveJob:
         state = job.state
@@ -480,6 +530,7 @@ class ServiceState:
             "quotas": [[of, name, slots] for (of, name), slots in sorted(self.quotas.items())],
             "notes": [list(note) for note in self.notes],
             "gpu_types": dict(self.gpu_types),
+            "forgotten": {owner: list(astuple(totals)) for owner, totals in self.forgotten.items()},
         }
 
     @classmethod
@@ -498,6 +549,7 @@ class ServiceState:
             quotas={(of, name): slots for of, name, slots in plain["quotas"]},
             notes=tuple((at_s, level, text) for at_s, level, text in plain["notes"]),
             gpu_types=dict(plain["gpu_types"]),
+            forgotten={owner: Totals(*totals) for owner, totals in plain.get("forgotten", {}).items()},
         )
 
 

@@ -35,6 +35,9 @@ DATABASE, LOCK = "geminid.db", "service.lock"
 #: A snapshot is written after so many records.
 SNAPSHOT_EVERY = 5000
 
+#: So many records are kept although a snapshot holds what they led to.
+EVENTS_KEPT = 100_000
+
 #: So many snapshots are kept.
 SNAPSHOTS_KEPT = 3
 
@@ -79,10 +82,16 @@ class Store:
     put something there.
     """
 
-    def __init__(self, folder: Path, *, before_write: Callable[[str], None] = lambda point: None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        before_write: Callable[[str], None] = lambda point: None,
+        events_kept: int = EVENTS_KEPT,
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder = folder
-        self.before_write = before_write
+        self.before_write, self._events_kept = before_write, events_kept
         self._lock = _take_lock(folder)
         try:
             self._database = _open(folder / DATABASE)
@@ -126,12 +135,15 @@ class Store:
         self._since_snapshot += len(rows)
         return entries
 
-    def snapshot_is_due(self) -> bool:
-        """Whether enough was written since the last snapshot."""
-        return self._since_snapshot >= SNAPSHOT_EVERY
+    def snapshot_is_due(self, state: ServiceState) -> bool:
+        """Whether enough was written since the last snapshot; of a large state they are made less often."""
+        return self._since_snapshot >= max(SNAPSHOT_EVERY, 2 * len(state.jobs))
 
     def snapshot(self, state: ServiceState) -> None:
-        """Write the whole state down, so that later starts need not replay what led to it."""
+        """Write the whole state down, so that later starts need not replay what led to it.
+
+        Old records that no kept snapshot needs are dropped from the log.
+        """
         body = json.dumps(state.to_dict(), allow_nan=False, separators=(",", ":"))
         self.before_write("snapshot")
         with self._transaction():
@@ -140,6 +152,12 @@ class Store:
                 "DELETE FROM snapshots WHERE seq NOT IN (SELECT seq FROM snapshots ORDER BY seq DESC LIMIT ?)",
                 (SNAPSHOTS_KEPT,),
             )
+            count, oldest = self._database.execute("SELECT COUNT(*), MIN(seq) FROM snapshots").fetchone()
+            if count == SNAPSHOTS_KEPT:
+                self._database.execute(
+                    "DELETE FROM events WHERE seq <= ?", (min(oldest, state.seq - self._events_kept),)
+                )
+            self.before_write("snapshot commit")
         self._since_snapshot = 0
 
     def load(self) -> ServiceState:

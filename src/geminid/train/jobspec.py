@@ -38,7 +38,8 @@ class JobSpec:
 
     ``working_folder`` is where the command runs (default: ``folder``). ``slot_environment`` is what a worker needs to
     use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of
-    ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``.
+    ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``; and
+    ``checkpoint_interval_s``, the longest time between two checkpoints.
     The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
     times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
     an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.

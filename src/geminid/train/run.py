@@ -39,7 +39,10 @@ from geminid.train.peers import abandon_group
 from geminid.train.session import STOPPED_EXIT_CODE, Session, Settings, Unit
 
 #: What a supervisor may override, as a job file names it.
-OPTIONS = ("initial_batch_size", "max_batch_size", "min_per_slot_batch", "max_per_slot_batch", "scaling_rule")
+OPTIONS = (
+    *("initial_batch_size", "max_batch_size", "min_per_slot_batch", "max_per_slot_batch"),
+    *("scaling_rule", "checkpoint_interval_s"),
+)
 
 
 def init(
@@ -54,7 +57,7 @@ def init(
     Args:
         seed: Of the order of the data, and of what datasets draw at random.
         checkpoint_dir: Where to keep checkpoints when no scheduler says where; without, a plain run keeps none.
-        checkpoint_every_s: How often to write one. It is written in the background.
+        checkpoint_every_s: How often to write one; a scheduler may ask for more. It is written in the background.
         keep_checkpoints: How many of them to keep.
     """
     if not checkpoint_every_s > 0:
@@ -66,12 +69,14 @@ def init(
     environment.pop(channel.TOKEN, None)  # not for the processes that this one starts
     folder = environment.get(channel.CHECKPOINTS) or checkpoint_dir
     reports = environment.get(channel.REPORTS)
+    options = _options(environment.get(channel.OPTIONS))
+    every_s = min(checkpoint_every_s, float(options.get("checkpoint_interval_s", checkpoint_every_s)))
     return Run(
         agent=Agent(identity, abandon_group) if identity is not None else None,
-        settings=Settings(seed=seed, checkpoint_every_s=checkpoint_every_s, keep_checkpoints=keep_checkpoints),
+        settings=Settings(seed=seed, checkpoint_every_s=every_s, keep_checkpoints=keep_checkpoints),
         checkpoints=os.fspath(folder) if folder else None,
         reports=Path(reports) if reports else None,
-        options=_options(environment.get(channel.OPTIONS)),
+        options=options,
     )
 
 

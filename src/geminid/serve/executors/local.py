@@ -290,6 +290,8 @@ class LocalExecutor:
 
     def _begin(self, job: LiveJob, slots: tuple[int, ...]) -> list[r.Record]:
         folder = self.folder_of(job.id)
+        if job.state.first_started_at_s is None and folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of another job, whose log is gone: not this one's checkpoints
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if job.elastic:
             supervisor = self._supervise(job, adopt=False)
@@ -332,6 +334,7 @@ class LocalExecutor:
             "max_per_slot_batch": spec.max_per_slot_batch,
             "min_per_slot_batch": spec.min_per_slot_batch if spec.min_per_slot_batch > 1 else None,
             "scaling_rule": None if spec.scaling_rule.value == "auto" else spec.scaling_rule.value,
+            "checkpoint_interval_s": spec.checkpoint_interval_s,
         }
         where = None if spec.working_dir is None else Path(spec.working_dir)
         worker = WorkerSpec(

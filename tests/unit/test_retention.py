@@ -1,0 +1,72 @@
+"""A service that runs for long: jobs that are over are forgotten, their use is not, and the log stays bounded."""
+
+from __future__ import annotations
+
+from geminid.configuration import Placement
+from geminid.job import JobSpec
+from geminid.serve import records as r
+from geminid.serve.documents import usage_documents
+from geminid.serve.retention import Retention
+from geminid.serve.state import ServiceState
+from geminid.serve.store import SNAPSHOTS_KEPT, Store, last_entries
+
+
+def one_job(number: int) -> list[r.Record]:
+    job_id, place = f"j{number}", Placement.of({"here": [0]})
+    spec = JobSpec(name="x", command=("true",), owner="ann" if number % 2 else "bob")
+    return [
+        r.JobSubmitted(job_id=job_id, spec=spec, elastic=False, request=f"r{number}"),
+        r.Planned(targets={job_id: place}),
+        r.JobStarting(job_id=job_id, placement=place),
+        r.JobFormed(job_id=job_id, placement=place),
+        r.JobEnded(job_id=job_id, how="succeeded"),
+    ]
+
+
+def test_the_oldest_and_the_supernumerary_are_outdated_and_nobody_who_is_active():
+    state = ServiceState()
+    for number in range(1, 7):
+        for record in one_job(number)[: 5 if number < 6 else 4]:  # the last one still runs
+            state.apply(state.seq + 1, 10.0 * number, record)
+    assert Retention(jobs=10, seconds=1e9).outdated(state, 1e6) == []
+    assert Retention(jobs=2, seconds=1e9).outdated(state, 1e6) == ["j1", "j2", "j3"]
+    assert Retention(jobs=10, seconds=35.0).outdated(state, 60.0) == ["j1", "j2"]
+    assert Retention(jobs=0, seconds=0.0).outdated(state, 1e6) == ["j1", "j2", "j3", "j4", "j5"]
+
+
+def test_what_forgotten_jobs_used_is_not_forgotten():
+    state = ServiceState()
+    for number in range(1, 5):
+        for i, record in enumerate(one_job(number)):
+            state.apply(state.seq + 1, 100.0 * number + i, record)
+    before = usage_documents(state, 1000.0)
+    state.apply(state.seq + 1, 1000.0, r.JobsForgotten(job_ids=["j1", "j2", "j9"]))
+    assert list(state.jobs) == ["j3", "j4"]
+    assert list(state.requests) == ["r3", "r4"]
+    assert usage_documents(state, 1000.0) == before
+    assert ServiceState.from_dict(state.to_dict()).to_dict() == state.to_dict()
+    active = one_job(7)[:4]
+    for record in [*active, r.JobsForgotten(job_ids=["j7"])]:
+        state.apply(state.seq + 1, 1001.0, record)
+    assert "j7" in state.jobs  # it is not over
+
+
+def test_the_log_stays_bounded_and_any_kept_snapshot_gives_the_state_back(tmp_path):
+    with Store(tmp_path, events_kept=20) as store:
+        state = store.load()
+        for number in range(1, 31):
+            for entry in store.append(float(number), one_job(number), state.seq):
+                state.apply(entry.seq, entry.at_s, entry.record)
+            if number > 5:
+                forget = [r.JobsForgotten(job_ids=[f"j{number - 5}"])]
+                for entry in store.append(float(number), forget, state.seq):
+                    state.apply(entry.seq, entry.at_s, entry.record)
+            store.snapshot(state)
+    left = last_entries(tmp_path, 10_000, 0)
+    assert 20 <= len(left) <= 20 + 6 * SNAPSHOTS_KEPT
+    for damaged in range(SNAPSHOTS_KEPT):  # the newest snapshots are damaged, one after the other
+        with Store(tmp_path) as store:
+            assert store.load().to_dict() == state.to_dict()
+            if damaged < SNAPSHOTS_KEPT - 1:
+                query = "UPDATE snapshots SET body = 'x' WHERE seq = (SELECT MAX(seq) FROM snapshots WHERE body != 'x')"
+                store._database.execute(query)
