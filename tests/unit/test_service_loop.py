@@ -379,10 +379,10 @@ def test_a_service_forgets_jobs_that_are_over_and_their_folders(tmp_path):
 def test_what_a_live_job_cannot_do_is_refused_at_once(tmp_path):
     with Running(tmp_path) as running:
         for fields, told in (
-            ({"slots_per_replica": 2, "min_slots": 2}, "slots_per_replica is 2: it must be 1"),
+            ({"slots_per_replica": 2, "min_slots": 2}, "slots_per_replica is 2, but must be 1"),
             (
                 {"execution_plans": (ExecutionPlan(name="zero", zero=True),)},
-                "execution_plans is 'zero': it must be left out",
+                "execution_plans is .zero., but must be left out",
             ),
         ):
             with pytest.raises(InvalidInput, match=told):
