@@ -9,14 +9,15 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from time import sleep
 
 import pytest
 
 pytest.importorskip("torch")
 
-from elastic import SCRIPTS, Job, exactly_once
-from hypothesis import Phase, given, settings
+from elastic import PATIENCE, SCRIPTS, Job, exactly_once
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from geminid.train import channel
@@ -154,31 +155,53 @@ def test_a_resized_run_equals_an_unresized_one(tmp_path, launcher, unresized, op
     assert other["weights"] == result["weights"]  # to the last bit: workers never drift apart
 
 
-HAPPENINGS = ["a", "ab", "bcd", "abcd", "kill leader", "kill other", "kill all", "damage"]
+SIGNALS = {"kill": signal.SIGKILL, "freeze": signal.SIGSTOP, "terminate": signal.SIGTERM}
+HAPPENINGS = [
+    *("a", "ab", "bcd", "abcd", "d"),
+    *("kill leader", "kill other", "kill all", "freeze leader", "freeze other", "terminate other"),
+    *("truncate", "flip a bit"),
+]
+
+
+def damage(folder, dice, how):
+    """Damage the newest checkpoint, if there is one."""
+    for path in sorted(folder.glob("*.safetensors"))[-1:]:
+        raw = bytearray(path.read_bytes())
+        if how == "truncate":
+            del raw[dice.randrange(len(raw)) :]
+        else:
+            raw[dice.randrange(len(raw))] ^= 1 << dice.randrange(8)
+        path.write_bytes(raw)
 
 
 @settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
-@given(happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=3, max_size=6), seed=st.integers(0, 10**6))
-def test_whatever_happens_every_sample_counts_once_in_an_epoch(tmp_path_factory, launcher, happenings, seed):
+@given(
+    happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=3, max_size=6),
+    options=st.sampled_from([(), ("--workers", 1), ("--stream",)]),
+    seed=st.integers(0, 10**6),
+)
+@example(happenings=["bcd", "freeze leader", "kill other", "truncate", "kill all", "a"], options=(), seed=1)
+def test_whatever_happens_every_sample_counts_once_in_an_epoch(tmp_path_factory, launcher, happenings, options, seed):
+    """Sizes, moves, deaths, hangs and damaged checkpoints in any order: what the model has counted is right."""
     dice = random.Random(seed)
     folder = tmp_path_factory.mktemp("any")
-    arguments = ("--samples", 211, "--epochs", 4, "--every", 0.1, "--max-batch", 32, "--max-per-slot", 8)
-    with Job(folder, "counting.py", *arguments, launcher=launcher, most_failures=20) as job:
+    arguments = ("--samples", 211, "--epochs", 4, "--every", 0.1, "--max-batch", 32, "--max-per-slot", 8, *options)
+    patience = replace(PATIENCE, hang=1.5)
+    with Job(folder, "counting.py", *arguments, launcher=launcher, most_failures=20, patience=patience) as job:
         job.resized("ab")
         for happening in happenings:
-            sleep(dice.random() * 0.2)
+            sleep(dice.random() * 0.3)
             workers = job.status.workers
-            if happening in ("kill leader", "kill all", "kill other") and workers:
-                victims = {"kill leader": workers[:1], "kill all": workers, "kill other": workers[-1:]}[happening]
-                for worker in victims:
+            what, _, who = happening.partition(" ")
+            if what in SIGNALS:
+                for worker in {"leader": workers[:1], "other": workers[-1:], "all": workers}[who]:
                     with suppress(ProcessLookupError):
-                        os.kill(worker.pid, signal.SIGKILL)
-            elif happening == "damage":
-                for path in sorted((folder / "job/checkpoints").glob("*.safetensors"))[-1:]:
-                    path.write_bytes(path.read_bytes()[: dice.randrange(200)])
+                        os.kill(worker.pid, SIGNALS[what])
+            elif happening in ("truncate", "flip a bit"):
+                damage(folder / "job/checkpoints", dice, happening)
             elif not job.status.phase.over:
                 job.resize(list(happening))
-        assert job.ended() == "finished"
+        assert job.ended() == "finished", job.status.reason
     assert exactly_once(job, 211, 4)
 
 
@@ -246,7 +269,7 @@ def test_a_script_is_profiled_and_the_simulator_can_use_the_profile(tmp_path):
     command = [sys.executable, "-m", "geminid", "profile", "--slots", "2", "--seconds", "2", "--json"]
     command += ["--out", tmp_path / "profiles/regression", "--", "python", SCRIPTS / "regression.py", tmp_path / "out"]
     done = subprocess.run(
-        [*command, "--epochs", "100000", "--max-batch", "64", "--per-slot", "16"],
+        [*command, "--epochs", "20000", "--max-batch", "64", "--per-slot", "16"],
         capture_output=True,
         text=True,
         check=True,
@@ -260,6 +283,11 @@ def test_a_script_is_profiled_and_the_simulator_can_use_the_profile(tmp_path):
     assert application.initial_batch == 16
     accumulation_s, step_s = application.truth["cpu"].step_times((2,), 8)
     assert 0 < accumulation_s <= step_s
+    command = [sys.executable, "-m", "geminid", "simulate", "--profiles", tmp_path / "profiles", "--policy", "geminid"]
+    command += ["--workload", tmp_path / "profiles/regression/workload.yaml", "--cluster", "cpu:2x4"]
+    subprocess.run([*command, "--json", tmp_path / "simulated.json"], check=True, capture_output=True)
+    (simulated,) = json.loads((tmp_path / "simulated.json").read_text())
+    assert simulated["jobs"] == 3
 
 
 def test_a_script_without_geminid_cannot_be_profiled(tmp_path):

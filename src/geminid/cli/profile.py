@@ -28,7 +28,7 @@ def profile(
     ],
     slots: Annotated[
         int | None,
-        typer.Option(min=1, max=64, help="Most slots to use.", show_default="all GPUs, or up to 4 CPU slots"),
+        typer.Option(min=1, max=64, help="Most slots to use.", show_default="all GPUs, or up to 4 cores"),
     ] = None,
     seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="How long to measure.")] = 40.0,
     out: Annotated[
@@ -49,7 +49,11 @@ def profile(
     if command[0] in ("python", "python3"):
         command = [sys.executable, *command[1:]]
     gpus = _gpus()
-    wanted = slots or len(gpus) or min(MOST_CPU_SLOTS_UNASKED, 2 * (os.cpu_count() or 1))
+    cores = len(os.sched_getaffinity(0))
+    wanted = slots or len(gpus) or min(MOST_CPU_SLOTS_UNASKED, cores)
+    if not gpus and wanted > cores:
+        told = f"warning: {wanted} CPU slots share {cores} cores: a slot is slower the more of them are in use"
+        error_console.print(told, highlight=False, soft_wrap=True)
     if gpus and wanted > len(gpus):
         _give_up(f"--slots is {wanted}: this machine has {len(gpus)} GPUs")
     names = gpus[:wanted] if gpus else [f"cpu{i}" for i in range(wanted)]
@@ -64,12 +68,13 @@ def profile(
             )
     except ProfilingFailed as problem:
         _give_up(str(problem))
+    gpu_type = gpu_type or ("gpu" if gpus else "cpu")
     if out is not None:
-        write_profile(measured, out, gpu_type or ("gpu" if gpus else "cpu"))
+        write_profile(measured, out, gpu_type)
     if as_json:
         print_json(_document(measured))
     else:
-        _show(measured, out)
+        _show(measured, out, gpu_type)
 
 
 def _gpus() -> list[str]:
@@ -108,9 +113,10 @@ def _document(measured: ScriptProfile) -> dict[str, object]:
     }
 
 
-def _show(measured: ScriptProfile, out: Path | None) -> None:
+def _show(measured: ScriptProfile, out: Path | None, gpu_type: str) -> None:
     from geminid.cli.output import console, print_table
     from geminid.goodput.throughput import MODELS
+    from geminid.train.profiling import WORKLOAD
 
     print_table(
         "Step times, measured and predicted by a fit that was not shown the rows marked *",
@@ -157,4 +163,8 @@ def _show(measured: ScriptProfile, out: Path | None) -> None:
         ],
     )
     if out is not None:
-        console.print(f"The profile is in {out}: geminid simulate --profiles {out.absolute().parent} …", soft_wrap=True)
+        console.print(
+            f"The profile is in {out}. Try: geminid simulate --profiles {out.absolute().parent} --workload "
+            f"{out / WORKLOAD} --cluster {gpu_type}:2x4",
+            soft_wrap=True,
+        )

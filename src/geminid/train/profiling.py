@@ -1,8 +1,9 @@
 """Profile a training script: run it on changing slots and batch plans, and fit the goodput model to what it reports.
 
 The script is run as a scheduler would run it, with live rescales from one number of slots to the next. On every number
-of slots some per-slot batches are visited; of those in between some are held out from the fit and then predicted. The
-result can be written in the layout that the simulator reads (``docs/profiles.md``).
+of slots some per-slot batches are visited, in several rounds to and fro, so that whatever else the machine does slows
+all of them down alike. Of those in between some are held out from the fit and then predicted. The result can be written
+in the layout that the simulator reads (``docs/profiles.md``).
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from time import monotonic
 
 from geminid.goodput.batchplan import BatchLimits, TunedPlan, best_plan
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.throughput import Shape
-from geminid.train.jobevents import JobEvent, JobStatus, Reported
+from geminid.train.jobevents import JobEvent, Reported
 from geminid.train.messages import Plan, Progress, Ready
 from geminid.train.supervisor import JobSpec, Patience, Supervisor
 from geminid.train.zygote import Zygote
@@ -31,7 +33,13 @@ from geminid.train.zygote import Zygote
 BATCHES_PER_SIZE = 4
 
 #: How often a profiled script reports, and how many reports a visit needs.
-REPORT_S, FEWEST_REPORTS = 0.25, 3
+REPORT_S, FEWEST_REPORTS = 0.25, 2
+
+#: How often everything is visited, if there is time.
+ROUNDS = 4
+
+#: The workload that is written beside a profile.
+WORKLOAD = "workload.yaml"
 
 #: A visit that has brought no report by then is given up: the script is too slow for the time there is.
 LONGEST_VISIT_S = 120.0
@@ -185,35 +193,42 @@ def _visit_all(
         smallest_per_slot=ready.smallest_per_slot,
         largest_per_slot=ready.largest_per_slot,
     )
-    sizes = [size for size in sizes_up_to(len(slots)) if plans_for(limits, size)]
-    if not sizes:
+    stops = [(size, plan) for size in sizes_up_to(len(slots)) for plan in plans_for(limits, size)]
+    if not stops:
         raise ProfilingFailed("the script's batch limits leave nothing to measure")
-    each_s = seconds / sum(len(plans_for(limits, size)) for size in sizes)
-    visits: list[Visit] = []
-    for size in sizes:
-        job.resize(slots[:size])
-        if _settled(job, size).phase.over:
-            break
-        plans = plans_for(limits, size)
-        for number, plan in enumerate(plans):
-            progress(f"{size} slots, {plan.per_slot_batch} samples on each")
-            held_out = len(plans) > 2 and number == len(plans) // 2
-            visit = _visit(job, heard, size, plan, each_s, held_out=held_out)
-            if visit is None:
+    heard_at: dict[tuple[int, Plan], list[Progress]] = {stop: [] for stop in stops}
+    begin_s = round_s = monotonic()
+    for number in range(ROUNDS):
+        for size, plan in stops if number % 2 == 0 else reversed(stops):
+            progress(f"round {number + 1}: {size} slots, {plan.per_slot_batch} samples on each")
+            heard_at[size, plan] += _visit(job, heard, slots[:size], plan, seconds / (ROUNDS * len(stops)))
+            if job.status.phase.over:
                 break
-            visits.append(visit)
+        now_s = monotonic()
+        if job.status.phase.over or now_s + (now_s - round_s) > begin_s + 1.25 * seconds:
+            break  # another round would take too long
+        round_s = now_s
+    visits = [
+        _summed_up(size, plan, reports, held_out=_held_out(plans_for(limits, size), plan))
+        for (size, plan), reports in heard_at.items()
+        if reports
+    ]
     if not visits:
         raise ProfilingFailed(f"the script {job.status.phase} before a step was timed: let it train longer")
     return visits, ready, limits
 
 
-def _settled(job: Supervisor, size: int) -> JobStatus:
-    """Wait until the job trains on so many slots."""
-    return job.wait(lambda status: status.settled and len(status.slots) == size, 300.0)
+def _held_out(plans: Sequence[Plan], plan: Plan) -> bool:
+    """Whether the fit is to predict this one: the middle of several."""
+    return len(plans) > 2 and plans.index(plan) == len(plans) // 2
 
 
-def _visit(job: Supervisor, heard: _Heard, size: int, plan: Plan, seconds: float, *, held_out: bool) -> Visit | None:
-    """Train with one plan for a while; None if the script ended first."""
+def _visit(job: Supervisor, heard: _Heard, slots: Sequence[str], plan: Plan, seconds: float) -> list[Progress]:
+    """Train on these slots with one plan for a while; what was reported. Nothing if the script ended first."""
+    size = len(slots)
+    if len(job.status.slots) != size:
+        job.resize(slots)
+        job.wait(lambda status: status.settled and len(status.slots) == size, 300.0)
     job.retune(plan)
     known = len(heard.reports)
 
@@ -227,9 +242,11 @@ def _visit(job: Supervisor, heard: _Heard, size: int, plan: Plan, seconds: float
         enough = len(timed()) + max(1, round(left_s / REPORT_S))
         with contextlib.suppress(TimeoutError):  # what there is will do
             job.wait(lambda status: len(timed()) >= enough, 2.0 * left_s)
-    reports = timed()
-    if not reports:
-        return None
+    return timed()
+
+
+def _summed_up(size: int, plan: Plan, reports: Sequence[Progress], *, held_out: bool) -> Visit:
+    """Medians over all reports: now and then a step is slow for reasons of its own."""
     return Visit(
         slots=size,
         plan=plan,
@@ -270,7 +287,8 @@ def _study(visits: Sequence[Visit], ready: Ready, limits: BatchLimits, heard: _H
 def write_profile(profile: ScriptProfile, folder: Path, gpu_type: str) -> None:
     """Write the profile in the simulator's layout: the folder's name is the application's.
 
-    The noise is taken to stay what it was: nobody has seen the rest of the training.
+    The noise is taken to stay what it was: nobody has seen the rest of the training. A little workload to begin with is
+    written beside it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     limits, ready = profile.limits, profile.ready
@@ -281,6 +299,9 @@ def write_profile(profile: ScriptProfile, folder: Path, gpu_type: str) -> None:
         "max_per_slot_batch": limits.largest_per_slot,
     }
     (folder / "application.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
+    name = folder.absolute().name
+    jobs = [f"  - {{name: {name}-{i}, submit: {5 * i}m, slots: 1, application: {name}}}\n" for i in range(3)]
+    (folder / WORKLOAD).write_text(f"name: three-times-{name}\njobs:\n{''.join(jobs)}")
     with (folder / f"placements-{gpu_type}.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["placement", "local_bsz", "step_time", "sync_time"])
