@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from geminid.policies.gavel.finish_time import finish_time_fairness
 from geminid.policies.gavel.in_order import first_in_first_out, shortest_job_first
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, Solver, TimeFractions, agnostic
 from geminid.policies.gavel.random_packing import random_packing
 from geminid.policies.gavel.static import isolated, proportional
@@ -123,6 +125,35 @@ def test_merging_identical_jobs_changes_nothing(name: str, problem: AllocationPr
     merged, apart = MERGING[name](problem, merged=True), MERGING[name](problem, merged=False)
     assert merged.objective == pytest.approx(apart.objective, rel=1e-5, abs=1e-7)
     assert {(n.reason, frozenset(n.jobs)) for n in merged.notes} == {(n.reason, frozenset(n.jobs)) for n in apart.notes}
+
+
+WARM: dict[str, Callable[..., TimeFractions]] = {
+    **{
+        f"{solve.__name__}, {choice}": partial(solve, choice=choice)
+        for solve in (max_min_fairness, min_makespan, finish_time_fairness)
+        for choice in ("vertex", "centre", "total")
+    },
+    "water filling": partial(water_filling, hierarchy=HIERARCHY),
+    "total throughput": max_total_throughput,
+    "deadlines": partial(max_total_throughput, deadlines=True),
+}
+
+
+@pytest.mark.parametrize("name", WARM)
+@settings(max_examples=15)
+@given(before=problems(), problem=problems())
+def test_what_was_solved_before_does_not_change_the_optimum(
+    name: str, before: AllocationProblem, problem: AllocationProblem
+) -> None:
+    """Whatever the last problem was, and when the same one comes again."""
+    memory = Memory()
+    WARM[name](before, memory=memory)
+    cold = WARM[name](problem)
+    for _ in range(2):
+        warm = WARM[name](problem, memory=memory)
+        _check(problem, warm)
+        assert warm.objective == pytest.approx(cold.objective, rel=1e-5, abs=1e-7)
+        assert [note.reason for note in warm.notes] == [note.reason for note in cold.notes]
 
 
 @settings(max_examples=40)

@@ -3,7 +3,8 @@
 Inputs are of the published kind: n single-GPU jobs and 3n/4 GPUs, as many of each type. With Gavel's tables at hand
 they are the very jobs of the published measurements (models drawn as its generator draws them); without, or with eight
 types, kinds of jobs are drawn from a synthetic table. The time covers everything from the problem to every job's
-fractions.
+fractions: from scratch, and warm, starting from what a policy has kept of its last solve, a round earlier, when a few
+jobs were not there yet, others not yet gone, and everyone had made a little less progress.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import numpy as np
 
 from geminid.bench.gavel import TABLE, figure_8
 from geminid.policies.gavel.allox import allox
+from geminid.policies.gavel.auction import themis_auction
 from geminid.policies.gavel.finish_time import finish_time_fairness
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, GangJob, PairThroughputs, TimeFractions
 from geminid.policies.gavel.throughput import max_total_throughput
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
@@ -59,21 +62,35 @@ class PolicyRow:
     input: str
     cpu_s: float
     wall_s: float
+    warm_cpu_s: float | None
+    warm_times_faster: float | None
     published_cpu_s: float | None
     times_faster: float | None
     objective: float
+    warm_objective: float | None
     notes: list[str]
+
+
+#: How jobs are made those that a policy is meant for.
+Prepare = Callable[[AllocationProblem], AllocationProblem]
+
+#: How a policy solves, given what it keeps between rounds (None: nothing).
+Solve = Callable[[AllocationProblem, Memory | None], TimeFractions]
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A policy to measure: how it solves, whether with pairs, the jobs it is meant for, and up to how many of them."""
+    """A policy to measure: how it solves, whether with pairs, the jobs it is meant for, and up to how many of them.
+
+    ``keeps`` is off where nothing is kept between rounds.
+    """
 
     name: str
-    solve: Callable[[AllocationProblem], TimeFractions]
+    solve: Solve
     pairs: bool = False
-    prepare: Callable[[AllocationProblem], AllocationProblem] = lambda problem: problem
+    prepare: Prepare = lambda problem: problem
     largest: int = 1 << 20
+    keeps: bool = True
 
 
 def teams(problem: AllocationProblem) -> AllocationProblem:
@@ -83,10 +100,13 @@ def teams(problem: AllocationProblem) -> AllocationProblem:
 
 
 def under_way(problem: AllocationProblem) -> AllocationProblem:
-    """The jobs some way into their work, each as far as chance has it, so that no two are alike."""
+    """The jobs some way into their work, so far served a little better than on a static share, some more, some less.
+
+    No two are alike, and no single one is so late that it alone decides.
+    """
     rng = np.random.default_rng(len(problem.jobs))
     share_s = problem.steps_left / problem.isolated_throughput
-    done, luck = rng.uniform(0.0, 0.9, len(share_s)), rng.uniform(0.5, 2.0, len(share_s))
+    done, luck = rng.uniform(0.0, 0.9, len(share_s)), rng.uniform(0.85, 0.95, len(share_s))
     jobs = tuple(
         replace(job, steps_left=left, elapsed_s=elapsed_s, isolated_s=isolated_s)
         for job, left, elapsed_s, isolated_s in zip(
@@ -100,10 +120,54 @@ def under_way(problem: AllocationProblem) -> AllocationProblem:
     return replace(problem, jobs=jobs)
 
 
-def all_different(problem: AllocationProblem) -> AllocationProblem:
-    """The jobs with throughputs of their own, so that none can be merged."""
+def batch(problem: AllocationProblem) -> AllocationProblem:
+    """Jobs of one to five hours on their fastest type, as in Gavel's trace for makespans."""
     rng = np.random.default_rng(len(problem.jobs))
-    return replace(problem, throughputs=problem.throughputs * rng.lognormal(0.0, 0.1, problem.throughputs.shape))
+    steps = 3600 * rng.uniform(1.0, 5.0, len(problem.jobs)) * problem.usable.max(axis=1)
+    jobs = tuple(replace(job, steps_left=left) for job, left in zip(problem.jobs, steps.tolist(), strict=True))
+    return replace(problem, jobs=jobs)
+
+
+def with_deadlines(problem: AllocationProblem) -> AllocationProblem:
+    """Deadlines of one to three times the fastest duration: there is not room for all of them."""
+    rng = np.random.default_rng(len(problem.jobs))
+    due_s = problem.steps_left / problem.usable.max(axis=1) * rng.uniform(1.0, 3.0, len(problem.jobs))
+    jobs = tuple(replace(job, deadline_s=at) for job, at in zip(problem.jobs, due_s.tolist(), strict=True))
+    return replace(problem, jobs=jobs, costs=np.geomspace(4.0, 1.0, len(problem.gpu_types)))
+
+
+def all_different(problem: AllocationProblem) -> AllocationProblem:
+    """The jobs with throughputs of their own, so that none can be merged, beside others as well."""
+    rng = np.random.default_rng(len(problem.jobs))
+    throughputs = problem.throughputs * rng.lognormal(0.0, 0.1, problem.throughputs.shape)
+    if problem.pairs is None:
+        return replace(problem, throughputs=throughputs)
+    index = problem.pairs.index
+    kind = np.array([index[job.kind] for job in problem.jobs])
+    alone = problem.throughputs[:, None]
+    rates = problem.pairs.rates[kind[:, None], kind]
+    kept = np.divide(rates, alone, out=np.zeros_like(rates), where=alone > 0)
+    jobs = tuple(replace(job, kind=job.id) for job in problem.jobs)
+    pairs = PairThroughputs(tuple(job.id for job in jobs), kept * throughputs[:, None])
+    return replace(problem, throughputs=throughputs, jobs=jobs, pairs=pairs)
+
+
+def a_round_earlier(problem: AllocationProblem) -> AllocationProblem:
+    """The same cluster 360 s before: one job in 32 was not there yet, as many others were, which are done by now."""
+    count = len(problem.jobs)
+    new = max(1, count // 32)
+    rows = [*range(count - new), *range(new)]
+    jobs = [
+        replace(
+            problem.jobs[i],
+            id=f"done-{i}" if position >= count - new else problem.jobs[i].id,
+            steps_left=1.01 * problem.jobs[i].steps_left,
+            elapsed_s=max(problem.jobs[i].elapsed_s - 360.0, 0.0),
+            isolated_s=max(problem.jobs[i].isolated_s - 360.0, 0.0),
+        )
+        for position, i in enumerate(rows)
+    ]
+    return replace(problem, jobs=tuple(jobs), throughputs=problem.throughputs[rows])
 
 
 TEAM_WEIGHTS = Hierarchy({(f"team-{i}",): Entity(i + 1.0) for i in range(_TEAMS)})
@@ -111,25 +175,46 @@ TEAM_WEIGHTS = Hierarchy({(f"team-{i}",): Entity(i + 1.0) for i in range(_TEAMS)
 TEAM_LINES = Hierarchy({(f"team-{i}",): Entity(i + 1.0, "fifo") for i in range(_TEAMS)})
 
 
-def _centre(solve: Callable[..., TimeFractions]) -> Callable[[AllocationProblem], TimeFractions]:
-    """As the policies solve: in the middle of the optimal solutions."""
-    return lambda problem: solve(problem, choice="centre")
+def _solved(solve: Callable[..., TimeFractions], **more: object) -> Solve:
+    return lambda problem, memory: solve(problem, memory=memory, **more)
 
+
+def _alone(solve: Callable[[AllocationProblem], TimeFractions]) -> Solve:
+    return lambda problem, _: solve(problem)
+
+
+def _different(prepare: Prepare) -> Prepare:
+    return lambda problem: all_different(prepare(problem))
+
+
+#: As the policies solve by default: in the middle of the optimal fractions where they are not unique.
+_FAIR = _solved(max_min_fairness, choice="centre")
+_FINISH = _solved(finish_time_fairness, choice="centre")
+_MAKESPAN = _solved(min_makespan, choice="centre")
+_TEAMS_FILL = _solved(water_filling, hierarchy=TEAM_WEIGHTS)
+_SLOS = _solved(max_total_throughput, by_cost=True, deadlines=True)
 
 CASES: Sequence[Case] = (
-    Case("max_min_fairness_perf", _centre(max_min_fairness)),
-    Case("max_min_fairness_all_different", _centre(max_min_fairness), prepare=all_different, largest=2048),
-    Case("max_min_fairness_packed", _centre(max_min_fairness), pairs=True),
-    Case("max_min_fairness_water_filling_perf", water_filling),
-    Case("hierarchical", lambda p: water_filling(p, hierarchy=TEAM_WEIGHTS), prepare=teams),
-    Case("hierarchical_packed", lambda p: water_filling(p, hierarchy=TEAM_WEIGHTS), pairs=True, prepare=teams),
-    Case("hierarchical_fifo", lambda p: water_filling(p, hierarchy=TEAM_LINES), prepare=teams, largest=2048),
-    Case("finish_time_fairness_perf", _centre(finish_time_fairness), prepare=under_way),
-    Case("finish_time_fairness_packed", _centre(finish_time_fairness), pairs=True, prepare=under_way),
-    Case("min_total_duration_perf", _centre(min_makespan)),
-    Case("min_total_duration_packed", _centre(min_makespan), pairs=True),
-    Case("max_sum_throughput_perf", max_total_throughput),
-    Case("allox", allox),
+    Case("max_min_fairness_perf", _FAIR),
+    Case("max_min_fairness_all_different", _FAIR, prepare=all_different),
+    Case("max_min_fairness_packed", _FAIR, pairs=True),
+    Case("max_min_fairness_packed:choice=vertex", _solved(max_min_fairness), pairs=True),
+    Case("max_min_fairness_packed:choice=total", _solved(max_min_fairness, choice="total"), pairs=True),
+    Case("max_min_fairness_packed_all_different", _FAIR, pairs=True, prepare=all_different, largest=512),
+    Case("max_min_fairness_water_filling_perf", _solved(water_filling)),
+    Case("hierarchical", _TEAMS_FILL, prepare=teams),
+    Case("hierarchical_all_different", _TEAMS_FILL, prepare=_different(teams), largest=2048),
+    Case("hierarchical_packed", _TEAMS_FILL, pairs=True, prepare=teams),
+    Case("hierarchical_fifo", _solved(water_filling, hierarchy=TEAM_LINES), prepare=teams, largest=2048),
+    Case("finish_time_fairness_perf", _FINISH, prepare=under_way),
+    Case("finish_time_fairness_all_different", _FINISH, prepare=_different(under_way)),
+    Case("finish_time_fairness_packed", _FINISH, pairs=True, prepare=under_way),
+    Case("min_total_duration_perf", _MAKESPAN, prepare=batch),
+    Case("min_total_duration_packed", _MAKESPAN, pairs=True, prepare=batch),
+    Case("max_sum_throughput_perf", _solved(max_total_throughput)),
+    Case("max_sum_throughput_normalized_by_cost_perf_SLOs", _SLOS, prepare=with_deadlines),
+    Case("allox", _alone(allox), keeps=False),
+    Case("themis", _alone(themis_auction), prepare=under_way, largest=2048, keeps=False),
 )
 
 
@@ -160,30 +245,46 @@ def run(
 
 
 def _measure(case: Case, problem: AllocationProblem, source: str) -> PolicyRow:
-    cpu_s, wall_s = [], []
-    for _ in range(REPETITIONS):
-        fresh = replace(problem)  # nothing that was computed from the problem is kept
-        started, cpu_started = time.perf_counter(), time.process_time()
-        answer = case.solve(fresh)
-        wall_s.append(time.perf_counter() - started)
-        cpu_s.append(time.process_time() - cpu_started)
-        if wall_s[-1] > 10.0:
-            break
+    cpu_s, wall_s, answer = _time(lambda fresh: case.solve(fresh, None), problem)
+    warm_s = warm_objective = None
+    if case.keeps:
+        kept = Memory()
+        case.solve(a_round_earlier(problem), kept)
+        warm_s, _, warm = _time(lambda fresh: case.solve(fresh, kept.copy()), problem)
+        warm_objective = warm.objective
     jobs, types = len(problem.jobs), len(problem.gpu_types)
     published = PUBLISHED_CPU_S.get((case.name, jobs)) if types == len(GPU_TYPES) else None
-    seconds = float(np.median(cpu_s))
     return PolicyRow(
         case.name,
         jobs,
         types,
         source,
-        seconds,
-        float(np.median(wall_s)),
+        cpu_s,
+        wall_s,
+        warm_s,
+        None if warm_s is None else cpu_s / warm_s,
         published,
-        published / seconds if published is not None else None,
+        published / cpu_s if published is not None else None,
         answer.objective,
+        warm_objective,
         [note.reason for note in answer.notes],
     )
+
+
+def _time(
+    solve: Callable[[AllocationProblem], TimeFractions], problem: AllocationProblem
+) -> tuple[float, float, TimeFractions]:
+    """CPU and wall seconds of a solve (medians), and its answer."""
+    cpu_s, wall_s = [], []
+    for _ in range(REPETITIONS):
+        fresh = replace(problem)  # nothing that was computed from the problem is kept
+        started, cpu_started = time.perf_counter(), time.process_time()
+        answer = solve(fresh)
+        wall_s.append(time.perf_counter() - started)
+        cpu_s.append(time.process_time() - cpu_started)
+        if wall_s[-1] > 10.0:
+            break
+    return float(np.median(cpu_s)), float(np.median(wall_s)), answer
 
 
 def published_input(peers: Path, jobs: int) -> AllocationProblem:

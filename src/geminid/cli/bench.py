@@ -292,9 +292,6 @@ def policies(
     sizes: Annotated[str, typer.Option(help="Numbers of jobs, separated by commas.")] = "32,128,256,512,1024,2048,8192",
     types: Annotated[str, typer.Option(help="Numbers of GPU types, separated by commas.")] = "3,8",
     policy: Annotated[list[str] | None, typer.Option(help="Only this policy (repeatable).")] = None,
-    again: Annotated[
-        bool, typer.Option(help="Instead, solve once more a round later: by a new program and by the last one.")
-    ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -302,10 +299,6 @@ def policies(
     from geminid.bench.gavel import TABLE
     from geminid.bench.policies import CASES, run
     from geminid.fields import InvalidInput, Problem
-
-    if again:
-        _solve_again(peers if (peers / TABLE).is_file() else None, _whole_numbers("sizes", sizes, 1), seed, json=json)
-        return
 
     names = [case.name for case in CASES]
     unknown = [name for name in policy or () if name not in names]
@@ -326,7 +319,20 @@ def policies(
         return
     print_table(
         "One solve, from the problem to every job's time fractions",
-        ["policy", "input", "types", "jobs", "CPU", "wall", "published CPU", "faster", "objective", "notes"],
+        [
+            "policy",
+            "input",
+            "types",
+            "jobs",
+            "CPU",
+            "wall",
+            "warm CPU",
+            "cold/warm",
+            "published CPU",
+            "faster",
+            "objective",
+            "notes",
+        ],
         [
             [
                 row.policy,
@@ -335,6 +341,8 @@ def policies(
                 f"{row.jobs:,}",
                 f"{1000 * row.cpu_s:,.1f} ms",
                 f"{1000 * row.wall_s:,.1f} ms",
+                "–" if row.warm_cpu_s is None else f"{1000 * row.warm_cpu_s:,.1f} ms",
+                "–" if row.warm_times_faster is None else f"{row.warm_times_faster:.1f}×",
                 "–" if row.published_cpu_s is None else f"{1000 * row.published_cpu_s:,.0f} ms",
                 "–" if row.times_faster is None else f"{row.times_faster:,.0f}×",
                 f"{row.objective:.5g}",
@@ -344,33 +352,9 @@ def policies(
         ],
         text_columns=2,
     )
-    console.print("Medians of three. Single-GPU jobs, three quarters as many GPUs. Published: ECOS, one thread.")
-
-
-def _solve_again(peers: Path | None, sizes: list[int], seed: int, *, json: bool) -> None:
-    """What keeping the program from round to round would bring."""
-    from geminid.bench.again import run
-
-    rows = run(peers=peers, sizes=sizes, seed=seed)
-    if json:
-        print_json([asdict(row) for row in rows])
-        return
-    print_table(
-        "The second solve, a round later",
-        ["objective", "pairs", "choice", "jobs", "new program", "last program", "faster", "levels differ by"],
-        [
-            [
-                row.objective,
-                "yes" if row.pairs else "no",
-                row.choice,
-                f"{row.jobs:,}",
-                f"{1000 * row.new_cpu_s:,.1f} ms",
-                f"{1000 * row.last_cpu_s:,.1f} ms",
-                f"{row.times_faster:.2f}×",
-                f"{row.level_difference:.1g}",
-            ]
-            for row in rows
-        ],
+    console.print(
+        "Medians of three. Single-GPU jobs, three quarters as many GPUs. Warm: from what is kept of the last round's "
+        "solve, when one job in 32 was another. Published: ECOS, one thread, from scratch."
     )
 
 

@@ -25,9 +25,12 @@ Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 #: Relative duality gap and residuals at which it ends, and those with which it is content where rounding stops it.
-PRECISION = 1e-8
+PRECISION = 5e-8
 ACCEPTABLE = 1e-6
 MOST_STEPS = 80
+
+#: From where the gap is this part of the level it is best to begin with another problem.
+EARLY = 0.3
 
 #: How much of the way to the boundary a step may go.
 _DAMPING = 0.995
@@ -70,18 +73,36 @@ class Blocks:
 
 
 @dataclass(frozen=True, slots=True)
-class Interior:
-    """Time of each block on each type, the level reached, and what a little less need of each block is worth in it.
+class Start:
+    """A point on the way to an optimum, still far from all limits: where to begin with a problem that differs little.
 
-    ``slack`` is what each block has beyond its need, ``prices`` what a slot of each type is worth.
+    ``x`` and ``lam`` are types × blocks, the next four by block, ``c`` and ``pi`` by type.
+    """
+
+    x: Array
+    lam: Array
+    t: Array
+    tau: Array
+    q: Array
+    u: Array
+    c: Array
+    pi: Array
+    level: float
+    room: float
+
+
+@dataclass(frozen=True, slots=True)
+class Interior:
+    """Time of each block on each type, the level reached, and the prices of the types' slots there.
+
+    ``start`` is a point on the way, ``steps`` how many it took.
     """
 
     level: float
     time: Array
-    worth: Array
-    slack: Array
     prices: Array
     steps: int
+    start: Start | None
 
 
 @dataclass(slots=True)
@@ -273,18 +294,27 @@ def _longest(sets: int, *moves: tuple[Array, Array]) -> Array:
     return result
 
 
-def raise_level(blocks: Blocks, need: Need) -> Interior | None:
-    """The highest level and times that reach it; None where it does not converge."""
+def raise_level(
+    blocks: Blocks, need: Need, start: Start | None = None, same: NDArray[np.int64] | None = None
+) -> Interior | None:
+    """The highest level and times that reach it; None where it does not converge.
+
+    ``start`` belongs to a problem like this one; ``same`` says which of its blocks each of these is (−1: none).
+    """
     space = _Space(blocks, np.ones((1, len(blocks.rates)), dtype=bool))
     raising = _Raising.start(space, need)
     if raising is None:
         return None
-    lowest, best = np.inf, None
+    if start is not None and same is not None:
+        raising.resume(start, same)
+    lowest, best, early = np.inf, None, None
     with np.errstate(all="ignore"):
         for steps in range(MOST_STEPS):
             error = raising.look()
+            if early is None and raising.gap < EARLY * max(1.0, abs(raising.z)):
+                early = raising.where()
             if error < lowest:
-                lowest, best = error, raising.found(steps)
+                lowest, best = error, raising.found(steps, early)
             if lowest < PRECISION or not error < 1e3 * lowest:  # done, or as far as rounding lets it come
                 break
             try:
@@ -358,9 +388,44 @@ class _Raising:
             self.gap / max(1.0, abs(self.z)),
         )
 
-    def found(self, steps: int) -> Interior:
+    def found(self, steps: int, early: Start | None) -> Interior:
         """What there is so far."""
-        return Interior(self.z, self.point.x[0].T, self.u[0], self.q[0], self.point.pi[0], steps)
+        return Interior(self.z, self.point.x[0].T, self.point.pi[0], steps, early)
+
+    def where(self) -> Start:
+        """The point, to begin there with another problem."""
+        at = self.point
+        return Start(
+            at.x[0], at.lam[0], at.t[0], at.tau[0], self.q[0], self.u[0], at.c[0], at.pi[0], self.z, self.h * self.v
+        )
+
+    def resume(self, start: Start, same: NDArray[np.int64]) -> None:
+        """Go to a point that belongs to another problem, as far as the blocks and types are the same."""
+        if len(start.c) != len(self.space.slots):
+            return
+        known = same >= 0
+        old = np.where(known, same, 0)
+        space = self.space
+        self.z = min(start.level, self.bound - 1e-3 * max(1.0, abs(self.bound)))
+        self.h = max(self.bound - self.z, 1e-3)
+        self.v = start.room / self.h
+        usable = known & space.usable[0] & (start.x[:, old] > 0)
+        # Blocks that are new begin with what the others have on average, as far from all limits as they are.
+        products = float((start.lam * start.x).sum() + start.tau @ start.t + start.pi @ start.c + start.u @ start.q)
+        mu = products / (np.count_nonzero(start.x) + 2 * len(start.t) + len(start.c))
+        typical = start.x[:, old[known]].mean(axis=1)[:, None]
+        weight = space.weight[0]
+        x = np.where(usable, start.x[:, old], np.where(space.usable[0], np.maximum(typical, 1e-4), 0.0))
+        x = np.where(known, x, x * np.minimum(1.0, 0.95 / np.maximum(x.sum(axis=0), 1e-300)))
+        lam = np.where(usable, start.lam[:, old], np.where(x > 0, mu * weight / np.where(x > 0, x, 1.0), 0.0))
+        t = np.where(known, start.t[old], 1.0 - x.sum(axis=0))
+        tau = np.where(known, start.tau[old], mu * weight / t)
+        self.point = _Point(x[None], t[None], start.c[None], lam[None], tau[None], start.pi[None])
+        required, _ = self.need.at(self.z)
+        q = np.maximum(space.made(x[None])[0] - required, 0.05 * np.maximum(required, 1e-3))
+        able = known & self.active & (start.u[old] > 0)
+        self.q = np.where(self.active, np.where(able, start.q[old], q), 1.0)[None]
+        self.u = np.where(self.active, np.where(able, start.u[old], mu * weight / self.q[0]), 0.0)[None]
 
     def advance(self) -> None:
         """A predictor step to see how far one can go, and one that corrects it."""

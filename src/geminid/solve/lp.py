@@ -122,6 +122,29 @@ class LinearProgram:
         self._solver.changeCoeff(row, column, coefficient)
         self._solver.changeRowBounds(row, lower, np.inf)
 
+    def basis(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which columns and which rows are basic."""
+        basic, basis = highspy.HighsBasisStatus.kBasic, self._solver.getBasis()
+        return (
+            np.array([status == basic for status in basis.col_status], dtype=bool),
+            np.array([status == basic for status in basis.row_status], dtype=bool),
+        )
+
+    def set_basis(self, columns: NDArray[np.bool_], rows: NDArray[np.bool_], upper: NDArray[np.bool_]) -> None:
+        """Start from these basic columns and rows; other columns are at their lower bounds, rows where ``upper`` says.
+
+        It need not be a basis of this program: HiGHS makes one of it.
+        """
+        status = highspy.HighsBasisStatus
+        basis = highspy.HighsBasis()
+        basis.col_status = [status.kBasic if basic else status.kLower for basic in columns.tolist()]
+        basis.row_status = [
+            status.kBasic if basic else status.kUpper if at_upper else status.kLower
+            for basic, at_upper in zip(rows.tolist(), upper.tolist(), strict=True)
+        ]
+        basis.valid = basis.alien = True
+        self._solver.setBasis(basis)
+
     @property
     def outcome(self) -> str:
         """How the last solve ended, in HiGHS' words."""

@@ -31,7 +31,7 @@ class MaxMinFairness(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """One linear program."""
-        return max_min_fairness(problem, choice=self.choice)
+        return max_min_fairness(problem, choice=self.choice, memory=self.memory)
 
 
 @dataclass
@@ -62,7 +62,7 @@ class WaterFilling(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """A few linear programs, each raising those that the last did not hold."""
-        return water_filling(problem)
+        return water_filling(problem, memory=self.memory)
 
 
 @dataclass
@@ -119,7 +119,8 @@ class Hierarchical(TimeSharingPolicy):
         """Water filling with weights that are shared out level by level."""
         paths = {job.entity[:depth] for job in problem.jobs for depth in range(1, len(job.entity) + 1)}
         entities = {path: Entity(self._weights.get(path, 1.0), self.inner) for path in paths}
-        return water_filling(problem, hierarchy=Hierarchy({**entities, (): Entity(1.0, self.outer)}))
+        hierarchy = Hierarchy({**entities, (): Entity(1.0, self.outer)})
+        return water_filling(problem, hierarchy=hierarchy, memory=self.memory)
 
 
 @dataclass

@@ -13,6 +13,7 @@ import numpy as np
 
 from geminid.policies.gavel.groups import Ints
 from geminid.policies.gavel.level import solve_level
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
 from geminid.policies.gavel.program import Choice
 
@@ -59,7 +60,7 @@ class FinishBy:
 
 
 def finish_time_fairness(
-    problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True
+    problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True, memory: Memory | None = None
 ) -> TimeFractions:
     """Fractions with the smallest largest ρ."""
 
@@ -69,7 +70,9 @@ def finish_time_fairness(
         )
         return FinishBy(_elapsed(problem), isolated_duration_s(problem), work_s)
 
-    return solve_level(problem, requirement, lambda x: worst_rho(problem, x), choice=choice, merged=merged)
+    return solve_level(
+        problem, requirement, lambda x: worst_rho(problem, x), choice=choice, merged=merged, memory=memory
+    )
 
 
 def isolated_duration_s(problem: AllocationProblem) -> Array:

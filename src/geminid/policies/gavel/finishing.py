@@ -41,7 +41,7 @@ class FinishTimeFairness(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """Linear programs with tangents, exact."""
-        return finish_time_fairness(problem, choice=self.choice)
+        return finish_time_fairness(problem, choice=self.choice, memory=self.memory)
 
 
 @dataclass
@@ -75,7 +75,7 @@ class MinTotalDuration(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """One linear program, exact."""
-        return min_makespan(problem, choice=self.choice)
+        return min_makespan(problem, choice=self.choice, memory=self.memory)
 
 
 @dataclass

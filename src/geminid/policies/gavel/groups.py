@@ -9,7 +9,7 @@ total can be handed out to members that need different throughputs is a question
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ class Groups:
 
     Column c is time of group ``first[c]``, beside ``second[c]`` (−1: alone), on pool ``pool[c]``. One *use* is one
     group's part in one column: per unit of the column it takes ``use_time`` of the group's time (2 where the group is
-    paired with itself) at ``use_rate``, in multiples of the jobs' reference throughput.
+    paired with itself) at ``use_rate``, in multiples of the jobs' reference throughput. ``names`` say what the jobs of
+    each group have in common.
     """
 
     members: tuple[Ints, ...]
@@ -43,6 +44,7 @@ class Groups:
     use_column: Ints
     use_time: Array
     use_rate: Array
+    names: tuple[Hashable, ...] = ()
 
     @property
     def sizes(self) -> Array:
@@ -67,14 +69,15 @@ def merge(problem: AllocationProblem, *, apart: Sequence[Hashable] | None = None
     data = rates.tobytes()
     extra = apart if apart is not None else [None] * len(problem.jobs)
     for i, job in enumerate(problem.jobs):
-        key = (data[i * row_bytes : (i + 1) * row_bytes], job.gang, kind[i], extra[i])
+        alike = job.kind if kind[i] >= 0 else None
+        key = (data[i * row_bytes : (i + 1) * row_bytes], job.gang, alike, extra[i])
         group_of[i] = keys.setdefault(key, len(keys))
     order = np.argsort(group_of, kind="stable")
     members = tuple(np.split(order, np.cumsum(np.bincount(group_of, minlength=len(keys)))[:-1])) if keys else ()
     leader = np.array([m[0] for m in members], dtype=np.int64)
     paired = _pair_rates(problem, leader, np.array(kind)[leader] if keys else leader, reference)
     pools = _pools(problem, rates[leader], paired)
-    return _columns(problem, group_of, members, leader, rates, paired, pools)
+    return replace(_columns(problem, group_of, members, leader, rates, paired, pools), names=tuple(keys))
 
 
 def _pair_rates(problem: AllocationProblem, leader: Ints, kind: Ints, reference: Array) -> Array | None:

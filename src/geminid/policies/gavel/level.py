@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 
 from geminid.policies.gavel.groups import Ints, PairedWithThemselves, apart_from_others, hand_out, merge
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import (
     SOLVER_FAILED,
     AllocationProblem,
@@ -36,24 +37,29 @@ def solve_level(
     *,
     choice: Choice = "vertex",
     merged: bool = True,
+    memory: Memory | None = None,
 ) -> TimeFractions:
     """Raise a requirement as far as it goes and hand the result out to the jobs.
 
     ``requirement`` is given which jobs can run at all (the others must need nothing). With ``merged`` off every job is
-    its own group, which is slower and comes to the same.
+    its own group, which is slower and comes to the same. With a ``memory`` it starts from the last solve.
     """
     notes = unrunnable(problem)
     runs = problem.runs
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     needs = requirement(runs)
     if choice == "centre" and problem.pairs is None and runs.any():
-        fractions = in_the_middle(problem, needs, merged=merged)
+        fractions = in_the_middle(problem, needs, merged=merged, memory=memory)
         if fractions is not None:
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)
     for attempt in range(ATTEMPTS if runs.any() else 0):
         groups = merge(problem, apart=labels)
-        program = TimeProgram(groups)
+        program = TimeProgram(groups, memory)
         raised = program.raise_level(needs, choice)
+        if raised is None and memory is not None:  # once more from scratch
+            memory.forget()
+            program = TimeProgram(groups)
+            raised = program.raise_level(needs, choice)
         if raised is None:
             return fallback(problem, objective, [*notes, no_optimum(program)])
         try:
@@ -69,7 +75,9 @@ def solve_level(
     return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
 
 
-def in_the_middle(problem: AllocationProblem, needs: Requirement, *, merged: bool = True) -> Array | None:
+def in_the_middle(
+    problem: AllocationProblem, needs: Requirement, *, merged: bool = True, memory: Memory | None = None
+) -> Array | None:
     """Every job's time on each type, in the middle of those that raise it furthest; None if it is not found.
 
     Without pairs, only the slots of the types connect the jobs: an interior-point method made for that takes
@@ -85,9 +93,18 @@ def in_the_middle(problem: AllocationProblem, needs: Requirement, *, merged: boo
     if count == kinds and count <= FEW:
         return None
     sizes = np.bincount(block, minlength=count).astype(float)
-    found = raise_level(Blocks(rates[first], problem.gangs[first], sizes, problem.slots), needs.of(first))
+    blocks, wanted = Blocks(rates[first], problem.gangs[first], sizes, problem.slots), needs.of(first)
+    found = None
+    if memory is not None and memory.start is not None:
+        last = memory.block_of
+        same = np.array([last.get(problem.jobs[i].id, -1) for i in first.tolist()], dtype=np.int64)
+        found = raise_level(blocks, wanted, memory.start, same) if (same >= 0).any() else None
+    found = found or raise_level(blocks, wanted)
     if found is None:
         return None
+    if memory is not None:
+        memory.start = found.start
+        memory.block_of = {job.id: b for job, b in zip(problem.jobs, block.tolist(), strict=True)}
     return np.asarray(np.where(found.time > NO_TIME, found.time, 0.0)[block])
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from geminid.policies.gavel.level import solve_level
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Mask, TimeFractions
 from geminid.policies.gavel.program import Affine, Choice
 
 
-def min_makespan(problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True) -> TimeFractions:
+def min_makespan(
+    problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True, memory: Memory | None = None
+) -> TimeFractions:
     """Fractions with which the last job ends as early as possible, if none arrives."""
 
     def requirement(runs: Mask) -> Affine:
@@ -22,7 +25,9 @@ def min_makespan(problem: AllocationProblem, *, choice: Choice = "vertex", merge
         longest_s = float(work_s.max(initial=0.0))
         return Affine(np.zeros(len(work_s)), work_s / longest_s if longest_s > 0 else work_s)
 
-    return solve_level(problem, requirement, lambda x: makespan_s(problem, x), choice=choice, merged=merged)
+    return solve_level(
+        problem, requirement, lambda x: makespan_s(problem, x), choice=choice, merged=merged, memory=memory
+    )
 
 
 def makespan_s(problem: AllocationProblem, fractions: TimeFractions) -> float:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import numpy as np
 
 from geminid.policies.gavel.level import solve_level
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
 from geminid.policies.gavel.program import Affine, Choice
 
 
-def max_min_fairness(problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True) -> TimeFractions:
+def max_min_fairness(
+    problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True, memory: Memory | None = None
+) -> TimeFractions:
     """The fairest fractions; space sharing is used where the problem has pair throughputs."""
 
     def requirement(runs: Mask) -> Affine:
         return Affine(np.zeros(len(problem.jobs)), np.where(runs, problem.weights / problem.gangs, 0.0))
 
-    return solve_level(problem, requirement, lambda x: smallest_share(problem, x), choice=choice, merged=merged)
+    return solve_level(
+        problem, requirement, lambda x: smallest_share(problem, x), choice=choice, merged=merged, memory=memory
+    )
 
 
 def normalised_shares(problem: AllocationProblem, fractions: TimeFractions) -> Array:

@@ -18,6 +18,7 @@ starts of a program whose size does not depend on the number of jobs.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol
@@ -26,11 +27,15 @@ import numpy as np
 from scipy.sparse import coo_array
 
 from geminid.policies.gavel.groups import Groups, Ints
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import Array, Mask
 from geminid.solve.lp import LinearProgram, Optimum
 
 #: Which of several optimal solutions: a vertex, the middle of them, or one of largest total normalised throughput.
 Choice = Literal["vertex", "centre", "total"]
+
+#: Name of the last column.
+LEVEL = "level"
 
 #: A requirement counts as violated beyond this, relative to what is required.
 TOLERANCE = 1e-8
@@ -136,8 +141,9 @@ class _Supply:
 class TimeProgram:
     """The shared program over the columns of some groups, and a last column for the level."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, memory: Memory | None = None) -> None:
         self.groups = groups
+        self._memory, self._remembered = memory, False
         self.level = len(groups.first)
         count = len(groups.members)
         time = (groups.use_time, (groups.use_group, groups.use_column))
@@ -195,11 +201,14 @@ class TimeProgram:
             return None
         self._lp.set_gain(self._gain)
         self._lp.set_bounds(self.level, -np.inf, bound)
+        if near is None and self._memory is not None and not self._cuts:
+            near = self._memory.level
         begin = bound if near is None else min(near, bound)
         if self._cuts:
             self._move_tangents(requirement, begin)
         else:
             self._add_tangents(requirement, np.append(np.zeros(self.level), begin))
+            self._recall(requirement, begin)
         central = choice == "centre" and not self._uneven(requirement.at(begin)[0]).any()
         found = self._settle(requirement, centre=True) if central else None
         central = found is not None
@@ -209,6 +218,8 @@ class TimeProgram:
         level = float(found.values[-1])
         need, slope = requirement.at(level)
         tight = self._tight(found, slope)
+        if not central:
+            self._remember(level)
         if level >= bound - 1e-9 * abs(bound):
             tight |= (slope > 0) & (need >= self.best * (1 - 1e-9))
         if choice == "centre" and not central:  # many tangents are found faster at vertices
@@ -225,8 +236,73 @@ class TimeProgram:
         """The groups' times of largest gain that meet the needs at level 0, or None if they cannot be met."""
         self._lp.set_bounds(self.level, 0.0, 0.0)
         self._lp.set_gain(np.append(gain, 0.0))
+        if not self._cuts:
+            self._recall(requirement, 0.0)
         found = self._settle(requirement)
+        if found is not None:
+            self._remember(0.0)
         return found.values[:-1] if found is not None else None
+
+    # --- From one problem to the next ---
+
+    def _names(self) -> tuple[list[Hashable], list[Hashable]]:
+        """Names of the columns and rows, the same in another program over the same kinds of jobs."""
+        groups = self.groups
+        pools = [tuple(types.tolist()) for types in groups.pools]
+        columns: list[Hashable] = [
+            (groups.names[g], groups.names[h] if h >= 0 else None, pools[p])
+            for g, h, p in zip(groups.first.tolist(), groups.second.tolist(), groups.pool.tolist(), strict=True)
+        ]
+        rows: list[Hashable] = [*groups.names, *pools]
+        rows += [(groups.names[cut.group], cut.theta) for cut in self._cuts]
+        return [*columns, LEVEL], rows
+
+    def _remember(self, level: float) -> None:
+        """Keep the basis of the first solve, the rates at which tangents were tight, and the level."""
+        if self._memory is None or self._remembered:
+            return
+        self._remembered = True
+        columns, rows = self._names()
+        basic_columns, basic_rows = self._lp.basis()
+        if len(basic_columns) != len(columns) or len(basic_rows) != len(rows):
+            return
+        basic = {columns[i] for i in np.flatnonzero(basic_columns).tolist()}
+        basic |= {rows[i] for i in np.flatnonzero(basic_rows).tolist()}
+        self._memory.basic = frozenset(basic)
+        self._memory.nonbasic_rows = frozenset(rows[i] for i in np.flatnonzero(~basic_rows).tolist())
+        rates: dict[Hashable, set[float]] = {}
+        for cut in (self._cuts[i] for i in np.flatnonzero(~basic_rows[self._rows :]).tolist()):
+            if cut.theta > 0:
+                rates.setdefault(self.groups.names[cut.group], set()).add(cut.theta)
+        self._memory.rates = {name: tuple(sorted(values)) for name, values in rates.items()}
+        self._memory.level = level
+
+    def _recall(self, requirement: Requirement, level: float) -> None:
+        """Begin with the tangents and the basis of the last problem, as far as they fit."""
+        memory = self._memory
+        if memory is None or not memory.basic:
+            return
+        need, slope = requirement.at(level)
+        cuts = []
+        for g, name in enumerate(self.groups.names):
+            members = self.groups.members[g]
+            for theta in memory.rates.get(name, ()) if len(members) > 1 else ():
+                jobs = members[need[members] > theta]
+                if len(jobs):
+                    required = float((need[jobs] - theta).sum())
+                    cuts.append(Cut(g, theta, jobs, required, float(slope[jobs].sum()), level))
+        if cuts:
+            self._add(cuts)
+        columns, rows = self._names()
+        basic = memory.basic
+        upper = np.arange(len(rows)) < self._rows
+        self._lp.set_basis(
+            np.array([name in basic for name in columns], dtype=bool),
+            np.array([name not in memory.nonbasic_rows for name in rows], dtype=bool),
+            upper,
+        )
+
+    # --- Tangents ---
 
     def _settle(self, requirement: Requirement, *, centre: bool = False) -> Optimum | None:
         """Solve, and add violated tangents until there are none. Interior points are not looked for long."""

@@ -14,6 +14,7 @@ import numpy as np
 from geminid.policies.gavel.admission import admit
 from geminid.policies.gavel.groups import Groups, PairedWithThemselves, apart_from_others, hand_out, merge
 from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, TimeProgram
 
@@ -25,6 +26,7 @@ def max_total_throughput(
     deadlines: bool = False,
     normalised: bool = False,
     merged: bool = True,
+    memory: Memory | None = None,
 ) -> TimeFractions:
     """Fractions of the largest total throughput; ``by_cost`` divides it by the price of each type's slots."""
     prices = problem.costs if by_cost and problem.costs is not None else np.ones(len(problem.gpu_types))
@@ -44,8 +46,12 @@ def max_total_throughput(
         groups = merge(problem, apart=labels)
         gain = _gain(groups, counts, prices)
         kept, dropped = admit(problem, groups, required)
-        program = TimeProgram(groups)
+        program = TimeProgram(groups, memory)
         values = program.maximise(gain, Affine(kept, np.zeros(len(kept))))
+        if values is None and memory is not None:  # once more from scratch
+            memory.forget()
+            program = TimeProgram(groups)
+            values = program.maximise(gain, Affine(kept, np.zeros(len(kept))))
         if dropped:
             ids = tuple(problem.jobs[i].id for i in dropped)
             text = "the deadline cannot be met beside those of jobs that arrived earlier, and is not held"

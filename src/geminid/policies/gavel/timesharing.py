@@ -9,7 +9,8 @@ extends their lease.
 Options of all of them: ``round`` and ``recompute`` in seconds; ``fill=true`` gives slots that become free within a
 round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads goodputs of jobs that
 tune themselves instead of throughputs at the requested batch size, and lets them do so; ``reserve=true`` repeats what
-the published simulator does with jobs that wait for their first fractions: they hold free slots and do not run.
+the published simulator does with jobs that wait for their first fractions: they hold free slots and do not run;
+``warm=false`` solves every problem from scratch: fractions then depend on it alone, not on what was solved before.
 
 Deviations from the published code, common to all. Jobs that wait for their first fractions run on slots that are
 free. When one of two jobs on shared slots is done it leaves at once and the other runs on alone, instead of both at the
@@ -29,6 +30,7 @@ import numpy as np
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
 from geminid.policies.gavel.gangs import place_gangs
 from geminid.policies.gavel.level import fallback, unrunnable
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import (
     SOLVER_FAILED,
     AllocationProblem,
@@ -69,6 +71,7 @@ class TimeSharingPolicy(Policy):
     fill: bool = False
     adaptive: bool = False
     reserve: bool = False
+    warm: bool = True
     seed: int = 0
 
     _account: Account | None = field(default=None, repr=False)
@@ -84,6 +87,7 @@ class TimeSharingPolicy(Policy):
     _fractions: TimeFractions | None = field(default=None, repr=False)
     _speeds: SpeedReader = field(default_factory=SpeedReader, repr=False)
     _isolated: dict[str, tuple[float, float, float]] = field(default_factory=dict, repr=False)
+    _memory: Memory = field(default_factory=Memory, repr=False)
 
     def __post_init__(self) -> None:
         self.adapts_batch = self.adaptive
@@ -94,6 +98,11 @@ class TimeSharingPolicy(Policy):
     @abstractmethod
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """The policy itself: which fraction of the time everyone should have each type."""
+
+    @property
+    def memory(self) -> Memory | None:
+        """What is kept from one solve to the next, if anything is to be."""
+        return self._memory if self.warm else None
 
     def held_types(self) -> dict[str, str]:
         """The GPU types that jobs should have had all the time under the last fractions."""
@@ -234,6 +243,7 @@ class TimeSharingPolicy(Policy):
         try:
             return self.solve(problem)
         except Exception as error:
+            self._memory.forget()
             note = Note(SOLVER_FAILED, f"{type(error).__name__}: {error}")
             return fallback(problem, lambda _: float("nan"), [*unrunnable(problem), note])
 

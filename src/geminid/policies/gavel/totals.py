@@ -28,7 +28,13 @@ class MaxSumThroughputPerf(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """One linear program."""
-        return max_total_throughput(problem, by_cost=self.by_cost, deadlines=self.deadlines, normalised=self.normalised)
+        return max_total_throughput(
+            problem,
+            by_cost=self.by_cost,
+            deadlines=self.deadlines,
+            normalised=self.normalised,
+            memory=self.memory,
+        )
 
 
 @dataclass

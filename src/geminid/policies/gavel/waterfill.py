@@ -25,6 +25,7 @@ from geminid.policies.gavel.groups import (
     merge,
 )
 from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.program import Affine, Raised, TimeProgram
 
@@ -64,7 +65,11 @@ class Hierarchy:
 
 
 def water_filling(
-    problem: AllocationProblem, *, hierarchy: Hierarchy | None = None, merged: bool = True
+    problem: AllocationProblem,
+    *,
+    hierarchy: Hierarchy | None = None,
+    merged: bool = True,
+    memory: Memory | None = None,
 ) -> TimeFractions:
     """The fractions that are max-min fair at every level; the objective is the level of the least served."""
     weights: Weights = hierarchy.weights(problem) if hierarchy is not None else lambda _: problem.weights
@@ -74,7 +79,7 @@ def water_filling(
     while True:
         attempt += 1
         groups = merge(problem, apart=labels)
-        filled, failure = _fill(problem, groups, weights)
+        filled, failure = _fill(problem, groups, weights, memory)
         if filled is None:
             return fallback(problem, lambda _: 0.0, [*notes, *failure])
         try:
@@ -87,12 +92,14 @@ def water_filling(
         )
 
 
-def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> tuple[Raised | None, list[Note]]:
+def _fill(
+    problem: AllocationProblem, groups: Groups, weights: Weights, memory: Memory | None
+) -> tuple[Raised | None, list[Note]]:
     """Raise until nobody can be raised; the level is that at which the first job is held.
 
     If the solver gives up, what has been reached by then, if anything, and a note.
     """
-    filling = _Filling(groups)
+    filling = _Filling(groups, memory)
     have = np.zeros(len(problem.jobs))
     open_ = problem.runs.copy()
     first: float | None = None
@@ -131,9 +138,9 @@ def _fill(problem: AllocationProblem, groups: Groups, weights: Weights) -> tuple
 class _Filling:
     """The program of all rounds, and the fastest that each job can be."""
 
-    def __init__(self, groups: Groups) -> None:
+    def __init__(self, groups: Groups, memory: Memory | None) -> None:
         self.groups = groups
-        self.program = TimeProgram(groups)
+        self.program = TimeProgram(groups, memory)
         self.best = self.program.best
         self.reached = np.zeros(len(self.best))
 
