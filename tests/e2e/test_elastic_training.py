@@ -320,6 +320,13 @@ def test_a_loop_that_does_not_do_the_same_on_all_workers_is_told_so(tmp_path, la
     assert "optimizer.step() was called on 1 of 2 workers" in job.status.reason
 
 
+def test_a_sampler_that_is_different_on_every_worker_is_refused(tmp_path, launcher):
+    with Job(tmp_path, "branches.py", "--disorder", launcher=launcher, most_failures=0) as job:
+        job.resize(["a", "b"])
+        assert job.ended() == "failed"
+    assert "the loader's sampler gives workers different orders" in job.status.reason
+
+
 def test_workers_of_several_nodes_meet_over_tcp_and_get_over_the_loss_of_one(tmp_path, launcher):
     def environment(slot):
         return {channel.NODE: slot.partition("/")[0], channel.ADDRESS: "127.0.0.1"}

@@ -2,6 +2,7 @@
 
 import math
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -298,6 +299,29 @@ def test_collate_functions_samplers_subsets_and_drop_last_mean_what_they_mean():
     assert flat(weighted[0]) != flat(weighted[1])
 
 
+class Shuffled:
+    """A sampler that draws from Python's global generator."""
+
+    def __len__(self):
+        return 30
+
+    def __iter__(self):
+        order = list(range(30))
+        random.shuffle(order)
+        return iter(order)
+
+
+def test_samplers_of_ones_own_are_seeded_too():
+    random.seed(1)
+    one = seen(DataLoader(Noisy(), batch_size=8, sampler=Shuffled()))
+    random.seed(2)
+    before = random.getstate()
+    other = seen(DataLoader(Noisy(), batch_size=8, sampler=Shuffled()))
+    assert [flat(epoch) for epoch in one] == [flat(epoch) for epoch in other]
+    assert flat(one[0]) != flat(one[1])
+    assert random.getstate() == before
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(torch.arange(23))
@@ -370,6 +394,53 @@ def test_training_by_progress_goes_on_until_it_has_made_it():
     assert samples > 600
 
 
+class Branches(nn.Module):
+    """Uses one of its branches or the other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.branches = nn.ModuleList(nn.Linear(6, 1) for _ in range(2))
+
+    def forward(self, x):
+        return self.branches[int(x[0, 0] > 0)](x)
+
+
+def test_clipping_sees_whole_steps_whichever_parts_of_the_model_a_pass_uses():
+    """First steps without accumulation, then with it: the same as one backward over each step's passes."""
+    expected, model = Branches(), Branches()
+    optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
+    data = DataLoader(toy(48), batch_size=3)
+    for group in zip(*[iter(data)] * 4, strict=True):
+        optimizer.zero_grad()
+        (sum(nn.functional.mse_loss(expected(x), y) for x, y in group) / 4).backward()
+        nn.utils.clip_grad_norm_(expected.parameters(), 0.3)
+        optimizer.step()
+    run = geminid.init()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(48), batch_size=12), max_per_slot_batch=3)
+    hooks = run._session._gradients
+    for _ in run.epochs(1):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            assert len(hooks._hooks) == 4
+            nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+            optimizer.step()
+    assert close(model, expected)
+
+
+def test_a_loop_that_accumulates_by_itself_is_warned(capsys):
+    run, model, optimizer, loader, _ = in_order()
+    for _ in run.epochs(1):
+        for number, (x, y) in enumerate(loader):
+            nn.functional.mse_loss(model(x), y).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert capsys.readouterr().err.count("Do not accumulate gradients in the loop") == 1
+
+
 def test_two_backward_passes_for_one_batch_add_up():
     expected = network()
     optimizer = torch.optim.SGD(expected.parameters(), lr=0.1)
@@ -425,6 +496,22 @@ def test_what_cannot_work_is_refused_with_what_to_do_instead():
     refused("leave it out, the data is divided by geminid", loader=DataLoader(toy(), batch_size=2, sampler=sampler))
     with pytest.raises(ValueError, match="checkpoint_every_s is 0"):
         geminid.init(checkpoint_every_s=0)
+
+
+def test_what_could_not_be_saved_is_told_before_training(tmp_path):
+    def begun(**state):
+        run = geminid.init(checkpoint_dir=tmp_path)
+        model = network()
+        loader = DataLoader(toy(), batch_size=12)
+        run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader)
+        run.state("mine", state)
+        next(run.epochs(1))
+
+    with pytest.raises(TypeError, match="state/user/mine/x is a object, which cannot be saved"):
+        begun(x=object())
+    with pytest.raises(TypeError, match=r"state/user/mine/y is a tensor of torch\.complex128, which cannot be saved"):
+        begun(y=torch.zeros(2, dtype=torch.complex128))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_misuse_is_told_in_one_sentence():

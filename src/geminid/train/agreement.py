@@ -24,7 +24,7 @@ from geminid.train.norms import NoiseMeter, Reading
 from geminid.train.tuner import Tuner
 
 #: The numbers, in order; learning-rate factors and squared norms by parameter group follow them.
-HAS_FORM, STOPPING, STEPPED, PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(8)
+HAS_FORM, STOPPING, STEPPED, ORDER, PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(9)
 
 
 @dataclass(slots=True)
@@ -53,6 +53,7 @@ class _Pending:
     numbers: Tensor | None
     reading: Reading | None
     norms: Tensor | None
+    order: int = 0
     event: Any = None
 
 
@@ -71,10 +72,11 @@ class Agreement:
         warmup_epochs: float,
         wants_to_stop: Callable[[], bool],
         epochs_done: Callable[[], float],
+        order_code: Callable[[], int],
     ) -> None:
         self._place, self._agent, self._tuner, self._meter = place, agent, tuner, meter
         self._limits, self._rule, self._warmup_epochs = limits, scaling_rule, warmup_epochs
-        self._wants_to_stop, self._epochs_done = wants_to_stop, epochs_done
+        self._wants_to_stop, self._epochs_done, self._order_code = wants_to_stop, epochs_done, order_code
         self._groups = meter.groups
         self._lag = 1 if meter.device.type == "cuda" else 0
         self._pending: deque[_Pending] = deque()
@@ -95,7 +97,7 @@ class Agreement:
         values = [0.0] * (FIXED + self._groups)
         values[HAS_FORM] = float(self._has_form)
         values[STOPPING] = float(self._wants_to_stop())
-        values[STEPPED] = float(stepped_before)
+        values[STEPPED], values[ORDER] = float(stepped_before), float(self._order_code())
         if self._place.rank == 0:
             plan = self._choose_plan()
             values[FIXED:] = self._factors_of(plan)
@@ -122,7 +124,7 @@ class Agreement:
             kept, norms = _on_its_way(kept), _on_its_way(norms)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        self._pending.append(_Pending(kept, reading, norms, event))
+        self._pending.append(_Pending(kept, reading, norms, self._order_code(), event))
 
     # ------------------------------------------------------------------------------------------- between two steps
 
@@ -130,7 +132,7 @@ class Agreement:
         """What was told, of the steps that can be read without waiting; their norms go into the estimate.
 
         Raises:
-            RuntimeError: some workers took a step and others did not.
+            RuntimeError: some workers took a step and others did not, or they have different orders of the data.
         """
         told = Told()
         while len(self._pending) > self._lag:
@@ -141,7 +143,7 @@ class Agreement:
                 values = pending.norms.tolist()
                 self._meter.fold(pending.reading, values[: self._groups], values[self._groups :])
             if pending.numbers is not None:
-                told = self._understood(pending.numbers.tolist())
+                told = self._understood(pending.numbers.tolist(), pending.order)
         if self._place.size == 1:
             plan = self._choose_plan()
             factors = self._factors_of(plan)
@@ -149,7 +151,12 @@ class Agreement:
             told = Told(int(self._has_form), self._wants_to_stop(), plan, factors)
         return told
 
-    def _understood(self, values: list[float]) -> Told:
+    def _understood(self, values: list[float], order: int) -> Told:
+        if round(values[ORDER]) != order * self._place.size:
+            raise RuntimeError(
+                "the loader's sampler gives workers different orders: draw from PyTorch's, numpy's or Python's global "
+                "generator, or from one in its attribute 'generator', which are seeded alike"
+            )
         stepped = round(values[STEPPED])
         if 0 < stepped < self._place.size:
             raise RuntimeError(

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from geminid.train.tree import put_together, take_apart
+from geminid.train.tree import CannotSave, put_together, take_apart
 
 #: Version of what the metadata holds.
 FORMAT = "geminid-1"
@@ -89,9 +89,23 @@ def take_snapshot(state: Any, *, step: int, samples: int) -> Snapshot:
     return Snapshot(document, copies, step, samples, monotonic() - begin)
 
 
+def check_saveable(state: Any) -> None:
+    """Whether this state could be saved: better to know at the beginning than at the first checkpoint.
+
+    Raises:
+        CannotSave: it could not, and the sentence says which part of it.
+    """
+    _, tensors = take_apart(state)
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _NAMES:
+            raise CannotSave(f"{name} is a tensor of {tensor.dtype}, which cannot be saved")
+        if tensor.layout is not torch.strided:
+            raise CannotSave(f"{name} is a tensor of layout {tensor.layout}, which cannot be saved")
+
+
 def _copy(tensor: Tensor) -> Tensor:
     if tensor.dtype not in _NAMES:
-        raise BadCheckpoint(f"tensors of {tensor.dtype} cannot be saved")
+        raise CannotSave(f"a tensor of {tensor.dtype} cannot be saved")
     return tensor.to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 

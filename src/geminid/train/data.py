@@ -9,6 +9,7 @@ keeps its part.
 from __future__ import annotations
 
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -30,6 +31,9 @@ from geminid.train import rng
 from geminid.train.rng import mixed
 from geminid.train.shares import Span
 
+#: Codes of orders are summed up over workers as 32-bit floating-point numbers, exactly up to 2²⁴.
+LARGEST_CODE = 4093
+
 #: Spans of positions that one worker processes, one after the other: with the epoch's number, the source does the rest.
 Spans = Iterable[Span]
 
@@ -40,7 +44,7 @@ class MapSource:
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._seed = seed
         self._sampler = loader.sampler
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self._epoch, self._order, self._code = -1, torch.empty(0, dtype=torch.int64), 0
         self._lists = _Lists()
         workers = loader.num_workers
         self._loader: DataLoader[Any] = DataLoader(
@@ -81,6 +85,7 @@ class MapSource:
     def _order_of(self, epoch: int) -> torch.Tensor:
         if epoch != self._epoch:
             self._order, self._epoch = self._new_order(mixed(self._seed, epoch)), epoch
+            self._code = zlib.crc32(self._order.numpy().tobytes()) % LARGEST_CODE
         return self._order
 
     def _new_order(self, seed: int) -> torch.Tensor:
@@ -93,12 +98,19 @@ class MapSource:
             rounds = -(-len(sampler) // whole)
             order = torch.cat([torch.randperm(whole, generator=generator) for _ in range(rounds)])
             return order[: len(sampler)]
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
+        before = rng.states()
+        try:
+            rng.seed_data(seed)
             own = getattr(sampler, "generator", None)
             if isinstance(own, torch.Generator):
                 own.manual_seed(seed)
             return torch.as_tensor(list(sampler), dtype=torch.int64)
+        finally:
+            rng.restore(before)
+
+    def order_code(self) -> int:
+        """A small number that differs, most likely, where the epoch's order does."""
+        return self._code
 
 
 class StreamSource:
@@ -129,6 +141,10 @@ class StreamSource:
         """The batch of a span; the position never goes back by more than a step."""
         first = self._next - len(self._buffer)
         return self._collate(self._buffer[span[0] - first : span[1] - first])
+
+    def order_code(self) -> int:
+        """Nobody knows the order of a stream."""
+        return 0
 
     def available(self, epoch: int, begin: int, count: int) -> int:
         """How many of ``count`` samples from a position on there are; they are read."""

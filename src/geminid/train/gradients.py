@@ -141,6 +141,8 @@ class Gradients:
                 parameter.grad = None
         self._weight, self._first, self._last, self._alone = weight, first, last, alone
         self._reached_end = False
+        if len(self._hooks) < len(self.parameters) and self._needs_buckets:
+            self._hook_all()
         self.sync_s = 0.0
         if first and self._needs_buckets:
             if not self._buckets:
@@ -183,8 +185,8 @@ class Gradients:
 
     def _end_of_backward(self) -> None:
         self._queued = False
-        if self._size == 1 and len(self._hooks) > 1 and self._trigger is not None:
-            for hook in self._hooks:  # one worker needs no buckets, only to know when backward has ended
+        if len(self._hooks) > 1 and not self._needs_buckets and self._size == 1 and self._trigger is not None:
+            for hook in self._hooks:  # without buckets it is enough to know when backward has ended
                 hook.remove()
             self._hooks = [self._hook(self._trigger)]
         self.complete()

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -357,7 +357,8 @@ def this_host() -> int:
 def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False) -> None:
     """Hand the state to some members: its structure as JSON, then its tensors.
 
-    On the same host the tensors go through shared memory, once for all receivers, if there is room for them.
+    On the same host the tensors go through shared memory, once for all receivers, if there is room for them and the
+    receivers may read it.
     """
     document, tensors = take_apart(state)
     ordered = {name: tensor.contiguous() for name, tensor in tensors.items()}
@@ -377,15 +378,22 @@ def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False)
             for receiver in receivers:
                 dist.send(torch.tensor([len(raw)]), receiver)
                 dist.send(raw, receiver)
-                for tensor in ordered.values() if shared is None else ():
-                    if tensor.numel():
-                        dist.send(_flat(tensor), receiver)
-            if shared is not None:
-                for receiver in receivers:
-                    dist.recv(torch.zeros(1), receiver)  # it has read everything
+                if shared is None:
+                    _send_all(ordered.values(), receiver)
+            for receiver in receivers if shared is not None else ():
+                read = torch.zeros(1)
+                dist.recv(read, receiver)
+                if not read.item():
+                    _send_all(ordered.values(), receiver)
     finally:
         if shared is not None:
             shared.remove()
+
+
+def _send_all(tensors: Iterable[Tensor], receiver: int) -> None:
+    for tensor in tensors:
+        if tensor.numel():
+            dist.send(_flat(tensor), receiver)
 
 
 def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
@@ -401,13 +409,13 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
             for name, kind, shape, where in header["tensors"]
         }
         received = int(length) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        read = False
         if header["shared"] is not None:
-            try:
+            with contextlib.suppress(OSError):  # whoever wrote it has died, or it is not ours to read
                 _Shared.read(header["shared"], list(tensors.values()))
-            except OSError as problem:  # whoever wrote it has died
-                raise PeersLost(str(problem)) from None
-            dist.send(torch.zeros(1), sender)
-        else:
+                read = True
+            dist.send(torch.tensor([float(read)]), sender)
+        if not read:
             for tensor in tensors.values():
                 if tensor.numel():
                     dist.recv(_flat(tensor), sender)

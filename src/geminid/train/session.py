@@ -25,7 +25,7 @@ from geminid.goodput.noise import NoiseEstimate
 from geminid.train import channel, messages, peers, rng
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Place
-from geminid.train.checkpoint import BackgroundWriter, Snapshot, Written, checkpoints_at, take_snapshot
+from geminid.train.checkpoint import BackgroundWriter, Snapshot, Written, check_saveable, checkpoints_at, take_snapshot
 from geminid.train.data import source_of
 from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
@@ -125,6 +125,7 @@ class Session:
             warmup_epochs=settings.warmup_epochs,
             wants_to_stop=lambda: self._wants_to_stop,
             epochs_done=self._epochs_done,
+            order_code=self._source.order_code,
         )
         self._gradients = Gradients(
             parameters,
@@ -148,7 +149,7 @@ class Session:
                 leave=self._leave,
             )
         self._parameter_count = sum(parameter.numel() for parameter in parameters)
-        self._warns_of_batch_norm = has_batch_norm(model)
+        self._warns_of_batch_norm, self._warned_of_skipping = has_batch_norm(model), False
         self._clock, self._usual = StepClock(), UsualTime()
         self._writer = (
             BackgroundWriter(checkpoints_at(checkpoints, settings.keep_checkpoints), self._on_written)
@@ -172,6 +173,8 @@ class Session:
 
     def begin(self, epochs: int) -> None:
         """Take one's place: alone and from the last checkpoint, or wherever the supervisor says."""
+        if self._writer is not None or self.agent is not None:
+            check_saveable(self.state.collect())
         self._begun, self.epochs_wanted = True, epochs
         if self.agent is None:
             restored = self._restore_checkpoint()
@@ -348,11 +351,24 @@ class Session:
         self._stepped_before = self._stepped
         if not self._stepped:
             self._count(share, 0.0)  # skipped, by a loss scaler for example
+            self._wonder_why()
         if self.agent is not None:
             self.agent.step = self.position.step
             if self._report_first_step:
                 self._report_first_step = False
                 self.agent.send(messages.FirstStep(generation=self.place.generation, ended_at_s=self._stopped_at_s))
+
+    def _wonder_why(self) -> None:
+        """A step was not taken although there is no loss scaler to decide that."""
+        if self.state.scaler is None and not self._warned_of_skipping and self.place.rank == 0:
+            self._warned_of_skipping = True
+            print(
+                "geminid: warning: optimizer.step() was not called for a batch, which then makes no progress. Do not "
+                "accumulate gradients in the loop: give the loader the total batch size, and run.prepare "
+                "max_per_slot_batch",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _may_step(self) -> bool:
         """Whether the optimiser may step now: the gradients of a whole step are there, from everybody."""

@@ -63,16 +63,17 @@ class Zygote:
         program = shutil.which(launch.command[0])
         if not python_command(launch.command) or program is None or not os.path.samefile(program, sys.executable):
             return self._plain.start(launch)
-        answer = self._ask(
-            {
-                "start": {
-                    "command": list(launch.command),
-                    "environment": dict(launch.environment),
-                    "folder": str(launch.folder),
-                    "log": str(launch.log),
-                }
-            }
-        )
+        wanted = {
+            "command": list(launch.command),
+            "environment": dict(launch.environment),
+            "folder": str(launch.folder),
+            "log": str(launch.log),
+        }
+        try:
+            answer = self._ask({"start": wanted})
+        except OSError as problem:  # slower, but the job goes on
+            print(f"geminid: warning: a worker is started afresh: {problem}", file=sys.stderr, flush=True)
+            return self._plain.start(launch)
         return ForkedProcess(int(answer["pid"]), self)
 
     def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:

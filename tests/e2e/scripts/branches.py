@@ -4,6 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -13,6 +14,7 @@ import geminid
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
 parser.add_argument("--uneven", action="store_true", help="have only the leader step")
+parser.add_argument("--disorder", action="store_true", help="have a sampler that is different on every worker")
 args = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(3)
@@ -33,7 +35,8 @@ groups = [
 optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
 before = {name: value.clone() for name, value in model.state_dict().items()}
 data = TensorDataset(torch.randn(64, 3), torch.arange(64))
-model, optimizer, loader = run.prepare(model, optimizer, DataLoader(data, batch_size=16, shuffle=True))
+order = np.random.default_rng().permutation(64).tolist() if args.disorder else range(64)
+model, optimizer, loader = run.prepare(model, optimizer, DataLoader(data, batch_size=16, sampler=order))
 for epoch in run.epochs(5):
     for x, number in loader:
         optimizer.zero_grad()
