@@ -197,7 +197,11 @@ def form_group(
     host = os.environ.get(ADDRESS)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(host) if host else _loopback())
     before = _connections()
-    attempt = _Attempt(store, rank, size, "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    try:
+        backend = _backend(store, rank, size, device)
+    except RuntimeError as problem:
+        raise PeersLost(_first_line(problem)) from None
+    attempt = _Attempt(store, rank, size, backend)
     patience_s = None
     while not attempt.over.wait(LOOK_S):
         patience_s = patience_s or (monotonic() + STUCK_S if broken() else None)
@@ -209,6 +213,16 @@ def form_group(
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAITING_S))
     with _sockets_lock:
         _sockets[:] = _connections() - before
+
+
+def _backend(store: Any, rank: int, size: int, device: torch.device) -> str:
+    """NCCL for what is on GPUs, unless workers share one, which it does not support; gloo for the rest."""
+    if device.type != "cuda":
+        return "gloo"
+    own = torch.cuda.get_device_properties(device)
+    store.set(f"gpu {rank}", f"{this_host()} {getattr(own, 'uuid', device.index)}")
+    gpus = {store.get(f"gpu {other}") for other in range(size)}
+    return "cpu:gloo,cuda:nccl" if len(gpus) == size else "gloo"
 
 
 class _Attempt:
@@ -333,9 +347,9 @@ def tell_all(document: Any, rank: int) -> Any:
 
 
 def wait_for_all() -> None:
-    """A barrier."""
+    """A barrier, on the CPU whatever the gradients are on."""
     with _watchful():
-        dist.barrier()
+        dist.all_reduce(torch.zeros(1))
 
 
 def broadcast(tensor: Tensor) -> None:
@@ -361,11 +375,12 @@ def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False)
     receivers may read it.
     """
     document, tensors = take_apart(state)
-    ordered = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    staged = _by_main_memory()
+    ordered = {name: (tensor.cpu() if staged else tensor).contiguous() for name, tensor in tensors.items()}
     header = {
         "document": document,
         "tensors": [
-            [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type]
+            [name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensors[name].device.type]
             for name, tensor in ordered.items()
         ],
         "shared": None,
@@ -390,6 +405,11 @@ def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False)
             shared.remove()
 
 
+def _by_main_memory() -> bool:
+    """Whether tensors on GPUs have to be handed over by way of main memory: gloo sends no others."""
+    return "nccl" not in dist.get_backend_config()
+
+
 def _send_all(tensors: Iterable[Tensor], receiver: int) -> None:
     for tensor in tensors:
         if tensor.numel():
@@ -404,9 +424,11 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
         raw = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(raw, sender)
         header = json.loads(raw.numpy().tobytes())
+        homes = {name: device if where != "cpu" else torch.device("cpu") for name, _, _, where in header["tensors"]}
+        staged = _by_main_memory()
         tensors = {
-            name: torch.empty(shape, dtype=getattr(torch, kind), device=device if where != "cpu" else "cpu")
-            for name, kind, shape, where in header["tensors"]
+            name: torch.empty(shape, dtype=getattr(torch, kind), device="cpu" if staged else homes[name])
+            for name, kind, shape, _ in header["tensors"]
         }
         received = int(length) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         read = False
@@ -419,7 +441,8 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
             for tensor in tensors.values():
                 if tensor.numel():
                     dist.recv(_flat(tensor), sender)
-    return put_together(header["document"], tensors), received
+    at_home = {name: tensor.to(homes[name]) for name, tensor in tensors.items()}
+    return put_together(header["document"], at_home), received
 
 
 class _Shared:
