@@ -124,6 +124,9 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
     assert "warning" in capsys.readouterr().err
     assert newest.with_suffix(".damaged").exists()
     assert CheckpointFolder(tmp_path / "other").load() is None
+    (tmp_path / "checkpoint-00000009.safetensors").mkdir()  # which cannot be read at all
+    assert folder.load()[1].name == names[1]
+    assert "cannot be read: Is a directory" in capsys.readouterr().err
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, capsys, monkeypatch):

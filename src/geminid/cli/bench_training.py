@@ -1,4 +1,4 @@
-"""``geminid bench rescale`` and ``overhead``: the claims about training, measured with real jobs."""
+"""``geminid bench rescale``, ``overhead`` and ``saving``: the claims about training, measured with real jobs."""
 
 from __future__ import annotations
 
@@ -82,6 +82,34 @@ def overhead(
                 f"{row.interval} steps",
             ]
             for row in rows
+        ],
+    )
+
+
+def saving(
+    device: Annotated[str | None, typer.Option(help="Where: cuda or cpu. By default a GPU, if there is one.")] = None,
+    json: Json = False,
+) -> None:
+    """What checkpoints of a ten-million-parameter job cost training: standing still, and being slower meanwhile."""
+    _need_torch()
+    from geminid.bench.saving import run
+
+    with error_console.status("building …") as status:
+        row = run(device=device, progress=status.update)
+    if json:
+        print_json([asdict(row)])
+        return
+    print_table(
+        f"Checkpoints of {row.state_bytes / 1e6:.0f} MB on {row.device}, one every {row.interval_s:.0f} s (medians)",
+        ["a step", "training stands still", "written in the background in", "a step meanwhile", "of all time"],
+        [
+            [
+                f"{1000 * row.step_s:.1f} ms",
+                f"{1000 * row.pause_s:.1f} ms",
+                f"{row.write_s:.2f} s",
+                f"{1000 * row.step_while_writing_s:.1f} ms",
+                f"{100 * row.overhead:.2f} %",
+            ]
         ],
     )
 

@@ -244,6 +244,10 @@ class CheckpointFolder:
         for path in self.paths():
             try:
                 return read(path), path
+            except FileNotFoundError:  # too old by now
+                continue
+            except OSError as problem:
+                print(f"geminid: warning: {path} cannot be read: {problem.strerror}", file=sys.stderr, flush=True)
             except BadCheckpoint as problem:
                 print(f"geminid: warning: {path} is not used: {problem}", file=sys.stderr, flush=True)
                 with contextlib.suppress(OSError):

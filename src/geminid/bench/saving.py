@@ -1,0 +1,96 @@
+"""What checkpoints cost training: how long it stands still for one, and how much slower it is while one is written.
+
+A model of ten million parameters trains with the library. Blocks of steps take turns: some while nothing is written,
+some while a checkpoint is being hashed and written in the background.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from geminid.train.checkpoint import BackgroundWriter, CheckpointFolder, Written, take_snapshot
+from geminid.train.session import SNAPSHOT_BUDGET, Settings
+
+#: Steps of a block in which nothing is written, and steps before anything is timed.
+BLOCK_STEPS, WARM_UP_STEPS = 20, 10
+
+SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SavingRow:
+    """Medians, in seconds. ``interval_s`` is how often a checkpoint is written, by default and at most.
+
+    ``overhead`` is the share of the time that writing them takes from training: standing still, and being slower.
+    """
+
+    device: str
+    state_bytes: int
+    step_s: float
+    pause_s: float
+    write_s: float
+    step_while_writing_s: float
+    interval_s: float
+    overhead: float
+
+
+def run(
+    *, device: str | None = None, rounds: int = 8, progress: Callable[[str], None] = lambda text: None
+) -> SavingRow:
+    """Measure."""
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(1024, 3000), nn.ReLU(), nn.Linear(3000, 2000), nn.ReLU(), nn.Linear(2000, 500))
+    model.to(where)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    inputs, labels = torch.randn(SAMPLES, 1024, device=where), torch.randint(500, (SAMPLES,), device=where)
+
+    def step() -> float:
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if where.type == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    idle: list[float] = []
+    busy: list[float] = []
+    pauses: list[float] = []
+    written: list[Written] = []
+    with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
+        writer = BackgroundWriter(CheckpointFolder(Path(folder), keep=2), written.append)
+        for number in range(rounds):
+            progress(f"checkpoint {number + 1} of {rounds}")
+            idle += [step() for _ in range(BLOCK_STEPS)]
+            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+            snapshot = take_snapshot(state, step=number, samples=number)
+            pauses.append(snapshot.pause_s)
+            writer.begin(snapshot)
+            while writer.busy:
+                busy.append(step())
+        writer.finish()
+    step_s, pause_s, write_s = median(idle), median(pauses), median(one.seconds for one in written)
+    while_writing_s = median(busy) if busy else step_s
+    interval_s = max(Settings().checkpoint_every_s, pause_s / SNAPSHOT_BUDGET)
+    slower_s = write_s * max(0.0, 1.0 - step_s / while_writing_s)
+    return SavingRow(
+        device=torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        state_bytes=written[-1].size_bytes,
+        step_s=step_s,
+        pause_s=pause_s,
+        write_s=write_s,
+        step_while_writing_s=while_writing_s,
+        interval_s=interval_s,
+        overhead=(pause_s + slower_s) / interval_s,
+    )
