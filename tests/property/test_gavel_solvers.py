@@ -186,3 +186,42 @@ def test_shares_of_entities_add_up_to_their_weights(weights: list[float], jobs: 
     by_team = np.array([time[[path == (f"team-{e}",) for path in entity]].sum() for e in range(len(weights))])
     if time.max() < 1 - 1e-6:
         np.testing.assert_allclose(by_team / by_team.sum(), np.array(weights) / sum(weights), rtol=1e-4)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+def test_shares_add_up_to_the_weights_at_each_level_whatever_the_rules(data: st.DataObject) -> None:
+    """One slot that all want: everyone's time is the product of its entities' shares along its path."""
+    names = st.sampled_from(("a", "b"))
+    paths = data.draw(st.lists(st.lists(names, max_size=3).map(tuple), min_size=1, max_size=8))
+    jobs = tuple(
+        GangJob(id=f"job-{i}", entity=path, arrived_s=float(i), weight=data.draw(st.sampled_from((1.0, 2.0))))
+        for i, path in enumerate(paths)
+    )
+    nodes = {path[:depth] for path in paths for depth in range(len(path) + 1)}
+    rule, weight = st.sampled_from(("fairness", "fifo")), st.sampled_from((0.5, 1.0, 3.0))
+    tree = Hierarchy({node: Entity(data.draw(weight), data.draw(rule)) for node in sorted(nodes)})
+    expected = np.zeros(len(jobs))
+
+    def divide(node: tuple[str, ...], share: float) -> None:
+        """An entity's part among its jobs and the entities directly below it."""
+        below = [n for n in sorted(nodes) if len(n) == len(node) + 1 and n[:-1] == node]
+        first = {n: min(i for i, path in enumerate(paths) if path[: len(n)] == n) for n in below}
+        own = [i for i, path in enumerate(paths) if path == node]
+        if tree.entities[node].within == "fifo":
+            earliest = min([*first.values(), *own])
+            for i in own:
+                expected[i] = share if i == earliest else 0.0
+            for n in below:
+                divide(n, share if first[n] == earliest else 0.0)
+            return
+        total = sum(jobs[i].weight for i in own) + sum(tree.entities[n].weight for n in below)
+        for i in own:
+            expected[i] = share * jobs[i].weight / total
+        for n in below:
+            divide(n, share * tree.entities[n].weight / total)
+
+    divide((), 1.0)
+    problem = AllocationProblem(("v100",), np.array([1.0]), jobs, np.ones((len(jobs), 1)))
+    time = water_filling(problem, hierarchy=tree).by_job(problem).sum(axis=1)
+    np.testing.assert_allclose(time, expected, atol=1e-6)

@@ -74,6 +74,25 @@ def test_fifo_within_an_entity_serves_its_first_job() -> None:
     assert got == pytest.approx({"a": 0.5, "b": 0.0, "c": 0.5}, abs=1e-6)
 
 
+def test_every_entity_has_its_own_rule_at_every_depth() -> None:
+    """Fairness over FIFO and fairness, FIFO over fairness within one of them."""
+    policy = make_policy("hierarchical_perf:weights=lab=3;lab/ann=2,rules=shop=fifo;lab/bob=fifo")
+    assert isinstance(policy, HierarchicalPerf)
+    owners = {"a": "lab/ann", "b": "lab/ann", "c": "lab/bob", "d": "lab/bob/x", "e": "shop", "f": "shop/y", "g": "shop"}
+    running = engine(policy, "v100:1x1", *(facts(name, owner=owner) for name, owner in owners.items()))
+    got = shares(running, policy)
+    lab, shop = 3 / 4, 1 / 4
+    ann, bob = 2 / 3 * lab, 1 / 3 * lab
+    want = {"a": ann / 2, "b": ann / 2, "c": bob, "d": 0.0, "e": shop, "f": 0.0, "g": 0.0}
+    assert got == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize("text", ["lab", "lab=lifo", "=fifo", "lab//x=fifo"])
+def test_rules_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(InvalidInput, match="must be like team=fifo"):
+        make_policy(f"hierarchical:rules={text}")
+
+
 @pytest.mark.parametrize("text", ["lab", "lab=-1", "=2", "lab=x"])
 def test_weights_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="must be like team=2"):

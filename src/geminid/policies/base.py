@@ -35,7 +35,8 @@ class JobFacts:
     exactly that. ``limits`` (batch sizes by GPU type) are empty for opaque jobs, whose inside is not known: they run
     on exactly their requested slots. ``throughputs`` (steps per second on the requested slots, by GPU type) are filled
     for jobs whose speeds are known without a model, and ``steps`` is then the work of the whole job; ``kind`` names
-    what jobs of equal speeds have in common. ``deadline_s`` is a time, not a duration. ``work`` is all that the job has
+    what jobs of equal speeds have in common; ``spread_throughputs`` are those on more nodes than needed, where they
+    differ. ``deadline_s`` is a time, not a duration. ``work`` is all that the job has
     to do, as far as its specification tells (epochs × dataset; it may be wrong), in the unit of its goodput: useful
     samples, or seconds for opaque jobs. None where nobody knows. ``budget_gpu_s`` is the most
     slots × time that it may use.
@@ -55,6 +56,7 @@ class JobFacts:
     owner: str = ""
     kind: str = ""
     throughputs: Mapping[str, float] = field(default_factory=dict)
+    spread_throughputs: Mapping[str, float] = field(default_factory=dict)
     steps: float | None = None
     deadline_s: float | None = None
     work: float | None = None

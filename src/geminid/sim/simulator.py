@@ -219,6 +219,14 @@ class Simulator:
         speeds = {gpu_type: self.throughputs.alone(job_type, gpu_type) for gpu_type in self.cluster.type_index}
         return {gpu_type: speed for gpu_type, speed in speeds.items() if speed > 0}
 
+    def _spread_throughputs_of(self, trace: TraceJob, throughputs: Mapping[str, float]) -> dict[str, float]:
+        """Speeds on more nodes than needed, where they differ."""
+        if self.throughputs is None or trace.requested_slots == 1:
+            return {}
+        job_type = (trace.application or "", trace.requested_slots)
+        speeds = {gpu_type: self.throughputs.spread(job_type, gpu_type) for gpu_type in throughputs}
+        return {gpu_type: speed for gpu_type, speed in speeds.items() if speed != throughputs[gpu_type]}
+
     def _facts(self, trace: TraceJob, app: Application | None) -> JobFacts:
         rescale_s = self.settings.rescale_s
         if app is None:
@@ -239,6 +247,7 @@ class Simulator:
                 owner=trace.owner,
                 kind=trace.application or "",
                 throughputs=MappingProxyType(dict(throughputs)),
+                spread_throughputs=MappingProxyType(self._spread_throughputs_of(trace, throughputs)),
                 steps=trace.steps,
                 deadline_s=None if deadline_s is None else trace.submit_s + deadline_s,
             )
@@ -459,8 +468,8 @@ class Simulator:
         if self.throughputs is None or job.trace.steps is None:
             return 1.0
         spread = len(allocation) > -(-job.facts.requested_slots // self.cluster.largest_node_slots[gpu_type])
-        job_type = (job.facts.kind, job.facts.requested_slots)
-        return self.throughputs.spread(job_type, gpu_type) if spread else job.facts.throughputs[gpu_type]
+        speed = job.facts.throughputs[gpu_type]
+        return job.facts.spread_throughputs.get(gpu_type, speed) if spread else speed
 
     def _share(self, job: SimJob, partner: str | None) -> None:
         """Let a job share its slots with a partner, or have them alone."""

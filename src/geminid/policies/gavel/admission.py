@@ -127,7 +127,7 @@ def _tester(
         jobs = np.concatenate([np.array(budgets.admitted, dtype=np.int64), more])
         needs = np.zeros(len(required))
         needs[jobs] = required[jobs]
-        if problem.pairs is None:
+        if problem.pairs is None and problem.uses is None:
             blocks = Blocks(rates[jobs], problem.gangs[jobs], np.ones(len(jobs)), problem.slots)
             found = raise_level(blocks, Affine(np.zeros(len(jobs)), required[jobs]))
             if found is not None and abs(found.level - 1.0) > _UNCERTAIN:

@@ -18,6 +18,8 @@ from geminid.policies.gavel.program import Choice
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, Order, water_filling
 
+_ORDERS: dict[str, Order] = {"fairness": "fairness", "fifo": "fifo"}
+
 
 @dataclass
 class MaxMinFairness(TimeSharingPolicy):
@@ -26,6 +28,7 @@ class MaxMinFairness(TimeSharingPolicy):
     name = "max_min_fairness"
     objective = "largest smallest share of time (least attained service), unaware of GPU types"
     aware = False
+    knows_placement = True
 
     choice: Choice = "centre"
 
@@ -59,6 +62,7 @@ class WaterFilling(TimeSharingPolicy):
     name = "max_min_fairness_water_filling"
     objective = "max-min fair shares of time at every level, by water filling, unaware of GPU types"
     aware = False
+    knows_placement = True
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """A few linear programs, each raising those that the last did not hold."""
@@ -88,39 +92,61 @@ class Hierarchical(TimeSharingPolicy):
     """Fairness or FIFO between entities and within them, to any depth, by water filling; unaware of GPU types.
 
     A job belongs to its owner; an owner's parts between slashes are the levels of the hierarchy, the outermost first.
-    ``weights`` are written ``a=2;a/b=1``, one for entities that are not named; ``outer`` is how the whole cluster is
-    shared by the outermost entities, ``inner`` how every entity's part is by its members.
+    ``weights`` of entities among their siblings are written ``lab=2;lab/ann=3``, one for those that are not named.
+    An entity's part is shared by its own members as ``rules`` say, ``lab=fifo;shop=fairness``, those of others as
+    ``inner`` says, and the whole cluster as ``outer`` does: every entity has its own rule, over members with theirs.
     """
 
     name = "hierarchical"
     objective = "weighted fairness or FIFO between entities and within them, by water filling, unaware of GPU types"
     aware = False
+    knows_placement = True
 
     weights: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
     outer: Order = "fairness"
     inner: Order = "fairness"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._weights = {path: weight for text in self.weights for path, weight in [self._weight(text)]}
+        weights = dict(self._weight(text) for text in self.weights)
+        rules = dict(self._rule(text) for text in self.rules)
+        self._entities = {
+            path: Entity(weights.get(path, 1.0), rules.get(path, self.inner)) for path in {*weights, *rules}
+        }
 
     def _weight(self, text: str) -> tuple[tuple[str, ...], float]:
-        path, _, number = text.partition("=")
+        path, number = _named(text)
         try:
             weight = float(number)
         except ValueError:
             weight = 0.0
-        if not path or not 0 < weight < float("inf"):
+        if not all(path) or not 0 < weight < float("inf"):
             where = f"option weights of {self.name}"
             raise InvalidInput([Problem(where, text, "must be like team=2;team/person=1, with weights above 0")])
-        return tuple(path.split("/")), weight
+        return path, weight
+
+    def _rule(self, text: str) -> tuple[tuple[str, ...], Order]:
+        path, text_of_rule = _named(text)
+        rule = _ORDERS.get(text_of_rule)
+        if not all(path) or rule is None:
+            where = f"option rules of {self.name}"
+            raise InvalidInput([Problem(where, text, "must be like team=fifo;team/person=fairness")])
+        return path, rule
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """Water filling with weights that are shared out level by level."""
         paths = {job.entity[:depth] for job in problem.jobs for depth in range(1, len(job.entity) + 1)}
-        entities = {path: Entity(self._weights.get(path, 1.0), self.inner) for path in paths}
+        other = Entity(1.0, self.inner)
+        entities = {path: self._entities.get(path, other) for path in paths}
         hierarchy = Hierarchy({**entities, (): Entity(1.0, self.outer)})
         return water_filling(problem, hierarchy=hierarchy, memory=self.memory)
+
+
+def _named(text: str) -> tuple[tuple[str, ...], str]:
+    """The path and the value of ``path=value``."""
+    path, _, value = text.partition("=")
+    return tuple(path.split("/")), value
 
 
 @dataclass

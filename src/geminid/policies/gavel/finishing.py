@@ -35,6 +35,7 @@ class FinishTimeFairness(TimeSharingPolicy):
     name = "finish_time_fairness"
     objective = "smallest largest duration relative to a static equal share (Themis' ρ), unaware of GPU types"
     aware = False
+    knows_placement = True
     needs_oracle = True
 
     choice: Choice = "centre"
@@ -69,6 +70,7 @@ class MinTotalDuration(TimeSharingPolicy):
     name = "min_total_duration"
     objective = "smallest makespan of the jobs that are there, unaware of GPU types"
     aware = False
+    knows_placement = True
     needs_oracle = True
 
     choice: Choice = "centre"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from geminid.policies.base import Allocation, ClusterView
 from geminid.policies.gavel.problem import Combination
@@ -14,10 +14,13 @@ def place_gangs(
     chosen: Sequence[tuple[Combination, str]],
     gangs: Mapping[str, int],
     fixed: Sequence[Allocation] = (),
+    worth: Callable[[str, str], float] = lambda job_id, gpu_type: 1.0,
 ) -> dict[Combination, Allocation]:
     """An allocation for every combination and type; ``fixed`` slots are somebody's already.
 
-    Gangs of one size at a time: those that can stay where they were first, then the others.
+    Gangs of one size at a time: those that can stay where they were first, then the others, first those to which being
+    on as few nodes as possible is worth most. ``worth`` is the speed of a job on a type when it is not, relative to
+    when it is; where that is less than 1, it does not stay on more nodes than it needs.
     """
     free = FreeSlots(view, view.usable_slots)
     for allocation in fixed:
@@ -32,12 +35,15 @@ def place_gangs(
             for member in combination:
                 had_type, allocation = before.get(member, (None, ()))
                 stays = had_type == gpu_type and sum(slots for _, slots in allocation) == size
+                fewest = -(-size // view.cluster.largest_node_slots[gpu_type])
+                stays = stays and (len(allocation) <= fewest or worth(member, gpu_type) >= 1.0)
                 if stays and free.holds(allocation):
                     placed[combination] = allocation
                     free.take(allocation)
                     break
             else:
                 moving.append((combination, gpu_type))
+        moving.sort(key=lambda c: min(worth(job_id, c[1]) for job_id in c[0]))
         for combination, gpu_type in moving:
             found = _closely(free, gpu_type, size)
             if found is not None:

@@ -29,7 +29,8 @@ class Groups:
     Column c is time of group ``first[c]``, beside ``second[c]`` (−1: alone), on pool ``pool[c]``. One *use* is one
     group's part in one column: per unit of the column it takes ``use_time`` of the group's time (2 where the group is
     paired with itself) at ``use_rate``, in multiples of the jobs' reference throughput. ``names`` say what the jobs of
-    each group have in common.
+    each group have in common. Pools may take the slots of others (``takes``), and ``limits`` are columns whose time is
+    limited together.
     """
 
     members: tuple[Ints, ...]
@@ -37,6 +38,7 @@ class Groups:
     gang: Array
     pools: tuple[Ints, ...]
     pool_slots: Array
+    takes: Ints | None
     first: Ints
     second: Ints
     pool: Ints
@@ -45,6 +47,12 @@ class Groups:
     use_time: Array
     use_rate: Array
     names: tuple[Hashable, ...] = ()
+    limits: tuple[tuple[Ints, float], ...] = ()
+
+    @property
+    def capacity_row(self) -> Ints:
+        """For each pool, which pool's slots it takes."""
+        return np.arange(len(self.pools)) if self.takes is None else self.takes
 
     @property
     def sizes(self) -> Array:
@@ -100,7 +108,8 @@ def _pools(problem: AllocationProblem, rates: Array, paired: Array | None) -> tu
     found: dict[Hashable, list[int]] = {}
     for j in range(len(problem.gpu_types)):
         shared = paired[:, :, j].tobytes() if paired is not None else b""
-        key = (rates[:, j].tobytes(), shared, problem.costs[j] if problem.costs is not None else 0.0)
+        apart = j if problem.uses is not None else -1
+        key = (rates[:, j].tobytes(), shared, problem.costs[j] if problem.costs is not None else 0.0, apart)
         found.setdefault(key, []).append(j)
     return tuple(np.array(types, dtype=np.int64) for types in found.values())
 
@@ -140,6 +149,11 @@ def _columns(
         gang=problem.gangs[leader],
         pools=pools,
         pool_slots=np.array([problem.slots[types].sum() for types in pools]),
+        takes=None if problem.uses is None else np.array(problem.uses, dtype=np.int64),
+        limits=tuple(
+            (np.flatnonzero((pool == limit.column) & (problem.gangs[leader][first] == limit.gang)), limit.most)
+            for limit in problem.limits
+        ),
         first=first,
         second=second,
         pool=pool,

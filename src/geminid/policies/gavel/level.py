@@ -48,7 +48,7 @@ def solve_level(
     runs = problem.runs
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     needs = requirement(runs)
-    if choice == "centre" and problem.pairs is None and runs.any():
+    if choice == "centre" and problem.pairs is None and problem.uses is None and runs.any():
         fractions = in_the_middle(problem, needs, merged=merged, memory=memory)
         if fractions is not None:
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)

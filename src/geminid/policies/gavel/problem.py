@@ -60,12 +60,23 @@ class PairThroughputs:
         return {kind: i for i, kind in enumerate(self.kinds)}
 
 
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most so many gangs of a size can have a column at once."""
+
+    column: int
+    gang: int
+    most: float
+
+
 @dataclass(frozen=True)
 class AllocationProblem:
     """Jobs, slots per GPU type, and steps per second of every whole gang on every type (0: cannot run there).
 
     ``pairs`` allows space sharing. ``costs`` are prices per slot and hour, by type. ``reference`` replaces the
-    throughput that a job's own is measured against (see ``reference_throughput``).
+    throughput that a job's own is measured against (see ``reference_throughput``). Where it matters whether gangs stand
+    on as few nodes as possible, there is a second column of each type for those that do not (see ``placement.py``):
+    ``uses`` is the column whose slots a column takes, ``limits`` say how many whole gangs there is room for.
     """
 
     gpu_types: tuple[str, ...]
@@ -75,6 +86,8 @@ class AllocationProblem:
     pairs: PairThroughputs | None = None
     costs: Array | None = None
     reference: Array | None = None
+    uses: tuple[int, ...] | None = None
+    limits: tuple[Limit, ...] = ()
 
     @cached_property
     def gangs(self) -> Array:
@@ -112,7 +125,8 @@ class AllocationProblem:
     @cached_property
     def isolated_fractions(self) -> Array:
         """A static equal share of every type: N_j/(m·s_i), rows cut down to one where they sum to more."""
-        shares = self.slots / (max(len(self.jobs), 1) * self.gangs[:, None])
+        slots = self.slots if self.uses is None else np.where(np.arange(len(self.uses)) == self.uses, self.slots, 0.0)
+        shares = slots / (max(len(self.jobs), 1) * self.gangs[:, None])
         return np.asarray(shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True)))
 
     @cached_property
@@ -194,10 +208,11 @@ class TimeFractions:
         return result
 
     def slots_used(self, problem: AllocationProblem) -> Array:
-        """Slots of each type in use, averaged over time."""
+        """Slots of each type in use, averaged over time (none in columns that take another's)."""
         gang = {job.id: job.gang for job in problem.jobs}
         sizes = np.array([gang[c[0]] for c in self.combinations], dtype=float)
-        return np.asarray(sizes @ self.fractions) if len(sizes) else np.zeros(len(self.gpu_types))
+        used = np.asarray(sizes @ self.fractions) if len(sizes) else np.zeros(len(self.gpu_types))
+        return used if problem.uses is None else np.bincount(problem.uses, used, minlength=len(used)).astype(float)
 
 
 #: What each policy brings: a callable from the problem to the time fractions.

@@ -148,14 +148,18 @@ class TimeProgram:
         count = len(groups.members)
         time = (groups.use_time, (groups.use_group, groups.use_column))
         columns = np.arange(self.level)
+        limited = [np.full(len(c), count + len(groups.pools) + i) for i, (c, _) in enumerate(groups.limits)]
         matrix = coo_array(
             (
-                np.concatenate([time[0], groups.gang[groups.first]]),
-                (np.concatenate([time[1][0], count + groups.pool]), np.concatenate([time[1][1], columns])),
+                np.concatenate([time[0], groups.gang[groups.first], *(np.ones(len(c)) for c, _ in groups.limits)]),
+                (
+                    np.concatenate([time[1][0], count + groups.capacity_row[groups.pool], *limited]),
+                    np.concatenate([time[1][1], columns, *(c for c, _ in groups.limits)]),
+                ),
             ),
-            shape=(count + len(groups.pools), self.level + 1),
+            shape=(count + len(groups.pools) + len(groups.limits), self.level + 1),
         ).tocsc()
-        upper = np.concatenate([groups.sizes, groups.pool_slots])
+        upper = np.concatenate([groups.sizes, groups.pool_slots, [most for _, most in groups.limits]])
         lower = np.zeros(self.level + 1)
         lower[-1] = -np.inf
         gain = np.zeros(self.level + 1)
@@ -253,7 +257,7 @@ class TimeProgram:
             (groups.names[g], groups.names[h] if h >= 0 else None, pools[p])
             for g, h, p in zip(groups.first.tolist(), groups.second.tolist(), groups.pool.tolist(), strict=True)
         ]
-        rows: list[Hashable] = [*groups.names, *pools]
+        rows: list[Hashable] = [*groups.names, *pools, *(("limit", i) for i in range(len(groups.limits)))]
         rows += [(groups.names[cut.group], cut.theta) for cut in self._cuts]
         return [*columns, LEVEL], rows
 

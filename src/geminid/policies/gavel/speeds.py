@@ -64,6 +64,23 @@ class SpeedReader:
             del self._known[gone]
         return _estimated(result, [job.id for job in jobs if job.facts.throughputs or job.facts.limits])
 
+    def relative_when_spread(self, cluster: Cluster, job: JobView, gpu_type: str) -> float:
+        """Speed of a gang on one node more than it needs, relative to that on the fewest; 1 where nothing is known."""
+        facts = job.facts
+        slots = facts.requested_slots
+        if slots == 1:
+            return 1.0
+        if facts.throughputs:
+            alone = facts.throughputs.get(gpu_type, 0.0)
+            return min(facts.spread_throughputs.get(gpu_type, alone) / alone, 1.0) if alone > 0 else 1.0
+        limits, model = facts.limits.get(gpu_type), job.model
+        fitted = model.fits.get(gpu_type) if model is not None else None
+        nodes = _packed(cluster, gpu_type, slots).nodes
+        if limits is None or model is None or fitted is None or fitted.source == "prior" or nodes >= slots:
+            return 1.0
+        whole, spread = (_as_requested(job, model, fitted, limits, n).goodput for n in (nodes, nodes + 1))
+        return min(spread / whole, 1.0) if whole > 0 else 1.0
+
     def _goodputs(self, cluster: Cluster, jobs: Sequence[JobView]) -> dict[str, dict[str, float]]:
         """Useful samples per second of jobs that tune themselves, on the requested slots of each type."""
         able = [job for job in jobs if job.model is not None and job.facts.adaptivity is Adaptivity.ADAPTIVE]

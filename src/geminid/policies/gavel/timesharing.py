@@ -21,7 +21,7 @@ Pairs that should have no time get none, even if slots are idle.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
@@ -31,9 +31,11 @@ from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Po
 from geminid.policies.gavel.gangs import place_gangs
 from geminid.policies.gavel.level import fallback, unrunnable
 from geminid.policies.gavel.memory import Memory
+from geminid.policies.gavel.placement import folded, with_spread
 from geminid.policies.gavel.problem import (
     SOLVER_FAILED,
     AllocationProblem,
+    Array,
     Combination,
     GangJob,
     Note,
@@ -57,7 +59,8 @@ class TimeSharingPolicy(Policy):
 
     ``aware`` policies know how fast jobs run on each GPU type, others treat all types that can run a job alike (and go
     through the types in random order). ``packed`` ones may run two jobs on the same slots. With ``backfill`` off, jobs
-    run only where they should have time; with ``fills_by_speed`` slots that nobody should have go to who is fast there.
+    run only where they should have time; with ``fills_by_speed`` slots that nobody should have go to who is fast there;
+    with ``knows_placement`` (and ``aware``) the problem tells whole gangs from spread ones where that matters.
     """
 
     paper = "Narayanan et al., OSDI '20 (Gavel)"
@@ -65,6 +68,7 @@ class TimeSharingPolicy(Policy):
     packed: ClassVar[bool] = False
     backfill: ClassVar[bool] = True
     fills_by_speed: ClassVar[bool] = True
+    knows_placement: ClassVar[bool] = False
 
     round_s: Positive = 360.0
     recompute_s: Annotated[float, AtLeast(0.0)] = 1920.0
@@ -82,7 +86,7 @@ class TimeSharingPolicy(Policy):
     _round_ends_s: float = field(default=-np.inf, repr=False)
     _gathering: bool = field(default=False, repr=False)
     _present: frozenset[str] = field(default=frozenset(), repr=False)
-    _running: dict[Combination, tuple[str, float]] = field(default_factory=dict, repr=False)
+    _running: dict[Combination, tuple[str, float, float]] = field(default_factory=dict, repr=False)
     _notes: tuple[Note, ...] = field(default=(), repr=False)
     _fractions: TimeFractions | None = field(default=None, repr=False)
     _speeds: SpeedReader = field(default_factory=SpeedReader, repr=False)
@@ -153,10 +157,8 @@ class TimeSharingPolicy(Policy):
         if self.reserve and self._solved_for is not None:
             known, _ = self._solved_for
             chosen = [(combination, gpu_type) for combination, gpu_type in chosen if known.issuperset(combination)]
-        placed = place_gangs(view, chosen, gangs)
-        self._running = {
-            combination: (gpu_type, view.now_s) for combination, gpu_type in chosen if combination in placed
-        }
+        placed = place_gangs(view, chosen, gangs, worth=self._worth_spread(view))
+        self._running = self._started(view, chosen, placed)
         self._round_ends_s = view.now_s + self.round_s
         self._usable = view.usable_slots
         return self._decision(placed)
@@ -181,9 +183,9 @@ class TimeSharingPolicy(Policy):
                 chosen = self._account.select(
                     speeds, gangs, free, backfill=self.backfill, aware=self.aware and self.fills_by_speed, taken=taken
                 )
-                placed = place_gangs(view, chosen, gangs, list(kept.values()))
+                placed = place_gangs(view, chosen, gangs, list(kept.values()), worth=self._worth_spread(view))
                 kept |= placed
-                self._running |= {c: (gpu_type, view.now_s) for c, gpu_type in chosen if c in placed}
+                self._running |= self._started(view, chosen, placed)
         return self._decision(kept)
 
     def _decision(self, placed: Mapping[Combination, Allocation]) -> Decision:
@@ -195,12 +197,33 @@ class TimeSharingPolicy(Policy):
                 reasons[job_id] = f"{reasons[job_id]}; {note}" if job_id in reasons else str(note)
         return Decision(assignments, reasons=reasons, wake_at_s=self._round_ends_s, pairs=pairs)
 
+    def _worth_spread(self, view: ClusterView) -> Callable[[str, str], float]:
+        """What a job's time on a type is worth on more nodes than needed; 1 for who cannot tell."""
+        jobs = {job.id: job for job in view.jobs}
+        return lambda job_id, gpu_type: (
+            self._speeds.relative_when_spread(view.cluster, jobs[job_id], gpu_type) if self.aware else 1.0
+        )
+
+    def _started(
+        self, view: ClusterView, chosen: Sequence[tuple[Combination, str]], placed: Mapping[Combination, Allocation]
+    ) -> dict[Combination, tuple[str, float, float]]:
+        """Who runs from now on, where, and what its time is worth: less for a gang on more nodes than it needs."""
+        worth_spread = self._worth_spread(view)
+        result = {}
+        for combination, gpu_type in chosen:
+            if combination in placed:
+                nodes, slots = len(placed[combination]), sum(slots for _, slots in placed[combination])
+                spread = nodes > -(-slots // view.cluster.largest_node_slots[gpu_type])
+                worth = min(worth_spread(job_id, gpu_type) for job_id in combination) if spread else 1.0
+                result[combination] = gpu_type, view.now_s, worth
+        return result
+
     def _settle(self, view: ClusterView) -> None:
         """Book what the combinations that still exist have had since they got their slots."""
         jobs = {job.id: job for job in view.jobs}
-        for combination, (gpu_type, start_s) in self._running.items():
+        for combination, (gpu_type, start_s, worth) in self._running.items():
             if self._account is not None and all(job_id in jobs for job_id in combination):
-                self._account.record(combination, gpu_type, view.now_s - start_s)
+                self._account.record(combination, gpu_type, worth * (view.now_s - start_s))
         self._running = {}
 
     def _free(self, view: ClusterView) -> dict[str, int]:
@@ -226,7 +249,8 @@ class TimeSharingPolicy(Policy):
         due = self._solved_with is None or view.now_s - self._solved_s >= self.recompute_s - INSTANT_S
         due |= not any(job.allocation for job in view.jobs)
         if due and (now_for != self._solved_for or speeds != self._solved_with):
-            fractions = self._fractions = self._solve(self.problem(view, speeds))
+            problem = self.problem(view, speeds)
+            fractions = self._fractions = folded(problem, self._solve(problem))
             self._notes = fractions.notes
             settle = account.revise if now_for == self._solved_for else account.retarget
             settle(fractions, [job.id for job in view.jobs], view.now_s)
@@ -263,9 +287,26 @@ class TimeSharingPolicy(Policy):
             pairs=pairs,
             costs=np.array([view.cluster.gpu_type(t).relative_cost for t in gpu_types]),
         )
+        if self.aware and self.knows_placement:
+            problem = self._with_spread(problem, view)
         seen = problem if self.aware else agnostic(problem)
         self._remember_isolated(seen)
         return seen
+
+    def _with_spread(self, problem: AllocationProblem, view: ClusterView) -> AllocationProblem:
+        """The problem with columns for gangs on more nodes than they need, where they matter."""
+        if not (problem.gangs > 1).any():
+            return problem
+        nodes = view.cluster.nodes_of_type
+        node_slots = {t: [view.usable_slots[n] for n in nodes[t]] for t in problem.gpu_types}
+        return with_spread(problem, self._spread_speeds(view, problem), node_slots)
+
+    def _spread_speeds(self, view: ClusterView, problem: AllocationProblem) -> Array:
+        """Throughputs on more nodes than needed; as on the fewest where nothing else is known."""
+        relative = [
+            [self._speeds.relative_when_spread(view.cluster, job, t) for t in problem.gpu_types] for job in view.jobs
+        ]
+        return np.asarray(problem.throughputs * np.array(relative).reshape(problem.throughputs.shape))
 
     def _gang_job(self, job: JobView, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> GangJob:
         left = _steps_left(job, view) if self.needs_oracle else 1.0
