@@ -59,6 +59,10 @@ def test_members_that_all_wait_for_each_other_are_deadlocked():
     assert not deadlocked([WAITING], PATIENCE)
     assert not deadlocked([WAITING, replace(WAITING, worker="w2", phase_s=59.0)], PATIENCE)
     assert not deadlocked([WAITING, replace(WAITING, worker="w2", usual_s=None)], PATIENCE)
+    forming = replace(BUSY, phase="forming", joined=False, phase_s=901.0)
+    assert deadlocked([forming, replace(WAITING, joined=True)], PATIENCE)
+    assert not deadlocked([forming, replace(forming, worker="w3", phase="between")], PATIENCE)
+    assert not deadlocked([replace(forming, phase_s=899.0)], PATIENCE)
 
 
 def test_nobody_is_late_who_is_with_the_script_or_waits_for_one_who_is():

@@ -430,6 +430,27 @@ def test_clipping_sees_whole_steps_whichever_parts_of_the_model_a_pass_uses():
     assert close(model, expected)
 
 
+def test_batch_norm_is_warned_of_when_the_batch_on_a_slot_changes(capsys):
+    run = geminid.init()
+    model = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    _, _, loader = run.prepare(model, optimizer, DataLoader(toy(200), batch_size=8), max_batch_size=32)
+    sizes = []
+    for _ in run.epochs(1):
+        for number, (x, y) in enumerate(loader):
+            pinned_soon = {5: Plan(8, 1), 11: Plan(4, 3)}.get(number)
+            if pinned_soon is not None:
+                pinned(run, pinned_soon)
+                run._session._agreement.wanted_plan = pinned_soon
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            sizes.append(len(x))
+    assert {8, 4} <= set(sizes)
+    told = capsys.readouterr().err
+    assert told.count("the batch on one slot changes from 8 to 4 samples") == 1
+
+
 def test_a_loop_that_accumulates_by_itself_is_warned(capsys):
     run, model, optimizer, loader, _ = in_order()
     for _ in run.epochs(1):

@@ -73,7 +73,10 @@ def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
 
 
 def deadlocked(workers: Sequence[Seen], patience: Patience) -> bool:
-    """Whether all members wait for each other, far longer than synchronising ever took."""
+    """Whether all members wait for each other, far longer than synchronising or forming a group can take."""
+    missing = [seen for seen in workers if seen.standing is Standing.MEMBER and not seen.joined]
+    if missing:
+        return all(seen.phase == "forming" and seen.phase_s > patience.stall for seen in missing)
     members = [seen for seen in workers if seen.in_a_group]
     known = [seen.usual_s for seen in members if seen.usual_s is not None]
     if len(members) < 2 or len(known) < len(members):

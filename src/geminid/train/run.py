@@ -239,8 +239,7 @@ class Run:
             try:
                 yield epoch
             except GeneratorExit:  # the loop was left early; whether by choice or by a failure will show
-                self._left_early = True
-                session.left()
+                self._left_early = session.left()
                 raise
             session.epoch_done(epoch)
         session.finish()

@@ -239,13 +239,18 @@ class Session:
             self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
         self._begun = False
 
-    def left(self) -> None:
-        """The loop over epochs was left, by choice or by a failure: keep the state as it was then."""
-        if self._begun:
-            self._begun = False
-            self._enter("left")
-            if self._writer is not None and self.place.rank == 0:
-                self._left_with = self._snapshot()
+    def left(self) -> bool:
+        """The loop over epochs was left, by choice or by a failure: keep the state as it was then.
+
+        False if training was over already: this worker was told to stop.
+        """
+        if not self._begun:
+            return False
+        self._begun = False
+        self._enter("left")
+        if self._writer is not None and self.place.rank == 0:
+            self._left_with = self._snapshot()
+        return True
 
     def ended_early(self) -> None:
         """The script left its loop over epochs, by its own choice, and has ended."""
@@ -296,6 +301,8 @@ class Session:
             return None
         key = (position.epoch, self.place.generation, self._plan)
         if self._fed != (*key, position.cursor):
+            if self.agent is not None:
+                self.agent.usual_s = None  # the first batch may take longer than others
             self._source.begin(position.epoch, self._spans(position.cursor))
         self._fed = (*key, position.cursor + total)
         return self._share_of(position.cursor, total)
@@ -399,6 +406,7 @@ class Session:
     def _lead(self) -> None:
         """A step was this worker's alone: hand the result to the others."""
         if self._lost is None:
+            self._enter("synchronising")
             try:
                 peers.send_state(self.state.collect(), range(1, self.place.size))
             except PeersLost as problem:
@@ -419,12 +427,14 @@ class Session:
 
     def _share_buffers(self) -> None:
         """At the end of an epoch the first worker's buffers (running statistics) become everybody's."""
-        buffers = [buffer for buffer in self.state.model.buffers() if buffer.numel()]
+        self._enter("synchronising")
         try:
-            for buffer in buffers:
-                peers.broadcast(buffer)
+            for buffer in self.state.model.buffers():
+                if buffer.numel():
+                    peers.broadcast(buffer)
         except PeersLost as problem:
             self._lost = str(problem)
+        self._enter("between")
 
     # ------------------------------------------------------------------------------------------- telling each other
 
@@ -486,6 +496,8 @@ class Session:
         self._plan = plan
         self._clock.restart()
         self._usual.restart()
+        if self.agent is not None:
+            self.agent.usual_s = None
 
     def _lead_the_way(self) -> None:
         """Report, look for a better plan, and save, when the time has come."""

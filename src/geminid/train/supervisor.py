@@ -646,7 +646,7 @@ class Supervisor:
                 found += hangs.late(seen, now - self._forming_since_s, patience)
             if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
                 found += self._unaware(seen)
-            if self._group.formed and hangs.deadlocked(seen, patience):
+            if self._group.members and hangs.deadlocked(seen, patience):
                 self._count_failure("the workers waited for each other")
                 if not self._phase.over:
                     self._carry_out(self._group.break_up())
