@@ -46,6 +46,9 @@ def test_quality_compares_with_the_baseline_and_keeps_it(monkeypatch: pytest.Mon
     assert again[0].avg_jct == pytest.approx(-0.5)
     ours = run("geminid", only=["day-0.04"], wrong_estimates=True)
     assert len(ours) == 5
+    drawn_anew = run("fifo", only=["day-0.04"], resamples=1, workers=2)
+    assert [row.workload for row in drawn_anew] == ["day-0.04", "day-0.04~1"] * 2
+    assert drawn_anew[0].avg_jct_s != drawn_anew[1].avg_jct_s
     with pytest.raises(InvalidInput, match="must be one of"):
         run("fifo", only=["nothing"])
     kept.write_text("[")

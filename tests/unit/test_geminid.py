@@ -19,7 +19,7 @@ from geminid.goodput.table import JobModel
 from geminid.job import Adaptivity
 from geminid.policies.autoscale import wishes
 from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, JobView, slots_of
-from geminid.policies.claims import FairShares, Queue, finish_time_factors
+from geminid.policies.claims import FairShares, Queue, finish_time_factors, priority_factors
 from geminid.policies.geminid import Geminid
 from geminid.policies.geminid_objective import JobArrays, Objective, rank, restart_share, slowest
 from geminid.policies.registry import make_policy
@@ -112,9 +112,12 @@ def test_a_pause_is_weighed_against_the_time_for_which_it_pays() -> None:
 
 def test_jobs_that_were_changed_often_are_changed_less_gladly() -> None:
     many = arrays(1, age_s=np.array([1000.0]), restarts=np.array([10.0]), rescale_s=np.array([50.0]))
-    assert restart_share(many)[0] == pytest.approx(0.5)
-    assert restart_share(replace(many, restarts=np.array([0.0]), age_s=np.array([10.0])))[0] == 1.0
-    assert restart_share(replace(many, restarts=np.array([100.0])))[0] == 0.0
+    ahead_s = np.array([600.0])
+    assert restart_share(many, ahead_s)[0] == pytest.approx(1 - 500 / 1600)
+    assert restart_share(replace(many, restarts=np.array([0.0]), age_s=np.array([10.0])), ahead_s)[0] == 1.0
+    assert restart_share(replace(many, restarts=np.array([100.0])), ahead_s)[0] == 0.0
+    young = replace(many, restarts=np.array([1.0]), age_s=np.array([60.0]))
+    assert restart_share(young, ahead_s)[0] > 0.9, "a young job is not held where it happened to start"
 
 
 def test_the_slowest_configuration_is_the_unit_and_nothing_is_one() -> None:
@@ -202,6 +205,20 @@ def test_priorities_go_first() -> None:
     important = opaque("vip", priority=1, submitted_s=599.0)
     assert "vip" in slots(Geminid().decide(view(*jobs, important)))
     assert len(Geminid().decide(view(*jobs, important)).assignments) == 16
+
+
+def test_the_highest_priority_is_a_number() -> None:
+    jobs = [job("first", priority=1000), job("last", priority=-1000)]
+    factors = priority_factors(jobs)
+    assert np.isfinite(factors).all()
+    assert factors[0] > 1e6 * factors[1] > 0
+
+
+def test_the_longest_of_many_jobs_are_not_worth_ever_less() -> None:
+    many = arrays(100, left_s=np.arange(100.0, 0.0, -1.0))
+    worth = Objective(rank_power=0.4, least_rank=0.2).utilities(many, np.ones((100, 2)))[:, 0]
+    assert worth[0] == worth[10] == pytest.approx(0.2**0.4)
+    assert worth[99] == 1.0
 
 
 def test_nobody_waits_for_ever() -> None:

@@ -2,13 +2,18 @@
 
 First at equal cost: every policy pays the published cold costs of a change of slots. Then live: ours pays what a live
 rescale costs, the baseline keeps the cold costs that it was published with. And with estimates that are wrong.
+
+A policy's constants must not be chosen for single traces: resampled workloads have the jobs and the arrivals of a
+trace, both drawn anew.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +48,39 @@ class Case:
     path: str | None = None
     profiles: str | None = None
     load: float = 1.0
+    resample: int | None = None
 
     def workload(self, peers: Path, seed: int) -> Workload:
         """The jobs."""
         if self.path is None:
-            return built_in_workload("day", seed=seed, load=self.load)
-        return load_workload(peers / self.path)
+            workload = built_in_workload("day", seed=seed, load=self.load)
+        else:
+            workload = load_workload(peers / self.path)
+        return workload if self.resample is None else resampled(workload, self.resample)
+
+    def resampled(self, number: int) -> Case:
+        """The same with jobs and arrivals drawn anew."""
+        return replace(self, name=f"{self.name}~{number}", family=f"{self.family}, resampled", resample=number)
+
+
+#: Arrivals of resampled workloads are moved by up to this much, so that those drawn twice do not come together.
+RESAMPLED_WITHIN_S = 300.0
+
+
+def resampled(workload: Workload, number: int) -> Workload:
+    """As many jobs, drawn with replacement from the workload's, at as many times, drawn from its arrivals."""
+    rng = np.random.default_rng(number)
+    count = len(workload.jobs)
+    picked = rng.integers(0, count, count)
+    arrivals_s = rng.choice([job.submit_s for job in workload.jobs], count)
+    arrivals_s = np.sort(arrivals_s + rng.uniform(0.0, RESAMPLED_WITHIN_S, count))
+    jobs = [
+        replace(
+            workload.jobs[index], name=f"{place:03d}-{workload.jobs[index].name}", submit_s=float(arrivals_s[place])
+        )
+        for place, index in enumerate(picked.tolist())
+    ]
+    return replace(workload, jobs=tuple(jobs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +134,33 @@ def cases() -> Iterator[Case]:
         yield Case("built-in", f"day-{load:g}", "sia", BUILT_IN_CLUSTER, load=load)
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """One simulation."""
+
+    policy: str
+    case: Case
+    way: Way
+    is_baseline: bool = False
+
+    def run(self, peers: Path, seed: int) -> dict[str, float]:
+        case, way = self.case, self.way
+        experiment = Experiment(
+            workload=case.workload(peers, seed),
+            cluster=Cluster.parse(case.cluster),
+            profiles=peers / case.profiles if case.profiles else None,
+            settings=Settings(
+                model="pollux" if case.profiles else "geminid",
+                rescale_s=way.rescale_s,
+                estimate_error=way.estimate_error,
+                seed=seed,
+            ),
+            seed=seed,
+        )
+        result = simulate(self.policy, experiment)
+        return {name: float(result[name]) for name in (*MEASURES, "rescales_per_job")}
+
+
 def run(
     peers: Path,
     *,
@@ -111,29 +170,37 @@ def run(
     baselines: Path | None,
     seed: int,
     progress: Callable[[str], None],
+    resamples: int = 0,
+    workers: int = 1,
 ) -> list[QualityRow]:
     """Simulate every case whose files are there and whose name begins with one of ``only`` (all, if there are none).
 
-    Results of baselines are taken from and added to a JSON file, where one is given.
+    ``resamples`` adds so many resampled workloads for each; ``workers`` simulations run at a time. Results of baselines
+    are taken from and added to a JSON file, where one is given.
     """
     chosen = [case for case in cases() if not only or any(case.name.startswith(name) for name in only)]
     chosen = [case for case in chosen if case.path is None or (peers / case.path).is_file()]
     if not chosen:
         known = ", ".join(case.name for case in cases())
         raise InvalidInput([Problem("workload", ",".join(only) or NOT_SHOWN, f"must be one of {known}, and be there")])
+    chosen += [case.resampled(number) for number in range(1, resamples + 1) for case in chosen]
+    ways = (EQUAL, LIVE, *(WRONG_ESTIMATES if wrong_estimates else ()))
     known_results = _read(baselines)
+    keys = {case.name: f"{case.baseline} on {case.name}, seed {seed}" for case in chosen}
+    theirs = {case.name: known_results.get(keys[case.name]) for case in chosen}
+    todo = [_Task(case.baseline, case, EQUAL, is_baseline=True) for case in chosen if theirs[case.name] is None]
+    todo += [_Task(policy, case, way) for way in ways for case in chosen]
+    ours: dict[tuple[str, str], dict[str, float]] = {}
+    for done, (task, result) in enumerate(_results(todo, peers, seed, workers), start=1):
+        progress(f"{done} of {len(todo)} simulations done")
+        if task.is_baseline:
+            theirs[task.case.name] = known_results[keys[task.case.name]] = result
+            _write(baselines, known_results)
+        else:
+            ours[task.case.name, task.way.name] = result
     rows: list[QualityRow] = []
-    for way in (EQUAL, LIVE, *(WRONG_ESTIMATES if wrong_estimates else ())):
-        of_way = []
-        for case in chosen:
-            key = f"{case.baseline} on {case.name}, seed {seed}"
-            if key not in known_results:
-                progress(f"{case.baseline} on {case.name}")
-                known_results[key] = _measures(case.baseline, case, peers, EQUAL, seed)
-                _write(baselines, known_results)
-            progress(f"{policy} on {case.name}, {way.name}")
-            ours = _measures(policy, case, peers, way, seed)
-            of_way.append(_row(case, way, ours, known_results[key]))
+    for way in ways:
+        of_way = [_row(case, way, ours[case.name, way.name], theirs[case.name] or {}) for case in chosen]
         rows += of_way
         for family in dict.fromkeys(row.family for row in of_way):
             members = [row for row in of_way if row.family == family]
@@ -142,21 +209,16 @@ def run(
     return rows
 
 
-def _measures(policy: str, case: Case, peers: Path, way: Way, seed: int) -> dict[str, float]:
-    experiment = Experiment(
-        workload=case.workload(peers, seed),
-        cluster=Cluster.parse(case.cluster),
-        profiles=peers / case.profiles if case.profiles else None,
-        settings=Settings(
-            model="pollux" if case.profiles else "geminid",
-            rescale_s=way.rescale_s,
-            estimate_error=way.estimate_error,
-            seed=seed,
-        ),
-        seed=seed,
-    )
-    result = simulate(policy, experiment)
-    return {name: float(result[name]) for name in (*MEASURES, "rescales_per_job")}
+def _results(tasks: Sequence[_Task], peers: Path, seed: int, workers: int) -> Iterator[tuple[_Task, dict[str, float]]]:
+    """The tasks with their results, in the order in which they are done."""
+    if workers == 1:
+        for task in tasks:
+            yield task, task.run(peers, seed)
+        return
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(task.run, peers, seed): task for task in tasks}
+        for future in as_completed(running):
+            yield running[future], future.result()
 
 
 def _row(case: Case, way: Way, ours: Mapping[str, float], theirs: Mapping[str, float]) -> QualityRow:

@@ -415,6 +415,10 @@ def quality(
     baseline_json: Annotated[
         Path | None, typer.Option(help="Where results of the baselines are kept between runs.")
     ] = None,
+    resamples: Annotated[
+        int, typer.Option(min=0, help="For each workload, so many more with its jobs and arrivals drawn anew.")
+    ] = 0,
+    workers: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -430,6 +434,8 @@ def quality(
             baselines=baseline_json,
             seed=seed,
             progress=status.update,
+            resamples=resamples,
+            workers=workers,
         )
     if json:
         print_json([asdict(row) for row in rows])

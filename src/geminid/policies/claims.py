@@ -22,6 +22,8 @@ Array = NDArray[np.float64]
 
 #: One level of priority counts as much as so many jobs.
 PRIORITY_FACTOR = 4.0
+#: Levels beyond this count no more: by then nothing below stands a chance, and weights must stay finite.
+MOST_LEVELS = 20
 #: A fair share moves weights by at most this factor in either direction.
 MOST_FAVOUR = 4.0
 #: A job that needs all of the time until its deadline on its fastest configuration counts as much as so many jobs.
@@ -102,7 +104,8 @@ def _account(job: JobView) -> str:
 
 def priority_factors(jobs: Sequence[JobView]) -> Array:
     """Weights that users and operators have given."""
-    return np.array([job.facts.weight * PRIORITY_FACTOR**job.facts.priority for job in jobs])
+    levels = np.clip([job.facts.priority for job in jobs], -MOST_LEVELS, MOST_LEVELS)
+    return np.array([job.facts.weight for job in jobs]) * PRIORITY_FACTOR**levels
 
 
 def deadline_factors(view: ClusterView, fastest_s: Array) -> Array:

@@ -29,8 +29,9 @@ from geminid.policies.claims import (
 )
 from geminid.policies.geminid_objective import JobArrays, Objective, slowest
 from geminid.policies.goodputs import Goodputs
+from geminid.policies.kinds import KindMemory
 from geminid.policies.lodging import lodge
-from geminid.policies.options import AtLeast, Positive
+from geminid.policies.options import AtLeast, AtMost, Positive
 from geminid.policies.remaining import RemainingWork
 from geminid.solve.prices import Choices, Priced, solve
 
@@ -44,13 +45,14 @@ MEASURING_S = 1.0
 class Geminid(Policy):
     """Speed-ups weighted by rank of remaining time, pauses amortised; see the module's docstring.
 
-    Options: ``p`` and ``q`` are the powers of rank and speed-up; ``growth`` how many times the slots that it was
-    measured on a job may get; ``gap`` the least time between two decisions and ``refresh`` the most; ``ratio`` the
-    finish-time ratio above which a job counts more, 0 for none; ``horizon``, ``horizon_pauses``, ``pause_power`` and
-    ``restart_power`` say how a pause is amortised (``geminid_objective.py``); ``queues`` are NAME:WEIGHT:QUOTA:LIMIT;
-    ``half_life`` is that of usage in fair shares, none for no fair shares; ``economy`` the share of the best goodput
-    per dollar up to which an autoscaled cluster should grow, none for no wishes; ``share`` whether jobs that would wait
-    may lodge with others.
+    Options: ``p`` and ``q`` are the powers of rank and speed-up, and ``least_rank`` what the longest jobs count as;
+    ``growth`` how many times the slots that it was measured on a job may get; ``kinds`` whether what earlier jobs of
+    its kind have measured counts as well; ``gap`` the least time between two decisions and ``refresh`` the most;
+    ``ratio`` the finish-time ratio above which a job counts more, 0 for none; ``horizon``, ``horizon_pauses``,
+    ``pause_power`` and ``restart_power`` say how a pause is amortised (``geminid_objective.py``); ``queues`` are
+    NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` is that of usage in fair shares, none for no fair shares; ``economy`` the
+    share of the best goodput per dollar up to which an autoscaled cluster should grow, none for no wishes; ``share``
+    whether jobs that would wait may lodge with others.
     """
 
     name = "geminid"
@@ -61,6 +63,7 @@ class Geminid(Policy):
     brings_profiles = True
 
     p: Annotated[float, AtLeast(0.0)] = 0.4
+    least_rank: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.2
     q: Positive = 0.5
     growth: Annotated[float, AtLeast(1.0)] = 4.0
     gap_s: Annotated[float, AtLeast(0.0)] = 10.0
@@ -74,6 +77,7 @@ class Geminid(Policy):
     half_life_s: Positive | None = None
     economy: Annotated[float, AtLeast(0.0)] | None = None
     share: bool = True
+    kinds: bool = True
     interval_s: float | None = None
     _solution: Priced | None = None
     _wishes: list[Wish] = field(default_factory=list)
@@ -84,7 +88,7 @@ class Geminid(Policy):
     _decided_s: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self._goodputs = Goodputs(self.growth)
+        self._goodputs = Goodputs(self.growth, memory=KindMemory() if self.kinds else None)
         self._shares = FairShares(self.half_life_s) if self.half_life_s is not None else None
         self._queues = {queue.name: queue for queue in map(Queue.parse, self.queues)}
 
@@ -153,6 +157,7 @@ class Geminid(Policy):
         )
         objective = Objective(
             rank_power=self.p,
+            least_rank=self.least_rank,
             speed_power=self.q,
             horizon_s=self.horizon_s,
             horizon_pauses=self.horizon_pauses,

@@ -10,6 +10,9 @@ than to one.
 A change of slots costs a pause. It is weighed against the time for which the new slots will be kept: until the job is
 done, but no longer than a horizon, after which something else will have happened. Jobs that have often been changed
 are changed less gladly.
+
+The longest jobs are not worth ever less the more others there are: a rank counts as ``least_rank`` at least. The order
+by rank is right for the mean, and the few longest are the ones that everybody looks at in the end.
 """
 
 from __future__ import annotations
@@ -45,6 +48,7 @@ class Objective:
     """The constants of the objective; what they are and why is in docs/policy.md."""
 
     rank_power: float = 0.4
+    least_rank: float = 0.2
     speed_power: float = 0.5
     shortest_horizon_s: float = 60.0
     horizon_s: float = 600.0
@@ -56,7 +60,7 @@ class Objective:
         """What each configuration is worth to each job, −inf where its goodput is zero."""
         possible = goodput > 0
         speedup = np.where(possible, goodput, 0.0) / slowest(goodput)[:, None]
-        weight = jobs.weight * rank(jobs.left_s) ** self.rank_power
+        weight = jobs.weight * np.maximum(rank(jobs.left_s), self.least_rank) ** self.rank_power
         worth = weight[:, None] * speedup**self.speed_power * self._after_pauses(jobs, speedup)
         return np.where(possible, worth, -np.inf)
 
@@ -68,7 +72,7 @@ class Objective:
         horizon_s = np.clip(finish_s, self.shortest_horizon_s, longest_s[:, None])
         pause_s = np.where(jobs.current, jobs.pause_left_s[:, None], jobs.rescale_s[:, None])
         share = np.maximum(1.0 - pause_s / horizon_s, LEAST_SHARE) ** self.pause_power
-        glad = restart_share(jobs) ** self.restart_power
+        glad = restart_share(jobs, longest_s) ** self.restart_power
         return np.asarray(np.where(jobs.current, share, share * glad[:, None]))
 
 
@@ -90,7 +94,10 @@ def rank(left_s: Array) -> Array:
     return ranks
 
 
-def restart_share(jobs: JobArrays) -> Array:
-    """The share of its life that a job has not paused for changes so far."""
+def restart_share(jobs: JobArrays, ahead_s: Array) -> Array:
+    """The share of its life so far, and of ``ahead_s`` more, that a job has not paused for changes.
+
+    Without the time ahead, a young job that had to start somewhere would be held where it happened to start.
+    """
     paused_s = jobs.restarts * jobs.rescale_s
-    return np.asarray(np.maximum(1.0 - paused_s / np.maximum(jobs.age_s, jobs.rescale_s + 1e-9), 0.0))
+    return np.asarray(np.maximum(1.0 - paused_s / (jobs.age_s + ahead_s), 0.0))

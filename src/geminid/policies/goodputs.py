@@ -13,7 +13,8 @@ from geminid.configuration import Configuration
 from geminid.goodput.table import GoodputTable, JobModel
 from geminid.goodput.transfer import Method, transfer
 from geminid.job import Adaptivity
-from geminid.policies.base import ClusterView, JobView
+from geminid.policies.base import ClusterView, JobFacts, JobView
+from geminid.policies.kinds import KindMemory
 
 Array = NDArray[np.float64]
 
@@ -41,25 +42,38 @@ def configurations_of(cluster: Cluster, rigid_sizes: Iterable[int] = ()) -> list
     return result
 
 
+@dataclass(frozen=True, slots=True)
+class _Completed:
+    """A completed model, and what it was made from."""
+
+    source: JobModel | None
+    version: int
+    model: JobModel
+
+
 @dataclass(slots=True)
 class Goodputs:
     """A table that is kept from decision to decision, so that only jobs with news are computed again.
 
     Types that a job has not run on in several slots are predicted from the one that it knows best. A job may use at
     most ``growth`` times the most slots that it has run on: beyond, its model is a guess. A profile made beforehand
-    counts as a run on ``profiled_slots``.
+    counts as a run on ``profiled_slots``. With a ``memory`` of kinds, what earlier jobs of its kind have measured
+    counts as its own. A job of which nothing is known yet is as fast on one configuration as on any other.
     """
 
     growth: float
     profiled_slots: int = 1
     transfer_method: Method = "scaled"
+    memory: KindMemory | None = None
     _table: GoodputTable | None = None
     _nodes: tuple[object, ...] = ()
     _rigid_sizes: set[int] = field(default_factory=set)
-    _completed: dict[str, tuple[JobModel, JobModel]] = field(default_factory=dict)
+    _completed: dict[str, _Completed] = field(default_factory=dict)
 
     def of(self, view: ClusterView) -> tuple[tuple[Configuration, ...], Array]:
         """The configurations, and goodputs of the view's jobs (rows) on them; zero where a job may not use one."""
+        if self.memory is not None:
+            self.memory.learn(view.jobs, view.ended)
         table = self._refreshed(view)
         configurations = table.configurations
         slots = np.array([c.slots for c in configurations])
@@ -67,12 +81,12 @@ class Goodputs:
         least, most = np.empty(len(view.jobs)), np.empty(len(view.jobs))
         for row, job in enumerate(view.jobs):
             facts = job.facts
-            if not facts.limits:
-                goodput[row] = [facts.throughputs.get(c.gpu_type, 0.0) for c in configurations] if facts.steps else 1.0
+            if not self._completed[job.id].model.fits:
+                goodput[row] = [_without_model(facts, c.gpu_type) for c in configurations]
             if facts.adaptivity is Adaptivity.RIGID:
                 least[row] = most[row] = facts.requested_slots
             else:
-                known = max(int(self.growth * max(job.most_slots_measured, self.profiled_slots)), facts.min_slots)
+                known = max(int(self.growth * max(self._most_slots(job), self.profiled_slots)), facts.min_slots)
                 least[row], most[row] = facts.min_slots, min(known, facts.max_slots)
         goodput[(slots > most[:, None]) | (slots < least[:, None])] = 0.0
         return configurations, goodput
@@ -88,12 +102,21 @@ class Goodputs:
         self._table = self._table.refresh(models)
         return self._table
 
+    def _most_slots(self, job: JobView) -> int:
+        return job.most_slots_measured if self.memory is None else self.memory.most_slots(job)
+
     def _complete(self, job: JobView) -> JobModel:
-        """The job's model with types it has not run on in several slots carried over from the one it knows best."""
+        """The job's model with what others of its kind know, and types it has not run on in several slots.
+
+        Those are carried over from the type that it knows best.
+        """
+        version = self.memory.version(job) if self.memory is not None else 0
         known = self._completed.get(job.id)
-        if known is not None and known[0] is job.model:
-            return known[1]
+        if known is not None and known.source is job.model and known.version == version:
+            return known.model
         model = job.model or JobModel({}, job.facts.limits)
+        if self.memory is not None:
+            model = self.memory.complete(job, model)
         fits = dict(model.fits)
         best = max(fits.values(), key=lambda fitted: fitted.most_slots, default=None)
         if best is not None and best.most_slots > 1:
@@ -102,5 +125,13 @@ class Goodputs:
                 if fitted.most_slots <= 1:
                     fits[gpu_type] = transfer(best, fitted, typical_batch=initial, method=self.transfer_method)
         completed = JobModel(fits, model.limits, model.gradient)
-        self._completed[job.id] = (job.model or model, completed)
+        self._completed[job.id] = _Completed(job.model, version, completed)
         return completed
+
+
+def _without_model(facts: JobFacts, gpu_type: str) -> float:
+    """The speed of a job without any fit: what is known of its steps, or the same on every type that it may use."""
+    if facts.steps:
+        return facts.throughputs.get(gpu_type, 0.0)
+    allowed = facts.limits or facts.gpu_types
+    return 1.0 if not allowed or gpu_type in allowed else 0.0
