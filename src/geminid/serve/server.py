@@ -21,8 +21,9 @@ from geminid import __version__
 from geminid.policies.registry import make_policy
 from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import FAILED, SERVICE, Client, Trouble
-from geminid.serve.executors.local import ORPHANS_S, LocalExecutor
+from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import machine
+from geminid.serve.executors.supervised import ORPHANS_S
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.store import Store, StoreProblem

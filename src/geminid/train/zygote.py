@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import errno
 import gc
 import json
 import os
@@ -30,11 +32,18 @@ from typing import Any, NoReturn, Self
 
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
 
+#: Of prctl(2): the signal that a process gets when its parent ends.
+PR_SET_PDEATHSIG = 1
+
 
 class Zygote:
-    """Starts worker processes by forking a warm one; may be shared by several supervisors."""
+    """Starts worker processes by forking a warm one; may be shared by several supervisors.
 
-    def __init__(self) -> None:
+    With ``keep``, every command is started by the warm process, and whatever it started ends when it ends.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self._keep = keep
         self._plain = PlainLauncher()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
@@ -60,18 +69,27 @@ class Zygote:
 
     def start(self, launch: Launch) -> WorkerProcess:
         """Fork a worker, if the command is a Python script for this interpreter; otherwise start it afresh."""
-        program = shutil.which(launch.command[0])
-        if not python_command(launch.command) or program is None or not os.path.samefile(program, sys.executable):
+        program = shutil.which(launch.command[0], path=launch.environment.get("PATH"))
+        forks = python_command(launch.command) and program is not None and os.path.samefile(program, sys.executable)
+        if not forks and not self._keep:
             return self._plain.start(launch)
+        if not launch.folder.is_dir():
+            raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(launch.folder))
+        if program is None:
+            raise FileNotFoundError(errno.ENOENT, "there is no such program", launch.command[0])
         wanted = {
             "command": list(launch.command),
             "environment": dict(launch.environment),
             "folder": str(launch.folder),
             "log": str(launch.log),
+            "program": None if forks else program,
+            "keep": self._keep,
         }
         try:
             answer = self._ask({"start": wanted})
         except OSError as problem:  # slower, but the job goes on
+            if self._keep:
+                raise
             print(f"geminid: warning: a worker is started afresh: {problem}", file=sys.stderr, flush=True)
             return self._plain.start(launch)
         return ForkedProcess(int(answer["pid"]), self)
@@ -128,11 +146,12 @@ class ForkedProcess(_Watched):
 
 def serve(line: socket.socket) -> None:
     """Import what workers need, then fork one for every request until the other side hangs up."""
-    import torch
+    with contextlib.suppress(ImportError):
+        import torch
 
-    import geminid.train.run  # noqa: F401
+        import geminid.train.run  # noqa: F401
 
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimiser imports half of PyTorch
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimiser imports half of PyTorch
     gc.collect()
     gc.freeze()
     with line, line.makefile("rw", encoding="utf-8") as file:
@@ -155,6 +174,8 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
     code = 1
     try:
         os.close(line)
+        if start["keep"]:
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         os.chdir(start["folder"])
         log = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -166,6 +187,8 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
         os.environ.update(start["environment"])
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+        if start["program"] is not None:
+            os.execve(start["program"], start["command"], start["environment"])
         own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in before]
         script = start["command"][1]
         sys.argv = start["command"][1:]

@@ -76,9 +76,9 @@ class PlainCommand:
             return None
 
     @property
-    def pid(self) -> int:
+    def pids(self) -> list[int]:
         """The process id of the shim, which is that of the session."""
-        return self._process.pid
+        return [self._process.pid]
 
     def stop(self, grace_s: float) -> None:
         """Ask the command to end; after the grace period it is made to."""

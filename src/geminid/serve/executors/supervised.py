@@ -1,0 +1,526 @@
+"""Jobs on named slots: elastic ones through a supervisor each, all others as plain commands.
+
+What executors have in common, whether the slots are of this machine or of many. A slot belongs to whoever has a live
+process on it. A job that is to run on a slot whose last holder has not left yet waits for it, on the slots that it can
+have already. Starting anything waits for ``flush``, which the service calls once it has written down that it will:
+after a crash, the log knows of every process that there may be.
+
+Within an executor a slot has one name, which says its node as well if there are several (:meth:`_slot`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Protocol
+
+from geminid.cluster import Cluster
+from geminid.configuration import Placement
+from geminid.job import JobSpec
+from geminid.jobstate import JobPhase
+from geminid.serve import records as r
+from geminid.serve.executors.base import Happening
+from geminid.serve.executors.machine import uses_library
+from geminid.serve.executors.plain import PlainExit
+from geminid.serve.state import LiveJob
+from geminid.train import jobevents as j
+from geminid.train.launcher import Launcher
+from geminid.train.supervisor import JobSpec as WorkerSpec
+from geminid.train.supervisor import Patience, Supervisor
+
+#: Progress is told so often: in the first seconds on new slots, and later.
+REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0
+
+#: A log file that grows beyond this is put aside, and the one put aside before is dropped.
+LARGEST_LOG_BYTES = 64 << 20
+
+#: How often sizes of logs are looked at.
+LOGS_EVERY_S = 10.0
+
+#: A supervisor whose job is over tells so; one that has not after so many ticks has failed.
+SILENT_TICKS = 6
+
+#: Workers train on for so long while the service is away.
+ORPHANS_S = 600.0
+
+
+class Command(Protocol):
+    """The process (or processes) of a plain command."""
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, where they run."""
+
+    def stop(self, grace_s: float) -> None:
+        """Ask the command to end; after the grace period it is made to."""
+
+    def tick(self) -> None:
+        """End the command if its grace period is over."""
+
+    def kill(self) -> None:
+        """End the command now."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A supervisor told something about its job."""
+
+    job_id: str
+    supervisor: Supervisor
+    event: j.JobEvent
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A plain command's process runs."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """A plain command's process is gone."""
+
+    job_id: str
+    command: Command
+
+
+@dataclass(slots=True)
+class _Elastic:
+    """An elastic job's supervisor, and what is known of its workers."""
+
+    supervisor: Supervisor
+    workers: dict[str, str] = field(default_factory=dict)
+    asked: tuple[str, ...] = ()
+    formed: tuple[str, ...] = ()
+    told_ready: bool = False
+    stopping: bool = False
+    saved: bool = False
+    formed_at_s: float = 0.0
+    reported_at_s: float = 0.0
+    unreported: r.JobProgressed | None = None
+    silent_ticks: int = 0
+
+    @property
+    def holds(self) -> set[str]:
+        """Slots with a live worker, or one that is about to be."""
+        return set(self.workers.values()) | set(self.asked)
+
+
+@dataclass(slots=True)
+class _Plain:
+    """A plain command's process, once it is started, and its slots."""
+
+    slots: tuple[str, ...]
+    command: Command | None = None
+    stopping: bool = False
+
+    @property
+    def holds(self) -> set[str]:
+        """All of its slots."""
+        return set(self.slots)
+
+
+class SupervisedExecutor(ABC):
+    """What executors have in common; see the module."""
+
+    def __init__(self, folder: Path, cluster: Cluster, launcher: Launcher, patience: Patience) -> None:
+        self._folder, self._cluster, self._launcher, self._patience = folder, cluster, launcher, patience
+        self._post: Callable[[Happening], None] = lambda happening: None
+        self._running: dict[str, _Elastic | _Plain] = {}
+        self._wanted: dict[str, tuple[LiveJob, tuple[str, ...]]] = {}
+        self._todo: list[Callable[[], None]] = []
+        self._logs_at_s = 0.0
+
+    # --- What differs ---
+
+    @abstractmethod
+    def _slot(self, node: str, index: int) -> str:
+        """The name of a slot."""
+
+    @abstractmethod
+    def _where(self, slot: str) -> tuple[str, int]:
+        """The node and index of a slot."""
+
+    @abstractmethod
+    def _spec(self, job: LiveJob) -> WorkerSpec:
+        """How a job's workers are run."""
+
+    @abstractmethod
+    def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
+        """Start a plain command."""
+
+    @abstractmethod
+    def _adopt_command(self, job: LiveJob, ended: Callable[[Command], None]) -> Command | None:
+        """The plain command that an earlier service started, if it still runs."""
+
+    @abstractmethod
+    def _exit_of(self, job_id: str) -> PlainExit | None:
+        """How a plain command ended, if it did."""
+
+    @abstractmethod
+    def _live_workers(self, job_id: str) -> dict[str, str]:
+        """The slot of each worker that an earlier service started and that still runs."""
+
+    @abstractmethod
+    def _end_others(self) -> None:
+        """End whatever earlier services left running that was not taken over."""
+
+    def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
+        """Those of some slots that nobody else holds which may be used now; asks for the others, if it has to."""
+        return slots
+
+    # --- What the service asks ---
+
+    @property
+    def cluster(self) -> Cluster:
+        """The slots that there are."""
+        return self._cluster
+
+    def is_elastic(self, spec: JobSpec) -> bool:
+        """A job with a range of sizes was made for it; of others, the script tells by importing the library."""
+        ranged = spec.max_slots is not None and not spec.has_fixed_size
+        return ranged or uses_library(spec.command, spec.working_dir)
+
+    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
+        """Take over what lives, end what nobody wants, tell what is gone."""
+        self._post = post
+        told: list[r.Record] = []
+        holding = {job.id: job for job in jobs if job.phase.holds_slots}
+        for job in holding.values():
+            told += self._recover(job)
+        self._end_others()
+        return told
+
+    def run(self, job: LiveJob, placement: Placement) -> list[r.Record]:
+        """Have a job run on these slots, as soon as they are free."""
+        self._wanted[job.id] = (job, tuple(self._slot(node, index) for node, index in placement.slots()))
+        return self._lead(job.id)
+
+    def stop(self, job: LiveJob, reason: str, *, save: bool = True) -> list[r.Record]:
+        """Have a job's processes end."""
+        self._wanted.pop(job.id, None)
+        running = self._running.get(job.id)
+        if running is None or running.stopping:
+            return []
+        self._end(running, save=save)
+        return [r.JobStopping(job_id=job.id, reason=reason)]
+
+    def flush(self) -> None:
+        """Start what was announced: the service has written it down."""
+        todo, self._todo = self._todo, []
+        for start in todo:
+            start()
+
+    def tick(self) -> list[r.Record]:
+        """Grace periods, progress that has waited, and logs that have grown."""
+        told: list[r.Record] = []
+        for job_id, running in list(self._running.items()):
+            if isinstance(running, _Plain) and running.command is not None:
+                running.command.tick()
+            elif isinstance(running, _Elastic):
+                told += self._report(running)
+                running.silent_ticks = running.silent_ticks + 1 if running.supervisor.status.phase.over else 0
+                if running.silent_ticks > SILENT_TICKS:  # its end was never told: its supervisor failed
+                    reason = running.supervisor.status.reason
+                    told += self._hear(job_id, running, j.JobEnded(j.JobPhase.FAILED, reason))
+        if monotonic() > self._logs_at_s:
+            self._logs_at_s = monotonic() + LOGS_EVERY_S
+            for job_id in self._running:
+                rotate(self.folder_of(job_id) / "logs")
+        return told
+
+    def take(self, happening: Happening) -> list[r.Record]:
+        """What a supervisor or a watcher told means this for the jobs."""
+        if isinstance(happening, _Told):
+            running = self._running.get(happening.job_id)
+            if not isinstance(running, _Elastic) or running.supervisor is not happening.supervisor:
+                return []
+            told = self._hear(happening.job_id, running, happening.event)
+        elif isinstance(happening, _Begun):
+            begun = self._running.get(happening.job_id)
+            return [] if begun is None else [r.JobFormed(job_id=happening.job_id, placement=self._placed(begun.holds))]
+        elif isinstance(happening, _Over):
+            job = self._running.get(happening.job_id)
+            if not isinstance(job, _Plain) or job.command is not happening.command:
+                return []
+            told = self._plain_over(happening.job_id, stopping=job.stopping)
+            del self._running[happening.job_id]
+        else:
+            return []
+        for job_id in list(self._wanted):
+            told += self._lead(job_id)
+        return told
+
+    def close(self, *, detach: bool) -> None:
+        """End with all processes, or leave them to the next service."""
+        for running in self._running.values():
+            if isinstance(running, _Elastic):
+                if detach:
+                    running.supervisor.detach()
+                else:
+                    running.supervisor.kill()
+            elif running.command is not None and not detach:
+                running.command.kill()
+        self._launcher.close()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any job has processes."""
+        return bool(self._running)
+
+    def pids(self, job_id: str) -> list[int]:
+        """The processes of a job."""
+        running = self._running.get(job_id)
+        if isinstance(running, _Elastic):
+            return [worker.pid for worker in running.supervisor.status.workers]
+        return running.command.pids if running is not None and running.command is not None else []
+
+    def folder_of(self, job_id: str) -> Path:
+        """The folder of a job: its socket, checkpoints and logs."""
+        return self._folder / "jobs" / job_id
+
+    def _placed(self, slots: Iterable[str]) -> Placement:
+        by_node: dict[str, list[int]] = {}
+        for node, index in map(self._where, slots):
+            by_node.setdefault(node, []).append(index)
+        return Placement.of(by_node)
+
+    # --- Leading there ---
+
+    def _lead(self, job_id: str) -> list[r.Record]:
+        """Bring a job as close to its wanted slots as the others let it."""
+        if job_id not in self._wanted:
+            return []
+        job, slots = self._wanted[job_id]
+        taken = {slot for other, running in self._running.items() if other != job_id for slot in running.holds}
+        free = self._usable(job_id, tuple(slot for slot in slots if slot not in taken))
+        running = self._running.get(job_id)
+        if running is None:
+            return self._begin(job, slots) if free == slots else []
+        if running.stopping:
+            return []
+        if isinstance(running, _Plain):
+            if running.slots != slots:
+                self._end(running, save=True)
+                return [r.JobStopping(job_id=job_id, reason="it has to move to other slots")]
+            return []
+        if not free or free == running.asked:
+            return []
+        held = running.holds | set(free)
+        running.asked = free
+        self._todo.append(lambda: self._resize(job_id, running))
+        return [r.JobRescaling(job_id=job_id, placement=self._placed(held))]
+
+    def _begin(self, job: LiveJob, slots: tuple[str, ...]) -> list[r.Record]:
+        folder = self.folder_of(job.id)
+        if job.state.first_started_at_s is None and folder.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of another job, whose log is gone: not this one's checkpoints
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if job.elastic:
+            supervisor = self._supervise(job, adopt=False)
+            running = self._running[job.id] = _Elastic(supervisor, asked=slots)
+            self._todo.append(lambda: self._resize(job.id, running, begin=True))
+        else:
+            plain = self._running[job.id] = _Plain(slots)
+            self._todo.append(lambda: self._start_plain(job, plain))
+        return [r.JobStarting(job_id=job.id, placement=self._placed(slots))]
+
+    def _resize(self, job_id: str, running: _Elastic, *, begin: bool = False) -> None:
+        if begin:
+            running.supervisor.__enter__()
+        try:
+            running.supervisor.resize(running.asked)
+        except ValueError:  # more slots than its largest batch can be divided over: it stays as it is
+            running.asked = running.formed or running.asked
+
+    def _start_plain(self, job: LiveJob, plain: _Plain) -> None:
+        plain.command = self._start_command(job, plain.slots, lambda over: self._post(_Over(job.id, over)))
+        self._post(_Begun(job.id))
+
+    def _end(self, running: _Elastic | _Plain, *, save: bool) -> None:
+        running.stopping = True
+        if isinstance(running, _Elastic):
+            running.supervisor.stop(save=save)
+        elif running.command is not None:
+            running.command.stop(self._patience.grace)
+
+    def _supervise(self, job: LiveJob, *, adopt: bool) -> Supervisor:
+        made: list[Supervisor] = []
+        supervisor = Supervisor(
+            self._spec(job),
+            on_event=lambda event: self._post(_Told(job.id, made[0], event)),
+            launcher=self._launcher,
+            adopt=adopt,
+        )
+        made.append(supervisor)
+        return supervisor
+
+    # --- What jobs tell ---
+
+    def _hear(self, job_id: str, running: _Elastic, event: j.JobEvent) -> list[r.Record]:
+        match event:
+            case j.WorkerStarted(worker=worker, slot=slot):
+                running.workers[worker] = slot
+            case j.WorkerEnded(worker=worker, slot=slot, reason=reason, expected=expected):
+                running.workers.pop(worker, None)
+                if not expected:
+                    return [r.WorkerLost(job_id=job_id, worker=worker, slot=slot, reason=reason[:500])]
+            case j.GroupFormed():
+                running.formed = tuple(sorted(event.slots, key=self._where))
+                running.formed_at_s = monotonic()
+                formed = r.JobFormed(
+                    job_id=job_id,
+                    placement=self._placed(running.formed),
+                    pause_s=event.pause_s,
+                    restored=event.restored,
+                )
+                return [*self._ready(job_id, running), *self._report(running, now=True), formed]
+            case j.Reported(progress=progress):
+                running.unreported = r.JobProgressed(
+                    job_id=job_id,
+                    progress=progress.progress,
+                    samples=progress.samples,
+                    step=progress.step,
+                    epoch=progress.epoch,
+                    slots=progress.size,
+                    nodes=len({self._where(slot)[0] for slot in running.formed}) or 1,
+                    per_slot_batch=progress.plan.per_slot_batch,
+                    accumulation_steps=progress.plan.accumulation_steps,
+                    accumulation_s=progress.accumulation_s,
+                    step_s=progress.step_s,
+                    squared_gradient=progress.squared_gradient,
+                    variance=progress.variance,
+                    learning_rate_factor=progress.learning_rate_factor,
+                    metrics=progress.metrics,
+                )
+                return [*self._ready(job_id, running), *self._formed_before(job_id, running), *self._report(running)]
+            case j.CheckpointWritten(checkpoint=checkpoint):
+                running.saved = running.saved or running.stopping
+                written = r.JobCheckpointed(
+                    job_id=job_id,
+                    samples=checkpoint.samples,
+                    size_bytes=checkpoint.size_bytes,
+                    seconds=checkpoint.seconds,
+                )
+                return [*self._report(running, now=True), written]
+            case j.JobEnded(state=state, reason=reason):
+                del self._running[job_id]
+                how = {j.JobPhase.FINISHED: "succeeded", j.JobPhase.FAILED: "failed"}.get(state, "stopped")
+                if how == "stopped" and not running.saved:
+                    how = "lost"
+                if how != "stopped":
+                    self._wanted.pop(job_id, None)
+                told = reason if how == "failed" else ""
+                return [*self._report(running, now=True), r.JobEnded(job_id=job_id, how=how, reason=told[:500])]
+        return []
+
+    def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
+        """A job that was taken over reports: it was formed when nobody was there to hear it."""
+        if running.formed:
+            return []
+        running.formed = tuple(sorted(running.supervisor.status.slots, key=self._where))
+        return [r.JobFormed(job_id=job_id, placement=self._placed(running.formed))] if running.formed else []
+
+    def _ready(self, job_id: str, running: _Elastic) -> list[r.Record]:
+        ready = None if running.told_ready else running.supervisor.status.ready
+        if ready is None:
+            return []
+        running.told_ready = True
+        return [
+            r.JobReady(
+                job_id=job_id,
+                initial_batch=ready.initial_batch,
+                largest_batch=ready.largest_batch,
+                smallest_per_slot=ready.smallest_per_slot,
+                largest_per_slot=ready.largest_per_slot,
+                parameter_count=ready.parameter_count,
+                dataset_samples=ready.dataset_samples,
+                work_samples=ready.work_samples,
+                by_progress=ready.by_progress,
+            )
+        ]
+
+    def _report(self, running: _Elastic, *, now: bool = False) -> list[r.Record]:
+        """The latest progress, if it is time to tell it."""
+        since_s = monotonic() - running.reported_at_s
+        often_s = REPORTS_EARLY_S if monotonic() - running.formed_at_s < EARLY_S else REPORTS_LATE_S
+        if running.unreported is None or not (now or since_s >= often_s):
+            return []
+        latest, running.unreported, running.reported_at_s = running.unreported, None, monotonic()
+        return [latest]
+
+    def _plain_over(self, job_id: str, *, stopping: bool) -> list[r.Record]:
+        """How a plain command ended, by what its shim wrote down."""
+        ended = self._exit_of(job_id)
+        if ended is not None and ended.code == 0:
+            self._wanted.pop(job_id, None)
+            return [r.JobEnded(job_id=job_id, how="succeeded")]
+        if stopping:
+            return [r.JobEnded(job_id=job_id, how="stopped")]
+        self._wanted.pop(job_id, None)
+        reason = "its processes were killed" if ended is None else f"it {ended.told()}"
+        return [r.JobEnded(job_id=job_id, how="crashed", reason=reason)]
+
+    # --- After a crash of the service ---
+
+    def _recover(self, job: LiveJob) -> list[r.Record]:
+        """Take over a job that held slots when the last service ended."""
+        if job.elastic:
+            workers = self._live_workers(job.id)
+            if not workers:
+                return [
+                    r.JobEnded(job_id=job.id, how="lost", reason="its processes were gone when the service came back")
+                ]
+            supervisor = self._supervise(job, adopt=True)
+            asked = tuple(sorted(workers.values(), key=self._where))
+            self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked)
+            supervisor.__enter__()
+        else:
+            command = self._adopt_command(job, lambda over: self._post(_Over(job.id, over)))
+            if command is None:
+                if self._exit_of(job.id) is not None:
+                    return self._plain_over(job.id, stopping=job.phase is JobPhase.STOPPING)
+                return [r.JobEnded(job_id=job.id, how="lost", reason="its process was gone when the service came back")]
+            placement = job.state.placement
+            held = () if placement is None else tuple(self._slot(node, index) for node, index in placement.slots())
+            self._running[job.id] = _Plain(held, command)
+        if job.phase is JobPhase.STOPPING:
+            self._end(self._running[job.id], save=True)
+        return []
+
+
+def rotate(logs: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
+    """Put logs aside that have grown too large. Their writers append, so they go on at the beginning."""
+    with contextlib.suppress(OSError):
+        for log in logs.glob("*.log"):
+            if log.stat().st_size > largest_bytes:
+                shutil.copyfile(log, log.with_suffix(".log.1"))
+                os.truncate(log, 0)
+
+
+def worker_options(spec: JobSpec) -> dict[str, Any]:
+    """What a job's file says of batch sizes, which overrides what its script says."""
+    options = {
+        "initial_batch_size": spec.initial_batch_size,
+        "max_batch_size": spec.max_batch_size,
+        "max_per_slot_batch": spec.max_per_slot_batch,
+        "min_per_slot_batch": spec.min_per_slot_batch if spec.min_per_slot_batch > 1 else None,
+        "scaling_rule": None if spec.scaling_rule.value == "auto" else spec.scaling_rule.value,
+        "checkpoint_interval_s": spec.checkpoint_interval_s,
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def job_environment(job: LiveJob, *, cpu: bool) -> dict[str, str]:
+    """The service's own environment without what is the service's alone, and what the job asks for."""
+    base = {name: value for name, value in os.environ.items() if not name.startswith("GEMINID_")}
+    if cpu:
+        base.setdefault("OMP_NUM_THREADS", "1")
+    return {**base, **dict(job.spec.env)}

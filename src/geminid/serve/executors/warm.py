@@ -1,0 +1,49 @@
+"""A launcher that is warm when it can be."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, adopted
+from geminid.train.zygote import Zygote
+
+
+class WarmLauncher:
+    """Forks workers from a warm process, which is made when it is first needed and made anew if it is gone.
+
+    With ``keep``, the warm process is made at once, starts everything, and its workers end with it: no process outlives
+    whoever has this launcher.
+    """
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self._keep = keep
+        self._zygote: Zygote | None = Zygote(keep=True) if keep else None
+        self._lock = threading.Lock()
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a worker; afresh, if there is no warm process to be had."""
+        for _ in range(2):
+            with self._lock:
+                zygote = self._zygote = self._zygote or Zygote(keep=self._keep)
+            try:
+                return zygote.start(launch)
+            except OSError:
+                with self._lock:
+                    self._zygote = None if self._zygote is zygote else self._zygote
+                with contextlib.suppress(OSError):
+                    zygote.close()
+        if self._keep:
+            raise OSError("the process that workers are forked from cannot be started")
+        return PlainLauncher().start(launch)
+
+    def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
+        """Watch a worker that an earlier launcher started."""
+        return adopted(identity)
+
+    def close(self) -> None:
+        """End the warm process, if there is one."""
+        if self._zygote is not None:
+            self._zygote.close()
