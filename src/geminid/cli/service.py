@@ -33,9 +33,17 @@ def up(
         float, typer.Option(min=0.0, help="Days for which to keep a job that is over, its logs and its checkpoints.")
     ] = 30.0,
     keep_events: Annotated[int, typer.Option(min=0, help="Records of the log to keep.")] = 100_000,
+    executor: Annotated[str, typer.Option(help="Where jobs run: `local` (this machine) or `ray`.")] = "local",
+    address: Annotated[str, typer.Option(help="The Ray cluster's head, as HOST:PORT.", show_default="this node's")] = (
+        "auto"
+    ),
+    storage: Annotated[
+        str | None,
+        typer.Option(help="With `ray`: where checkpoints go, a folder or URL that all nodes reach."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print where the service is as JSON.")] = False,
 ) -> None:
-    """Start the service on this machine."""
+    """Start the service on this machine, for its own slots or for those of a Ray cluster."""
     from geminid.fields import InvalidInput, Problem
     from geminid.serve.client import home
     from geminid.serve.retention import Retention
@@ -44,6 +52,10 @@ def up(
 
     if host not in ("127.0.0.1", "localhost", "::1"):
         raise InvalidInput([Problem("host", host, "must be a loopback address such as 127.0.0.1")])
+    if executor not in ("local", "ray"):
+        raise InvalidInput([Problem("executor", executor, "must be local or ray")])
+    if executor == "ray" and slots is not None:
+        raise InvalidInput([Problem("slots", slots, "goes with --executor local only: a Ray cluster has its own")])
     options = Options(
         home=home(),
         slots=slots,
@@ -52,6 +64,9 @@ def up(
         port=port,
         grace_s=grace,
         keep=Retention(seconds=86_400.0 * keep_days, jobs=keep_jobs, events=keep_events),
+        executor=executor,
+        address=address,
+        storage=storage,
     )
     if detach:
         with reporting_trouble():

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from geminid.cluster import Cluster
@@ -63,9 +64,15 @@ class Planner:
         self._wanted, self._news = True, False
         self._decided_at_s, self._wake_at_s, self._next_round_s = float("-inf"), float("inf"), float("-inf")
         self._last_rejection = ""
+        self._desired_nodes: int | None = None
         self.decisions = self.rejected = 0
         self.decision_ms = 0.0
         self.engine = self._new_engine()
+
+    def follow(self, cluster: Cluster) -> None:
+        """The cluster is another one: nodes have come or gone."""
+        self.cluster = cluster
+        self.start_over()
 
     def start_over(self) -> None:
         """Forget everything that the state does not know."""
@@ -86,7 +93,7 @@ class Planner:
                 node = self.cluster.node_index[record.node]
                 self.engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
                 self._wanted = True
-            case r.SlotCordoned() if record.node in self.cluster.node_index:
+            case r.SlotCordoned() | r.SlotsTaken() if record.node in self.cluster.node_index:
                 self.engine.take(self._cordons(now_s, record.node))
                 self._wanted = True
             case r.QuotaSet():
@@ -124,6 +131,23 @@ class Planner:
                     self._wanted |= asks_otherwise or facts.weight != view.facts.weight
                     engine.take(e.Revised(now_s, facts))
 
+    def wishes(self) -> dict[str, int]:
+        """How many slots of each type there is work for: those that jobs have, and the least that the others need.
+
+        A job that may run on several types wishes for the first that it names, or that there is.
+        """
+        wishes: Counter[str] = Counter()
+        for job in self._state.jobs.values():
+            if job.target is not None:
+                for node, slots in job.target.slots_by_node:
+                    wishes[self._state.gpu_types.get(node, "gpu")] += len(slots)
+            elif job.wants_slots:
+                wishes[(*job.spec.gpu_types.names, *self.cluster.type_index)[0]] += job.spec.min_slots
+        if self._desired_nodes is not None:
+            typical = self.cluster.total_slots // len(self.cluster.nodes)
+            wishes[self.cluster.nodes[0].gpu_type] += max(0, self._desired_nodes * typical - wishes.total())
+        return dict(wishes)
+
     def due_s(self) -> float:
         """When the next decision is due: so that deciding never takes more than its share of the time."""
         earliest_s = self._decided_at_s + max(self._gap_s, 1e-3 * self.decision_ms / SHARE_OF_TIME)
@@ -147,6 +171,7 @@ class Planner:
         self._next_round_s = now_s + (engine.policy.interval_s or 0.0)
         self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else float("inf")
         self.decisions += outcome.decided
+        self._desired_nodes = outcome.desired_nodes
         records: list[r.Record] = []
         if outcome.rejected:
             self.rejected += 1
@@ -161,7 +186,7 @@ class Planner:
         return records
 
     def _cordons(self, now_s: float, node: str) -> e.SlotsCordoned:
-        out = sum(owner == node for owner, _ in self._state.cordoned)
+        out = sum(owner == node for owner, _ in self._state.out_of_service)
         return e.SlotsCordoned(now_s, self.cluster.node_index[node], out)
 
     def _new_engine(self) -> Engine:
@@ -170,7 +195,9 @@ class Planner:
         engine = Engine(self.cluster, self._policy, ModelKeeper("geminid"), now_s=now_s)
         for node in self._state.drained & set(self.cluster.node_index):
             engine.take(e.NodeDrained(now_s, self.cluster.node_index[node]))
-        for node in {node for node, _ in self._state.cordoned} & set(self.cluster.node_index):
+        for node in self._state.down & set(self.cluster.node_index):
+            engine.take(e.NodeDown(now_s, self.cluster.node_index[node]))
+        for node in {node for node, _ in self._state.out_of_service} & set(self.cluster.node_index):
             engine.take(self._cordons(now_s, node))
         for job in self._state.jobs.values():
             if job.wants_slots:
@@ -198,7 +225,7 @@ class Planner:
         jobs = self._state.jobs
         wanted = {job_id: view.allocation for job_id, view in self.engine.jobs.items() if view.allocation}
         current = {job_id: jobs[job_id].target for job_id in wanted}
-        named = name_slots(wanted, current, self.cluster, self._state.cordoned)
+        named = name_slots(wanted, current, self.cluster, self._state.out_of_service)
         targets = {job_id: named.get(job_id) for job_id in self.engine.jobs if named.get(job_id) != jobs[job_id].target}
         if not targets:
             return None

@@ -178,6 +178,31 @@ class JobChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeJoined:
+    """A node is there, with its slots: for the first time, or again."""
+
+    node: str
+    gpu_type: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeft:
+    """A node is gone, and every process on it."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotsTaken:
+    """These slots of a node, and no others, are used by somebody who does not ask us."""
+
+    node: str
+    slots: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrained:
     """A node takes no more work, or does again."""
 
@@ -236,6 +261,9 @@ Record = (
     | JobEnded
     | JobWished
     | JobChanged
+    | NodeJoined
+    | NodeLeft
+    | SlotsTaken
     | NodeDrained
     | SlotCordoned
     | QuotaSet

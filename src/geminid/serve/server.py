@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import logging
 import logging.handlers
@@ -21,6 +22,7 @@ from geminid import __version__
 from geminid.policies.registry import make_policy
 from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import FAILED, SERVICE, Client, Trouble
+from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import machine
 from geminid.serve.executors.supervised import ORPHANS_S
@@ -54,6 +56,9 @@ class Options:
     port: int = 0
     grace_s: float = 30.0
     keep: Retention = field(default_factory=Retention)
+    executor: str = "local"
+    address: str = "auto"
+    storage: str | None = None
 
 
 class _Lines(logging.Formatter):
@@ -86,14 +91,28 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
     ):
         _log_to(options.home / LOG)
         first_token(options.home)
-        cluster = machine(options.slots)
-        executor = LocalExecutor(options.home, cluster, patience=Patience(grace=options.grace_s, orphan=ORPHANS_S))
+        executor = _executor(options)
         service = Service(store, executor, policy, options.policy, keep=options.keep)
         port = listener.getsockname()[1]
         url = f"http://{options.host}:{port}"
         detach = _answer(service, listener, options.home, url)
         (options.home / SERVICE).unlink(missing_ok=True)
         service.end(detach=detach)
+
+
+def _executor(options: Options) -> Executor:
+    if options.executor == "local":
+        patience = Patience(grace=options.grace_s, orphan=ORPHANS_S)
+        return LocalExecutor(options.home, machine(options.slots), patience=patience)
+    if importlib.util.find_spec("ray") is None:
+        raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")
+    from geminid.serve.executors.ray import HANG_S, NoCluster, RayExecutor
+
+    patience = Patience(grace=options.grace_s, orphan=ORPHANS_S, hang=HANG_S)
+    try:
+        return RayExecutor(options.home, options.address, patience=patience, storage=options.storage)
+    except NoCluster as problem:
+        raise StoreProblem(str(problem)) from None
 
 
 def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> bool:
@@ -134,7 +153,9 @@ def start_detached(options: Options) -> dict[str, object]:
         *("--host", options.host, "--port", str(options.port), "--grace", str(options.grace_s)),
         *("--keep-jobs", str(options.keep.jobs), "--keep-days", str(options.keep.seconds / 86_400.0)),
         *("--keep-events", str(options.keep.events)),
+        *("--executor", options.executor, "--address", options.address),
         *(() if options.slots is None else ("--slots", str(options.slots))),
+        *(() if options.storage is None else ("--storage", options.storage)),
     )
     with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         child = subprocess.Popen(

@@ -295,9 +295,13 @@ class Service:
     def _batch(self, items: Sequence[Any]) -> _End | None:
         ending = next((item for item in items if isinstance(item, _End)), None)
         self._take_in(items)
+        if self.cluster is not self.executor.cluster:
+            self._follow()
         self._planner.sync(self._touched)
-        if ending is None and self.clock.now_s() >= self._planner.due_s() and not self._commit(self._planner.decide()):
-            self._planner.start_over()  # what is not written was not decided
+        if ending is None and self.clock.now_s() >= self._planner.due_s():
+            if not self._commit(self._planner.decide()):
+                self._planner.start_over()  # what is not written was not decided
+            self.executor.wish(self._planner.wishes())
         self._steer()
         self._forget()
         if self.store.snapshot_is_due(self._state):
@@ -402,6 +406,12 @@ class Service:
         )
 
     # ------------------------------------------------------------------------------------------- the executor
+
+    def _follow(self) -> None:
+        """Nodes have come or gone: plans are made for those that there are, and jobs may have lost slots."""
+        self.cluster = self.executor.cluster
+        self._planner.follow(self.cluster)
+        self._touched |= {job.id for job in self._state.jobs.values() if not job.phase.is_terminal}
 
     def _steer(self) -> None:
         """Lead the executor towards what the state says of the jobs that were touched."""

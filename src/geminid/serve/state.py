@@ -8,7 +8,7 @@ its processes hold. Neither ever gives a slot to two jobs; the executor leads fr
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from itertools import islice
@@ -208,7 +208,8 @@ class ServiceState:
     """Everything that the service knows. Only ``apply`` changes it; values within never change.
 
     ``quotas`` are by kind (``queue`` or ``owner``) and name. ``notes`` are for operators, newest last. ``forgotten``
-    is what is left of jobs that are not kept any more, by owner.
+    is what is left of jobs that are not kept any more, by owner. ``down`` are nodes that are gone, and ``taken`` slots
+    that are used by somebody who does not ask us.
     """
 
     seq: int = 0
@@ -223,6 +224,13 @@ class ServiceState:
     notes: tuple[tuple[float, str, str], ...] = ()
     gpu_types: Mapping[str, str] = field(default_factory=dict)
     forgotten: dict[str, Totals] = field(default_factory=dict)
+    down: frozenset[str] = frozenset()
+    taken: frozenset[tuple[str, int]] = frozenset()
+
+    @property
+    def out_of_service(self) -> frozenset[tuple[str, int]]:
+        """Slots that are nobody's to have: cordoned by an operator, or used by others."""
+        return self.cordoned | self.taken
 
     def copy(self) -> ServiceState:
         """A state that does not change when this one does."""
@@ -245,12 +253,27 @@ class ServiceState:
             case r.ServiceStarted():
                 self.epoch = record.epoch
                 nodes = record.cluster.get("gpu_types_by_node", {})
-                self.gpu_types = dict(nodes)
+                self.gpu_types, self.down, self.taken = dict(nodes), frozenset(), frozenset()
+                for held in list(self.jobs.values()):
+                    gone = set(held.target.node_names) - set(nodes) if held.target else set()
+                    self._lose_nodes(at_s, held, gone, "its node was gone when the service came back")
             case r.JobSubmitted():
                 self._submit(at_s, record)
             case r.Planned():
                 for job_id, target in record.targets.items():
                     self._plan(at_s, job_id, target, record.reasons.get(job_id, ""))
+            case r.NodeJoined():
+                self.gpu_types = {**self.gpu_types, record.node: record.gpu_type}
+                self.down -= {record.node}
+            case r.NodeLeft():
+                self.down |= {record.node}
+                self.taken = frozenset(slot for slot in self.taken if slot[0] != record.node)
+                self.notes = (*self.notes, (at_s, "warning", record.reason))[-MOST_NOTES:]
+                for held in list(self.jobs.values()):
+                    self._lose_nodes(at_s, held, {record.node}, record.reason)
+            case r.SlotsTaken():
+                others = {slot for slot in self.taken if slot[0] != record.node}
+                self.taken = frozenset(others | {(record.node, slot) for slot in record.slots})
             case r.NodeDrained():
                 self.drained = self.drained | {record.node} if record.drained else self.drained - {record.node}
             case r.SlotCordoned():
@@ -327,6 +350,14 @@ class ServiceState:
             executed_before_s=executed,
             restarts=job.restarts + (moved or (target is not None and job.state.first_started_at_s is not None)),
         )
+
+    def _lose_nodes(self, at_s: float, job: LiveJob, nodes: Set[str], reason: str) -> None:
+        """A job's target without the nodes that are gone; none at all if it needs more than is left."""
+        if job.target is None or not nodes & set(job.target.node_names):
+            return
+        left = {name: slots for name, slots in job.target.slots_by_node if name not in nodes}
+        enough = sum(map(len, left.values())) >= job.spec.min_slots and job.elastic
+        self._plan(at_s, job.id, Placement.of(left) if enough else None, reason)
 
     def _change(self, at_s: float, job: LiveJob, record: r.Record) -> LiveJob:
         state = job.state
@@ -531,6 +562,8 @@ class ServiceState:
             "notes": [list(note) for note in self.notes],
             "gpu_types": dict(self.gpu_types),
             "forgotten": {owner: list(astuple(totals)) for owner, totals in self.forgotten.items()},
+            "down": sorted(self.down),
+            "taken": sorted([node, slot] for node, slot in self.taken),
         }
 
     @classmethod
@@ -550,6 +583,8 @@ class ServiceState:
             notes=tuple((at_s, level, text) for at_s, level, text in plain["notes"]),
             gpu_types=dict(plain["gpu_types"]),
             forgotten={owner: Totals(*totals) for owner, totals in plain.get("forgotten", {}).items()},
+            down=frozenset(plain.get("down", ())),
+            taken=frozenset((node, slot) for node, slot in plain.get("taken", ())),
         )
 
 

@@ -104,6 +104,8 @@ def view_of(job: LiveJob, cluster: Cluster, now_s: float) -> JobView:
     if job.target is None:
         return view
     allocation = allocation_of(job.target, cluster)
+    if not allocation:
+        return view
     return replace(
         view,
         allocation=allocation,
@@ -114,8 +116,9 @@ def view_of(job: LiveJob, cluster: Cluster, now_s: float) -> JobView:
 
 
 def allocation_of(placement: Placement, cluster: Cluster) -> Allocation:
-    """A placement as the engine counts it: slots on each node."""
-    return tuple(sorted((cluster.node_index[name], len(slots)) for name, slots in placement.slots_by_node))
+    """A placement as the engine counts it: slots on each node; those on nodes that are gone do not count."""
+    known = cluster.node_index
+    return tuple(sorted((known[name], len(slots)) for name, slots in placement.slots_by_node if name in known))
 
 
 def name_slots(

@@ -326,6 +326,8 @@ class Supervisor:
 
     def _lose(self, slots: Collection[str], reason: str) -> None:
         self._group.forsake(slots)
+        if self._phase is JobPhase.RUNNING and any(known.slot in slots for known in self._workers.values()):
+            self._phase = JobPhase.RECOVERING
         for worker, known in list(self._workers.items()):
             if known.slot in slots:
                 known.lost, known.last_words = True, reason

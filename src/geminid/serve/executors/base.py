@@ -7,7 +7,7 @@ other threads (a process ended, a worker reported) it hands to ``post``, and get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -27,7 +27,7 @@ class Executor(Protocol):
 
     @property
     def cluster(self) -> Cluster:
-        """The slots that there are."""
+        """The slots that there are. It may change whenever ``take`` tells of nodes that joined or left."""
 
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""
@@ -52,6 +52,9 @@ class Executor(Protocol):
 
     def take(self, happening: Happening) -> list[Record]:
         """Look at something that was posted; what it means for the jobs."""
+
+    def wish(self, slots_by_type: Mapping[str, int]) -> None:
+        """So many slots of each type would all be used, if there were so many."""
 
     def tick(self) -> list[Record]:
         """Look at the clock: called about twice a second."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from geminid.cluster import Cluster
@@ -59,6 +59,9 @@ class LocalExecutor(SupervisedExecutor):
             told = f"must be at most {self._cluster.total_slots}, which is what this machine has"
             problems.append(Problem(name, spec.min_slots, told))
         return problems
+
+    def wish(self, slots_by_type: Mapping[str, int]) -> None:
+        """One machine is what it is."""
 
     def _slot(self, node: str, index: int) -> str:
         return str(index)

@@ -14,7 +14,7 @@ import contextlib
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -106,6 +106,7 @@ class _Elastic:
     reported_at_s: float = 0.0
     unreported: r.JobProgressed | None = None
     silent_ticks: int = 0
+    reason: str = ""
 
     @property
     def holds(self) -> set[str]:
@@ -362,6 +363,32 @@ class SupervisedExecutor(ABC):
         made.append(supervisor)
         return supervisor
 
+    def _lose(self, slots: Set[str], reason: str) -> list[r.Record]:
+        """Slots are gone with their node: jobs go on with the others that they have, if they have any."""
+        told: list[r.Record] = []
+        for job_id, (job, wanted) in list(self._wanted.items()):
+            left = tuple(slot for slot in wanted if slot not in slots)
+            if left:
+                self._wanted[job_id] = (job, left)
+            else:
+                del self._wanted[job_id]
+        for job_id, running in list(self._running.items()):
+            if not running.holds & slots:
+                continue
+            if isinstance(running, _Elastic):
+                running.asked = tuple(slot for slot in running.asked if slot not in slots)
+                running.supervisor.lose(slots, reason)
+                if not running.asked:
+                    running.reason = reason
+                    running.supervisor.kill()
+            else:
+                del self._running[job_id]
+                self._wanted.pop(job_id, None)
+                if running.command is not None:
+                    running.command.kill()
+                told.append(r.JobEnded(job_id=job_id, how="lost", reason=reason))
+        return told
+
     # --- What jobs tell ---
 
     def _hear(self, job_id: str, running: _Elastic, event: j.JobEvent) -> list[r.Record]:
@@ -417,7 +444,7 @@ class SupervisedExecutor(ABC):
                     how = "lost"
                 if how != "stopped":
                     self._wanted.pop(job_id, None)
-                told = reason if how == "failed" else ""
+                told = reason if how == "failed" else running.reason
                 return [*self._report(running, now=True), r.JobEnded(job_id=job_id, how=how, reason=told[:500])]
         return []
 

@@ -1,0 +1,318 @@
+"""What stands on every node of a cluster for the service: starts processes there, watches them, passes their logs on.
+
+The service connects over TCP and says who it is with a token; then both send JSON objects, one a line. Requests carry
+the key of the process that they are about, and may be repeated: a key is started once.
+
+| from the service | meaning |
+|---|---|
+| ``{"do": "start", "key", "command", "environment", "folder"}`` | start a process, its output into a log of its own |
+| ``{"do": "follow", "key", "offset"}`` | send the log from there on |
+| ``{"do": "signal", "key", "signal"}`` | to the process and all that it started |
+| ``{"do": "forget", "key"}`` | how it ended has been heard, and its log is complete |
+
+| to the service | meaning |
+|---|---|
+| ``{"told": "here", "running": {key: pid}, "ended": {key: code}}`` | the first line: what there is |
+| ``{"told": "started", "key", "pid"}`` | |
+| ``{"told": "log", "key", "offset", "text"}`` | a piece of a log (bytes as Latin-1) |
+| ``{"told": "ended", "key", "code", "reason"}`` | after the last piece of its log |
+
+The processes end with the server, whichever way that ends; and the server ends when no service has come for long. What
+an earlier server of the same folder left behind is ended before anything is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import selectors
+import shutil
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from geminid.serve.executors.plain import end_group
+from geminid.serve.executors.warm import WarmLauncher
+from geminid.train.launcher import Launch, WorkerProcess, started_at
+
+#: Logs are looked at so often, and passed on in pieces of at most so many bytes.
+LOGS_S, PIECE_BYTES = 0.3, 1 << 16
+
+#: A log that has been passed on is dropped here when it is larger.
+LARGEST_LOG_BYTES = 16 << 20
+
+#: A line from the service must not be longer.
+LONGEST_LINE_BYTES = 1 << 22
+
+#: A process that could not be started is said to have ended so.
+NOT_STARTED = 127
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A process and its log.
+
+    ``sent`` is how much of the log the service has, None if it does not follow; ``cut`` how much was dropped here.
+    """
+
+    log: Path
+    cut: int = 0
+    process: WorkerProcess | None = None
+    sent: int | None = None
+    code: int | None = None
+    reason: str = ""
+    told: bool = False
+
+
+class NodeServer:
+    """See the module. Everything happens in the thread that calls :meth:`serve`."""
+
+    def __init__(
+        self, host: str, folder: Path, token: str, environment: Mapping[str, str], *, forsaken_s: float = 900.0
+    ) -> None:
+        self._folder, self._token, self._forsaken_s = folder, token, forsaken_s
+        self._environment = environment
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._end_leftovers()
+        self._launcher = WarmLauncher(keep=True)
+        self._kept: dict[str, _Kept] = {}
+        self._listener = socket.create_server((host, 0))
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        self._line: Line | None = None
+        self._selector = selectors.DefaultSelector()
+        self._alone_since_s = monotonic()
+        self._ended = False
+
+    def serve(self) -> None:
+        """Serve until no service has come for long, or until told to end; then end everything."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        logs_at_s = monotonic()
+        try:
+            while not (self._ended or self.forsaken):
+                for key, _ in self._selector.select(LOGS_S):
+                    key.data()
+                if monotonic() >= logs_at_s:
+                    logs_at_s = monotonic() + LOGS_S
+                    for name in list(self._kept):
+                        self._send_log(name)
+        finally:
+            self.close()
+
+    def watch(self, descriptor: int) -> None:
+        """End when this descriptor becomes readable: a pidfd of whoever this server must not outlive."""
+        self._selector.register(descriptor, selectors.EVENT_READ, self._end)
+
+    def close(self) -> None:
+        """End all processes."""
+        for kept in self._kept.values():
+            if kept.process is not None:
+                kept.process.signal(signal.SIGKILL)
+        if self._line is not None:
+            self._line.close()
+        self._listener.close()
+        self._launcher.close()
+
+    def _end(self) -> None:
+        self._ended = True
+
+    @property
+    def forsaken(self) -> bool:
+        """Whether no service has come for long."""
+        if self._line is not None:
+            self._alone_since_s = monotonic()
+        return monotonic() - self._alone_since_s > self._forsaken_s
+
+    # --- The line to the service ---
+
+    def _accept(self) -> None:
+        opened, _ = self._listener.accept()
+        line = Line(opened)
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(line))
+
+    def _hear(self, line: Line) -> None:
+        try:
+            for document in line.receive():
+                if line is not self._line:
+                    self._admit(line, document)
+                else:
+                    self._obey(document)
+        except (OSError, EOFError, ValueError, KeyError, TypeError):
+            self._drop(line)
+
+    def _admit(self, line: Line, document: Mapping[str, Any]) -> None:
+        """The newest service with the right token is the one that counts."""
+        if not hmac.compare_digest(str(document.get("token", "")).encode(), self._token.encode()):
+            raise ValueError("the token is wrong")
+        if self._line is not None:
+            self._drop(self._line)
+        self._line = line
+        running = {key: kept.process.pid for key, kept in self._kept.items() if kept.code is None and kept.process}
+        ended = {key: kept.code for key, kept in self._kept.items() if kept.code is not None}
+        for kept in self._kept.values():
+            kept.sent, kept.told = None, False
+        self._tell({"told": "here", "running": running, "ended": ended})
+
+    def _drop(self, line: Line) -> None:
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(line)
+        line.close()
+        if line is self._line:
+            self._line = None
+
+    def _tell(self, document: Mapping[str, Any]) -> None:
+        if self._line is not None:
+            try:
+                self._line.send(document)
+            except OSError:
+                self._drop(self._line)
+
+    # --- Processes ---
+
+    def _obey(self, document: Mapping[str, Any]) -> None:
+        if document["do"] == "end":
+            self._ended = True
+            return
+        key = document["key"]
+        match document["do"]:
+            case "start":
+                self._start(key, document)
+            case "follow" if key in self._kept:
+                self._kept[key].sent = int(document["offset"])
+                self._send_log(key)
+                self._tell_end(key)
+            case "signal" if key in self._kept:
+                process = self._kept[key].process
+                if process is not None and self._kept[key].code is None:
+                    process.signal(signal.Signals(document["signal"]))
+            case "forget":
+                kept = self._kept.get(key)
+                if kept is not None and kept.code is not None:
+                    kept.log.unlink(missing_ok=True)
+                    del self._kept[key]
+
+    def _start(self, key: str, document: Mapping[str, Any]) -> None:
+        if key in self._kept:
+            return
+        job, _, worker = key.partition("/")
+        logs = self._folder / job / "logs"
+        logs.mkdir(parents=True, exist_ok=True, mode=0o700)
+        kept = self._kept[key] = _Kept(logs / f"{worker}.log", sent=0)
+        folder = Path(document["folder"] or self._folder / job)
+        environment = {**self._environment, **document["environment"]}
+        launch = Launch(tuple(document["command"]), environment, folder, kept.log)
+        try:
+            kept.log.unlink(missing_ok=True)
+            kept.process = self._launcher.start(launch)
+        except OSError as problem:
+            kept.code, kept.reason = NOT_STARTED, f"could not be started: {problem.strerror or problem}"
+            kept.log.touch()
+            self._tell_end(key)
+            return
+        self._remember()
+        self._selector.register(kept.process, selectors.EVENT_READ, lambda: self._over(key))
+        self._tell({"told": "started", "key": key, "pid": kept.process.pid})
+
+    def _over(self, key: str) -> None:
+        kept = self._kept[key]
+        assert kept.process is not None
+        code = kept.process.exit_code()
+        if code is None:
+            return
+        self._selector.unregister(kept.process)
+        kept.process.signal(signal.SIGKILL)  # whatever it started ends with it
+        kept.process.close()
+        kept.code = code
+        self._remember()
+        self._send_log(key)
+        self._tell_end(key)
+
+    def _tell_end(self, key: str) -> None:
+        kept = self._kept[key]
+        if kept.code is not None and not kept.told and kept.sent is not None and self._line is not None:
+            kept.told = True
+            self._tell({"told": "ended", "key": key, "code": kept.code, "reason": kept.reason})
+
+    def _send_log(self, key: str) -> None:
+        kept = self._kept[key]
+        if kept.sent is None or self._line is None:
+            return
+        kept.sent = max(kept.sent, kept.cut)
+        with contextlib.suppress(OSError), kept.log.open("rb") as file:
+            file.seek(kept.sent - kept.cut)
+            while self._line is not None and (piece := file.read(PIECE_BYTES)):
+                self._tell({"told": "log", "key": key, "offset": kept.sent, "text": piece.decode("latin-1")})
+                kept.sent += len(piece)
+            if kept.sent - kept.cut > LARGEST_LOG_BYTES:  # its writer appends, so it goes on at the beginning
+                os.truncate(kept.log, 0)
+                kept.cut = kept.sent
+
+    # --- What an earlier server left ---
+
+    def _remember(self) -> None:
+        living = [kept.process.identity for kept in self._kept.values() if kept.process and kept.code is None]
+        made = self._folder / "processes.json.new"
+        made.write_text(json.dumps([dict(one) for one in living]), encoding="utf-8")
+        made.replace(self._folder / "processes.json")
+
+    def _end_leftovers(self) -> None:
+        """A server that was killed may have left processes: their slots are ours now."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            for one in json.loads((self._folder / "processes.json").read_text(encoding="utf-8")):
+                if one["started_at"] is not None and started_at(one["pid"]) == one["started_at"]:
+                    end_group(one["pid"])
+        for old in self._folder.iterdir():
+            if old.is_dir():
+                shutil.rmtree(old, ignore_errors=True)
+
+
+class Line:
+    """JSON objects over a socket, one a line."""
+
+    def __init__(self, opened: socket.socket, timeout_s: float | None = 5.0) -> None:
+        opened.settimeout(timeout_s)
+        if opened.family == socket.AF_INET:
+            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket, self._buffer = opened, bytearray()
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._socket.fileno()
+
+    def send(self, document: Mapping[str, Any]) -> None:
+        """Send one object.
+
+        Raises:
+            OSError: the other side is gone, or does not take it.
+        """
+        self._socket.sendall(json.dumps(document).encode() + b"\n")
+
+    def receive(self) -> list[dict[str, Any]]:
+        """All whole objects that have arrived. Call it when the socket is readable.
+
+        Raises:
+            EOFError: the other side closed the connection.
+            OSError: the connection broke.
+            ValueError: what arrived is no object.
+        """
+        chunk = self._socket.recv(1 << 18)
+        if not chunk:
+            raise EOFError("the connection was closed")
+        self._buffer += chunk
+        *lines, rest = self._buffer.split(b"\n")
+        if len(rest) > LONGEST_LINE_BYTES:
+            raise ValueError("a line is too long")
+        self._buffer = bytearray(rest)
+        documents = [json.loads(line) for line in lines]
+        if not all(isinstance(document, dict) for document in documents):
+            raise ValueError("what came is no object")
+        return documents
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()

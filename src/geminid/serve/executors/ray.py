@@ -1,0 +1,507 @@
+"""Jobs on a Ray cluster: the slots of all its nodes, held through Ray and used through an agent on each.
+
+Which nodes there are comes from the *bridge*, a process of its own that is the only one to talk with Ray
+(``raybridge.py``). Processes are started, watched and signalled by each node's agent (``nodeserver.py``). A slot is
+used only while it is held for us as a placement group, so that Ray gives it to nobody else; and what Ray has given to
+others is not offered to our jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any
+
+from geminid.cluster import Cluster
+from geminid.fields import Problem
+from geminid.job import JobSpec
+from geminid.nodes import NodeGroup
+from geminid.serve import records as r
+from geminid.serve.executors.base import Happening
+from geminid.serve.executors.machine import slot_environment
+from geminid.serve.executors.nodeserver import Line
+from geminid.serve.executors.plain import PlainExit
+from geminid.serve.executors.remote import NodeGone, NodeHere, Nodes, RemoteProcess
+from geminid.serve.executors.supervised import ORPHANS_S, Command, SupervisedExecutor, worker_options
+from geminid.serve.state import LiveJob
+from geminid.train.channel import Address
+from geminid.train.launcher import Launch, how_it_ended
+from geminid.train.supervisor import JobSpec as WorkerSpec
+from geminid.train.supervisor import Patience
+
+#: Whoever hangs on a cluster is noticed sooner than on one machine: more wait for it.
+HANG_S = 4.0
+
+#: A slot that no job needs is given back to Ray after so long.
+LINGER_S = 3.0
+
+#: How long to wait for the first node, and then for the agents of the others.
+FIRST_NODE_S, AGENTS_S = 60.0, 10.0
+
+#: A bridge that ended is started again after so long, twice as long each time, up to a limit.
+BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
+
+#: For so long, agents keep what they run without any service.
+FORSAKEN_S = ORPHANS_S + 120.0
+
+PLAIN, SERVICE_ID = "plain.json", "ray.id"
+
+
+class NoCluster(Exception):
+    """There is no Ray cluster to be had; one sentence says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bridged:
+    """The bridge told something."""
+
+    document: Mapping[str, Any]
+
+
+class RayExecutor(SupervisedExecutor):
+    """The executor of a Ray cluster. A slot is named ``node/index``."""
+
+    def __init__(
+        self, folder: Path, address: str, *, patience: Patience | None = None, storage: str | None = None
+    ) -> None:
+        self._heard: SimpleQueue[Happening] = SimpleQueue()
+        self._forward: Callable[[Happening], None] = self._heard.put
+        self._seen: dict[str, Mapping[str, Any]] = {}
+        self._known: dict[str, NodeGroup] = {}
+        self._up: set[str] = set()
+        self._taken: dict[str, tuple[int, ...]] = {}
+        self._draining: frozenset[str] = frozenset()
+        self._devices: dict[str, Sequence[str]] = {}
+        self._pending: dict[int, tuple[str, ...]] = {}
+        self._asked = 0
+        self._idle_since_s: dict[str, float] = {}
+        self._wished: list[Mapping[str, float]] | None = None
+        self._exits: dict[str, PlainExit] = {}
+        self._storage = storage
+        self._nodes = Nodes(lambda event: self._forward(event))
+        self._bridge = _Bridge(address, _service_id(folder), lambda document: self._forward(_Bridged(document)))
+        try:
+            self._await_nodes()
+        except BaseException:
+            self._bridge.close()
+            self._nodes.close()
+            raise
+        self._host = own_address(next(iter(self._seen.values()))["address"], address)
+        patience = patience or Patience(hang=HANG_S, orphan=ORPHANS_S)
+        super().__init__(folder, self._make_cluster(), self._nodes, patience)
+
+    def _await_nodes(self) -> None:
+        """Wait until all nodes that Ray has are here, or some are and time is up."""
+        deadline_s = monotonic() + FIRST_NODE_S
+        while monotonic() < deadline_s:
+            with contextlib.suppress(Empty):
+                self._digest(self._heard.get(timeout=0.2))
+            if self._seen and len(self._up) == len(self._seen):
+                return
+            if self._up:
+                deadline_s = min(deadline_s, monotonic() + AGENTS_S)
+        if not self._up:
+            why = self._bridge.trouble or "no node of it has a GPU, a geminid_slot or a CPU"
+            raise NoCluster(f"the Ray cluster cannot be used: {why}")
+
+    # --- What the service asks ---
+
+    def check(self, spec: JobSpec) -> list[Problem]:
+        """What keeps this job from ever being run here. Nodes may still come: there is no limit to sizes."""
+        if spec.working_dir is not None and not Path(spec.working_dir).is_absolute():
+            return [Problem("working_dir", spec.working_dir, "must be an absolute path")]
+        return []
+
+    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
+        """Take over what lives on the nodes, end what nobody wants, tell what is gone."""
+        told = super().open(post, jobs)
+        self._forward = post
+        with contextlib.suppress(Empty):
+            while True:
+                post(self._heard.get_nowait())
+        for node, slots in self._taken.items():
+            told.append(r.SlotsTaken(node=node, slots=list(slots)))
+        told += [r.NodeDrained(node=node, drained=True, by="Ray") for node in sorted(self._draining)]
+        return told
+
+    def take(self, happening: Happening) -> list[r.Record]:
+        """What a node, the bridge, a supervisor or a watcher told means this."""
+        if not isinstance(happening, NodeHere | NodeGone | _Bridged):
+            return super().take(happening)
+        told = self._digest(happening)
+        if any(isinstance(record, r.NodeJoined | r.NodeLeft) for record in told):
+            self._cluster = self._make_cluster()
+        for job_id in list(self._wanted):
+            told += self._lead(job_id)
+        return told
+
+    def tick(self) -> list[r.Record]:
+        """Slots that nobody needs go back to Ray; slots that could not be had are asked for again."""
+        told = super().tick()
+        needed = {slot for _, slots in self._wanted.values() for slot in slots}
+        needed |= {slot for running in self._running.values() for slot in running.holds}
+        now_s = monotonic()
+        self._idle_since_s = {slot: self._idle_since_s.get(slot, now_s) for slot in self._devices if slot not in needed}
+        self._release([slot for slot, since_s in self._idle_since_s.items() if now_s - since_s > LINGER_S])
+        for job_id in list(self._wanted):
+            told += self._lead(job_id)
+        return told
+
+    def wish(self, slots_by_type: Mapping[str, int]) -> None:
+        """Tell Ray's autoscaler what is needed."""
+        bundles: list[Mapping[str, float]] = []
+        for gpu_type, slots in sorted(slots_by_type.items()):
+            units = [node["unit"] for node in self._seen.values() if node["gpu_type"] == gpu_type]
+            unit = units[0] if units else "GPU"
+            bundle: dict[str, float] = {unit: 1.0}
+            if unit == "GPU" and gpu_type != "gpu":
+                bundle[f"accelerator_type:{gpu_type.upper()}"] = 0.001
+            bundles += [bundle] * slots
+        if bundles != self._wished:
+            self._wished = bundles
+            self._bridge.send({"do": "wish", "bundles": bundles})
+
+    def close(self, *, detach: bool) -> None:
+        """End with all processes and agents, or leave them to the next service."""
+        super().close(detach=detach)
+        if not detach:
+            self._bridge.send({"do": "end"})
+            self._bridge.wait(20.0)
+        self._bridge.close()
+
+    # --- Nodes ---
+
+    def _make_cluster(self) -> Cluster:
+        return Cluster.of_groups(self._known[name] for name in sorted(self._known))
+
+    def _digest(self, happening: Happening) -> list[r.Record]:
+        match happening:
+            case NodeHere(node=name) if name in self._seen:
+                seen = self._seen[name]
+                place = {key: seen[key] for key in ("rack", "zone") if seen[key]}
+                self._known[name] = NodeGroup(gpu_type=seen["gpu_type"], slots=seen["slots"], name=name, **place)
+                self._up.add(name)
+                joined = r.NodeJoined(node=name, gpu_type=seen["gpu_type"], slots=seen["slots"])
+                return [joined, *self._count_others()]
+            case NodeGone(node=name) if name in self._up:
+                self._up.discard(name)
+                return self._lose_node(name)
+            case _Bridged(document={"told": "nodes"} as document):
+                return self._look_at(document)
+            case _Bridged(document={"told": "leased"} as document):
+                self._pending.pop(document["id"], None)
+                self._devices |= document["devices"]
+            case _Bridged(document={"told": "refused"} as document):
+                self._pending.pop(document["id"], None)
+                refused = Counter(self._where(slot)[0] for slot in document["slots"])
+                return [record for node in refused for record in self._mark_taken(node, document["slots"])]
+        return []
+
+    def _look_at(self, document: Mapping[str, Any]) -> list[r.Record]:
+        """All nodes that Ray has, and all slots that are held for us."""
+        self._seen = {node["name"]: node for node in document["nodes"]}
+        for name in self._up - set(self._seen):
+            self._nodes.forget(name)
+        for name, node in self._seen.items():
+            if node["agent"] is not None:
+                place = node["agent"]
+                self._nodes.know(name, place["host"], place["port"], place["token"])
+        held = set(document["leases"])
+        for slot in held - set(self._devices):  # an earlier bridge held it
+            if not any(slot in slots for slots in self._pending.values()):
+                self._devices[slot] = document["devices"].get(slot, [])
+        told: list[r.Record] = []
+        draining = frozenset(name for name, node in self._seen.items() if node["draining"])
+        told += [r.NodeDrained(node=name, drained=True, by="Ray") for name in sorted(draining - self._draining)]
+        told += [r.NodeDrained(node=name, drained=False, by="Ray") for name in sorted(self._draining - draining)]
+        self._draining = draining
+        return told + self._count_others()
+
+    def _count_others(self) -> list[r.Record]:
+        """Slots that others hold are not for us: as many of each node, of those that we do not hold."""
+        told: list[r.Record] = []
+        for name in sorted(self._up & set(self._seen)):
+            node = self._seen[name]
+            unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._devices]
+            taken = tuple(sorted(unheld[len(unheld) - node["others"] :])) if node["others"] else ()
+            if taken != self._taken.get(name, ()):
+                self._taken[name] = taken
+                told.append(r.SlotsTaken(node=name, slots=list(taken)))
+        return told
+
+    def _mark_taken(self, node: str, slots: Sequence[str]) -> list[r.Record]:
+        mine = {index for owner, index in map(self._where, slots) if owner == node}
+        self._taken[node] = tuple(sorted(mine | set(self._taken.get(node, ()))))
+        return [r.SlotsTaken(node=node, slots=list(self._taken[node]))]
+
+    def _lose_node(self, name: str) -> list[r.Record]:
+        """A node is gone: jobs go on with what they have elsewhere, or come back from their checkpoints."""
+        reason = f"node {name} is gone"
+        mine = {self._slot(name, index) for index in range(self._known[name].slots)}
+        self._release([slot for slot in self._devices if slot in mine])
+        self._taken.pop(name, None)
+        told: list[r.Record] = [r.NodeLeft(node=name, reason=reason)]
+        return told + self._lose(mine, reason)
+
+    # --- Slots ---
+
+    def _slot(self, node: str, index: int) -> str:
+        return f"{node}/{index}"
+
+    def _where(self, slot: str) -> tuple[str, int]:
+        node, _, index = slot.rpartition("/")
+        return node, int(index)
+
+    def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
+        missing = tuple(slot for slot in slots if slot not in self._devices and self._where(slot)[0] in self._up)
+        pending = {slot for asked in self._pending.values() for slot in asked}
+        taken = {self._slot(node, index) for node, indices in self._taken.items() for index in indices}
+        if missing and not pending & set(missing) and not taken & set(missing):
+            self._asked += 1
+            self._pending[self._asked] = missing
+            self._bridge.send({"do": "lease", "id": self._asked, "slots": list(missing)})
+        return tuple(slot for slot in slots if slot in self._devices)
+
+    def _release(self, slots: Sequence[str]) -> None:
+        if slots:
+            for slot in slots:
+                self._devices.pop(slot, None)
+            self._bridge.send({"do": "release", "slots": list(slots)})
+
+    def _environment_of(self, node: str, slots: Sequence[str]) -> dict[str, str]:
+        """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
+        indices = [self._where(slot)[1] for slot in slots]
+        found = dict(slot_environment("cpu", indices))
+        devices = [device for slot in slots for device in self._devices.get(slot, ())]
+        return found | {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+
+    # --- Processes ---
+
+    def _spec(self, job: LiveJob) -> WorkerSpec:
+        checkpoints = None if self._storage is None else f"{self._storage.rstrip('/')}/{job.id}"
+        return WorkerSpec(
+            command=job.spec.command,
+            folder=self.folder_of(job.id),
+            name=job.id,
+            working_folder=Path(job.spec.working_dir or ""),
+            environment=self._environment(job),
+            slot_environment=lambda slot: self._environment_of(self._where(slot)[0], [slot]),
+            options=worker_options(job.spec),
+            checkpoints=checkpoints,
+            address=Address(host=self._host),
+            most_failures=job.spec.max_retries,
+            patience=self._patience,
+        )
+
+    def _environment(self, job: LiveJob) -> dict[str, str]:
+        cpu = all(node.gpu_type == "cpu" for node in self._known.values())
+        return {**({"OMP_NUM_THREADS": "1"} if cpu else {}), **dict(job.spec.env)}
+
+    def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
+        self._exits.pop(job.id, None)
+        by_node: dict[str, list[str]] = {}
+        for slot in slots:
+            by_node.setdefault(self._where(slot)[0], []).append(slot)
+        processes = []
+        for rank, (node, mine) in enumerate(by_node.items()):
+            environment = {
+                **self._environment(job),
+                **self._environment_of(node, mine),
+                "GEMINID_JOB": job.id,
+                "GEMINID_NODES": ",".join(by_node),
+                "GEMINID_NODE_RANK": str(rank),
+            }
+            out = self.folder_of(job.id) / "logs" / ("out.log" if len(by_node) == 1 else f"{node}.log")
+            launch = Launch(
+                job.spec.command, environment, Path(job.spec.working_dir or ""), out, mine[0], f"{job.id}/out"
+            )
+            processes.append(self._nodes.start(launch))
+        identities = [dict(process.identity) for process in processes]
+        (self.folder_of(job.id) / PLAIN).write_text(json.dumps(identities), encoding="utf-8")
+        return RemoteCommand(processes, lambda command: self._command_over(job.id, command, ended))
+
+    def _adopt_command(self, job: LiveJob, ended: Callable[[Command], None]) -> Command | None:
+        try:
+            identities = json.loads((self.folder_of(job.id) / PLAIN).read_text(encoding="utf-8"))
+            processes = [self._nodes.adopt(identity) for identity in identities]
+        except (OSError, ValueError, KeyError):
+            return None
+        living = [process for process in processes if process is not None]
+        if len(living) < len(processes) or not living:
+            for process in living:
+                process.signal(signal.SIGKILL)
+            return None
+        return RemoteCommand(living, lambda command: self._command_over(job.id, command, ended))
+
+    def _command_over(self, job_id: str, command: RemoteCommand, ended: Callable[[Command], None]) -> None:
+        exit_ = command.exit
+        if exit_ is not None:
+            self._exits[job_id] = exit_
+        ended(command)
+
+    def _exit_of(self, job_id: str) -> PlainExit | None:
+        return self._exits.get(job_id)
+
+    def _live_workers(self, job_id: str) -> dict[str, str]:
+        try:
+            document = json.loads((self.folder_of(job_id) / "supervisor.json").read_text(encoding="utf-8"))
+            running = self._nodes.running()
+            return {worker: entry["slot"] for worker, entry in document["workers"].items() if entry["key"] in running}
+        except (OSError, ValueError, KeyError):
+            return {}
+
+    def _end_others(self) -> None:
+        for key, node in self._nodes.running().items():
+            if key.partition("/")[0] not in self._running:
+                self._nodes.end(key, node)
+
+
+class RemoteCommand:
+    """A plain command's processes, one on each of its nodes: when one fails, all end."""
+
+    def __init__(self, processes: Sequence[RemoteProcess], ended: Callable[[RemoteCommand], None]) -> None:
+        self._processes = processes
+        self._kill_at_s: float | None = None
+        self._stopping = False
+        self.exit: PlainExit | None = None
+        threading.Thread(target=self._watch, args=(ended,), name="watch a command", daemon=True).start()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, each on its node."""
+        return [process.pid for process in self._processes]
+
+    def stop(self, grace_s: float) -> None:
+        """Ask the command to end; after the grace period it is made to."""
+        if not self._stopping:
+            self._stopping, self._kill_at_s = True, monotonic() + grace_s
+            for process in self._processes:
+                process.signal(signal.SIGTERM)
+
+    def tick(self) -> None:
+        """End the command if its grace period is over."""
+        if self._kill_at_s is not None and monotonic() > self._kill_at_s:
+            self._kill_at_s = None
+            self.kill()
+
+    def kill(self) -> None:
+        """End the command now."""
+        for process in self._processes:
+            process.signal(signal.SIGKILL)
+
+    def _watch(self, ended: Callable[[RemoteCommand], None]) -> None:
+        left = list(self._processes)
+        while left:
+            selectable = {process.fileno(): process for process in left}
+            import select
+
+            ready, _, _ = select.select(list(selectable), [], [])
+            for descriptor in ready:
+                process = selectable[descriptor]
+                left.remove(process)
+                code = process.exit_code() or 0
+                if code != 0 and self.exit is None:
+                    problem = process.reason or how_it_ended(code)
+                    self.exit = PlainExit(code, problem)
+                    self.kill()
+                process.close()
+        self.exit = self.exit or PlainExit(0, "")
+        ended(self)
+
+
+class _Bridge:
+    """The process that talks with Ray, started again whenever it ends."""
+
+    def __init__(self, address: str, service: str, on_document: Callable[[Mapping[str, Any]], None]) -> None:
+        self._command = [sys.executable, "-m", "geminid.serve.executors.raybridge"]
+        self._arguments = [address, service, str(FORSAKEN_S)]
+        self._on_document = on_document
+        self.trouble = ""
+        self._line: Line | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, name="geminid bridge", daemon=True)
+        self._thread.start()
+
+    def send(self, document: Mapping[str, Any]) -> None:
+        """Send something to the bridge; while there is none, it is lost, and asked for again."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._line is not None:
+                self._line.send(document)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the process has ended."""
+        self._closing.set()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the process; agents and slots stay as they are."""
+        self._closing.set()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        self._thread.join(5.0)
+
+    def _serve(self) -> None:
+        pause_s = BRIDGE_S
+        while not self._closing.is_set():
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [*self._command, str(theirs.fileno()), *self._arguments]
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                )
+            line = Line(ours, timeout_s=None)
+            with self._lock:
+                self._line = line
+            try:
+                while True:
+                    for document in line.receive():
+                        if document["told"] == "trouble":
+                            self.trouble = document["text"]
+                        else:
+                            self.trouble, pause_s = "", BRIDGE_S
+                            self._on_document(document)
+            except (OSError, EOFError, ValueError, KeyError):
+                pass
+            with self._lock:
+                self._line = None
+            line.close()
+            self._process.kill()
+            self._process.wait()
+            self._on_document({"told": "away"})
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)
+
+
+def _service_id(folder: Path) -> str:
+    """A name for this service among others on the same cluster, made once."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / SERVICE_ID
+    if not path.exists():
+        path.write_text(secrets.token_hex(4), encoding="utf-8")
+    return path.read_text(encoding="utf-8").strip()
+
+
+def own_address(node: str, address: str) -> str:
+    """The address at which the nodes can reach this machine: the one from which it reaches one of them."""
+    head = address.rpartition(":")[0]
+    if head.startswith("127."):
+        return head
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((node, 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,96 @@
+"""The actor that stands on every node of a Ray cluster: a :class:`~geminid.serve.executors.nodeserver.NodeServer`.
+
+It is detached and takes no resources; the slots that its processes use are held by placement groups. It outlives the
+service, so that jobs train on without one. It does not outlive its raylet, nor do its processes: to Ray the node's
+slots would be free.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import socket
+import struct
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from geminid import __version__
+from geminid.serve.executors.nodeserver import NodeServer
+from geminid.train.channel import ADDRESS, NODE
+
+#: Linux: ask for the address of a network interface.
+SIOCGIFADDR = 0x8915
+
+
+class NodeAgent:
+    """The actor. ``service`` names the service that it is for, ``node`` its node."""
+
+    def __init__(self, service: str, node: str, forsaken_s: float) -> None:
+        import ray
+
+        self._service, self._node = service, node
+        host = ray.util.get_node_ip_address()
+        folder = Path(tempfile.gettempdir(), f"geminid-{os.getuid()}", f"{service}-{node}")
+        token = secrets.token_hex(32)
+        self._server = NodeServer(host, folder, token, base_environment(node, host), forsaken_s=forsaken_s)
+        self._place = {"host": self._server.address[0], "port": self._server.address[1], "token": token}
+        with suppress(KeyError, ValueError, OSError):
+            self._server.watch(os.pidfd_open(int(os.environ["RAY_RAYLET_PID"])))
+        threading.Thread(target=self._serve, name="geminid node", daemon=True).start()
+
+    def place(self) -> dict[str, object]:
+        """Where the server listens, and which version it is of."""
+        return {**self._place, "version": __version__}
+
+    def _serve(self) -> None:
+        try:
+            self._server.serve()
+            if self._server.forsaken:
+                give_back(self._service, self._node)
+        finally:
+            os._exit(0)
+
+
+def base_environment(node: str, host: str) -> dict[str, str]:
+    """What processes on this node find in their environment, before what the job asks for."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GEMINID_"))}
+    ours |= {NODE: node, ADDRESS: host}
+    for interface in interfaces(host):
+        ours.setdefault("GLOO_SOCKET_IFNAME", interface)
+        if interface != "lo":
+            ours.setdefault("NCCL_SOCKET_IFNAME", interface)
+    return ours
+
+
+def interfaces(host: str) -> Iterator[str]:
+    """The network interfaces that have an address; all of 127.0.0.0/8 is the loopback interface's."""
+    names = [name for _, name in socket.if_nameindex()]
+    if host.startswith("127."):
+        yield from (name for name in names if name.startswith("lo"))
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in names:
+            with suppress(OSError):
+                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(found[20:24]) == host:
+                    yield name
+
+
+def lease_name(service: str, node: str, index: int) -> str:
+    """The name of the placement group that holds a slot."""
+    return f"geminid/{service}/{node}/{index}"
+
+
+def give_back(service: str, node: str) -> None:
+    """Give a node's slots back to Ray: the service that held them is gone for good."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    for group in placement_group_table().values():
+        if group["name"].startswith(f"geminid/{service}/{node}/") and group["state"] != "REMOVED":
+            with suppress(ValueError):
+                ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))

@@ -1,0 +1,341 @@
+"""The service's own process inside a Ray cluster: whatever needs Ray happens here.
+
+A Ray driver ends with its raylet, and after a while without the head; the service must not. So it starts this one,
+talks with it over a socket (JSON objects, one a line), and starts another when it is gone. It looks at the cluster
+twice a second, keeps an agent on every node that has slots, and takes and gives back slots as placement groups.
+
+| from the service | meaning |
+|---|---|
+| ``{"do": "lease", "id", "slots"}`` | hold these slots, all of them or none |
+| ``{"do": "release", "slots"}`` | give them back |
+| ``{"do": "wish", "bundles"}`` | the autoscaler may make room for this |
+| ``{"do": "end"}`` | give everything back and end the agents |
+
+| to the service | meaning |
+|---|---|
+| ``{"told": "nodes", "nodes", "leases", "devices"}`` | all nodes with slots, and the slots that are held |
+| ``{"told": "leased", "id", "devices"}`` | the devices of each slot that was asked for |
+| ``{"told": "refused", "id", "slots"}`` | these could not be had |
+| ``{"told": "trouble", "text"}`` | why it ends |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import select
+import socket
+import sys
+import threading
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from time import monotonic
+from typing import Any
+
+import ray
+from ray._private import state as ray_state
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from geminid import __version__
+from geminid.serve.executors.nodeserver import Line
+from geminid.serve.executors.rayagent import NodeAgent, lease_name
+
+#: Where Geminid's actors live.
+NAMESPACE = "geminid"
+
+#: The resource that says how many CPU slots a node has.
+SLOTS = "geminid_slot"
+
+#: The cluster is looked at so often.
+LOOK_S = 0.4
+
+#: A slot that cannot be held within so long is somebody else's.
+LEASE_S = 5.0
+
+#: Slots of others are believed in when they have been seen so many times in a row: counts of Ray lag a little.
+LOOKS_TO_BELIEVE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """A node with slots. ``unit`` is the resource that a slot is one of; ``others`` are slots that others hold."""
+
+    id: str
+    name: str
+    address: str
+    gpu_type: str
+    slots: int
+    unit: str
+    rack: str | None = None
+    zone: str | None = None
+    others: int = 0
+    draining: bool = False
+    agent: dict[str, Any] | None = field(default=None)
+
+
+class Bridge:
+    """See the module."""
+
+    def __init__(self, line: Line, service: str, forsaken_s: float) -> None:
+        self._line, self._service, self._forsaken_s = line, service, forsaken_s
+        self._send_lock = threading.Lock()
+        self._leases: dict[str, PlacementGroup] = {}
+        self._found: set[str] = set()
+        self._units: dict[str, tuple[str, str]] = {}
+        self._agents: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        self._places: dict[str, dict[str, Any]] = {}
+        self._others: dict[str, deque[int]] = {}
+        self._said: object = None
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="lease")
+        self._lock = threading.Lock()
+
+    def serve(self) -> None:
+        """Serve until the service hangs up."""
+        self._find_leases()
+        look_at_s = 0.0
+        while True:
+            ready, _, _ = select.select([self._line], [], [], max(0.0, look_at_s - monotonic()))
+            if ready:
+                for document in self._line.receive():
+                    if document["do"] == "end":
+                        self._give_all_back()
+                        return
+                    self._obey(document)
+            if monotonic() >= look_at_s:
+                self._look()
+                look_at_s = monotonic() + LOOK_S
+
+    def _tell(self, document: dict[str, Any]) -> None:
+        with self._send_lock:
+            self._line.send(document)
+
+    # --- Nodes ---
+
+    def _look(self) -> None:
+        """Tell of all nodes that are alive, if anything has changed."""
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        free = ray_state.available_resources_per_node()
+        draining = ray_state.state.get_draining_nodes()
+        typed = any(_slots_of(node, by_cpu=False) for node in alive)
+        seen = []
+        for node, name in zip(alive, _names(alive), strict=True):
+            found = _slots_of(node, by_cpu=not typed)
+            if found is None:
+                continue
+            unit, slots = found
+            self._units[name] = (node["NodeID"], unit)
+            labels = node.get("Labels") or {}
+            others = self._others_on(name, node["NodeID"], slots, free.get(node["NodeID"], {}).get(unit, 0.0))
+            seen.append(
+                SeenNode(
+                    id=node["NodeID"],
+                    name=name,
+                    address=node["NodeManagerAddress"],
+                    gpu_type=_type_of(node, labels, unit),
+                    slots=slots,
+                    unit=unit,
+                    rack=labels.get("geminid.io/rack"),
+                    zone=labels.get("ray.io/availability-zone") or None,
+                    others=others,
+                    draining=node["NodeID"] in draining,
+                    agent=self._agent_on(node["NodeID"], name),
+                )
+            )
+        with self._lock:
+            leases = sorted(self._leases)
+        said = (seen, leases)
+        if said != self._said:
+            self._said = said
+            devices = {slot: self._devices(slot, None) for slot in leases if slot in self._found}
+            nodes = [asdict(node) for node in seen]
+            self._tell({"told": "nodes", "nodes": nodes, "leases": leases, "devices": devices})
+
+    def _others_on(self, name: str, node_id: str, slots: int, free: float) -> int:
+        """How many slots of a node others have: those that are neither free nor ours."""
+        with self._lock:
+            ours = sum(slot.rpartition("/")[0] == name for slot in self._leases)
+        counts = self._others.setdefault(node_id, deque(maxlen=LOOKS_TO_BELIEVE))
+        counts.append(max(0, slots - ours - math.floor(free + 1e-6)))
+        return min(counts)
+
+    def _agent_on(self, node_id: str, name: str) -> dict[str, Any] | None:
+        """Where the agent of a node is; None if it is being started."""
+        if node_id not in self._agents:
+            options = {
+                "name": f"{self._service}/{node_id}",
+                "namespace": NAMESPACE,
+                "lifetime": "detached",
+                "get_if_exists": True,
+                "num_cpus": 0,
+                "max_restarts": 0,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+            }
+            actor = ray.remote(NodeAgent).options(**options).remote(self._service, name, self._forsaken_s)
+            self._agents[node_id] = actor
+        if node_id not in self._asked:
+            self._asked[node_id] = self._agents[node_id].place.remote()
+        done, _ = ray.wait([self._asked[node_id]], timeout=0)
+        if done:
+            try:
+                place = ray.get(self._asked.pop(node_id))
+            except ray.exceptions.RayError:  # it ended: another one is made at the next look
+                self._places.pop(node_id, None)
+                del self._agents[node_id]
+                return None
+            if place["version"] != __version__:
+                raise RuntimeError(f"node {name} has geminid {place['version']}, and the service {__version__}")
+            self._places[node_id] = place
+        return self._places.get(node_id)
+
+    # --- Slots ---
+
+    def _obey(self, document: dict[str, Any]) -> None:
+        match document["do"]:
+            case "lease":
+                self._pool.submit(self._lease, document["id"], document["slots"])
+            case "release":
+                for slot in document["slots"]:
+                    self._release(slot)
+            case "wish":
+                from ray.autoscaler.sdk import request_resources
+
+                request_resources(bundles=document["bundles"])
+
+    def _lease(self, number: int, slots: list[str]) -> None:
+        """Hold slots, all or none of them."""
+        groups: dict[str, PlacementGroup] = {}
+        try:
+            with self._lock:
+                missing = [slot for slot in slots if slot not in self._leases]
+            for slot in missing:
+                groups[slot] = self._hold(slot)
+            deadline_s = monotonic() + LEASE_S
+            late = [slot for slot, group in groups.items() if not group.wait(max(0.01, deadline_s - monotonic()))]
+            devices = {} if late else {slot: self._devices(slot, groups.get(slot)) for slot in slots}
+        except Exception as problem:  # a node that has just gone, for example
+            print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
+            late, devices = slots, {}
+        if late:
+            for group in groups.values():
+                remove_placement_group(group)
+            self._said = None
+            self._tell({"told": "refused", "id": number, "slots": late})
+            return
+        with self._lock:
+            self._leases |= groups
+        self._tell({"told": "leased", "id": number, "devices": devices})
+
+    def _hold(self, slot: str) -> PlacementGroup:
+        name, _, index = slot.rpartition("/")
+        node_id, unit = self._units[name]
+        return placement_group(
+            [{unit: 1}],
+            name=lease_name(self._service, name, int(index)),
+            lifetime="detached",
+            bundle_label_selector=[{"ray.io/node-id": node_id}],
+        )
+
+    def _devices(self, slot: str, group: PlacementGroup | None) -> list[str]:
+        """Which GPUs Ray gives to whoever runs in a slot; none for CPU slots."""
+        name, _, index = slot.rpartition("/")
+        if self._units[name][1] != "GPU":
+            return []
+        holder = ray.remote(_Holder).options(
+            name=lease_name(self._service, name, int(index)),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            num_gpus=1,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group or self._leases[slot]),
+        )
+        devices: list[str] = ray.get(holder.remote().devices.remote(), timeout=60.0)
+        return devices
+
+    def _release(self, slot: str) -> None:
+        with self._lock:
+            group = self._leases.pop(slot, None)
+        if group is not None:
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                remove_placement_group(group)  # ends its holder as well
+
+    def _find_leases(self) -> None:
+        """Slots that an earlier bridge held; those of nodes that are gone are given up."""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        prefix = f"geminid/{self._service}/"
+        for group in placement_group_table().values():
+            if not group["name"].startswith(prefix) or group["state"] == "REMOVED":
+                continue
+            with contextlib.suppress(ValueError):
+                found = ray.util.get_placement_group(group["name"])
+                if group["state"] == "CREATED" and set(group["bundles_to_node_id"].values()) <= alive:
+                    slot = group["name"].removeprefix(prefix)
+                    self._leases[slot] = found
+                    self._found.add(slot)
+                else:
+                    remove_placement_group(found)
+
+    def _give_all_back(self) -> None:
+        for slot in list(self._leases):
+            self._release(slot)
+        for actor in self._agents.values():
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.kill(actor)
+
+
+class _Holder:
+    """Sits in a GPU slot, so that Ray says which device it is and nobody else gets it."""
+
+    def devices(self) -> list[str]:
+        """The devices of this slot."""
+        return [str(device) for device in ray.get_gpu_ids()]
+
+
+def _slots_of(node: dict[str, Any], *, by_cpu: bool) -> tuple[str, int] | None:
+    """What a slot of a node is one of, and how many there are; None if there are none."""
+    resources = node.get("Resources", {})
+    for unit in ("GPU", SLOTS, *(("CPU",) if by_cpu else ())):
+        if resources.get(unit, 0.0) >= 1.0:
+            return unit, int(resources[unit])
+    return None
+
+
+def _type_of(node: dict[str, Any], labels: dict[str, str], unit: str) -> str:
+    """The GPU type of a node, from its labels or its resources."""
+    if unit != "GPU":
+        return "cpu"
+    marked = [name for name in node["Resources"] if name.startswith("accelerator_type:")]
+    told = labels.get("ray.io/accelerator-type") or (marked[0].partition(":")[2] if marked else "gpu")
+    return re.sub(r"[^a-z0-9.]+", "-", told.lower()).strip("-") or "gpu"
+
+
+def _names(nodes: list[dict[str, Any]]) -> list[str]:
+    """A name for each node: its own if it is one and nobody else's, otherwise its address."""
+    own = [node.get("NodeName") or "" for node in nodes]
+    usable = [re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) and own.count(name) == 1 for name in own]
+    return [name if good else node["NodeManagerAddress"] for name, good, node in zip(own, usable, nodes, strict=True)]
+
+
+def main(descriptor: int, address: str, service: str, forsaken_s: float) -> None:
+    """Join the cluster and serve; whatever goes wrong is told, and ends this process."""
+    line = Line(socket.socket(fileno=descriptor), timeout_s=None)
+    try:
+        host = address.rpartition(":")[0]
+        local = {"_node_ip_address": host} if host.startswith("127.") else {}
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)
+        Bridge(line, service, forsaken_s).serve()
+    except (EOFError, BrokenPipeError):
+        pass  # the service is gone; agents and slots stay for the next one
+    except BaseException as problem:
+        with contextlib.suppress(OSError):
+            line.send({"told": "trouble", "text": f"{type(problem).__name__}: {str(problem).splitlines()[0][:300]}"})
+    os._exit(0)  # Ray's own way out may wait for a raylet that is gone
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]))

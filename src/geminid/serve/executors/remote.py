@@ -1,0 +1,332 @@
+"""Processes on the nodes of a cluster, as a supervisor sees them: started, watched and signalled from here.
+
+One thread has a line to the :class:`~geminid.serve.executors.nodeserver.NodeServer` of each node. A line that breaks is
+opened again: a server that is there tells what became of its processes meanwhile. One that refuses connections is gone,
+and all processes with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from geminid.serve.executors.nodeserver import Line
+from geminid.train.launcher import AdoptedProcess, Launch
+
+#: A line that broke is opened again after so long, and an attempt takes at most so long.
+AGAIN_S, ATTEMPT_S = 0.2, 1.0
+
+#: So often, attempts and refusals are looked at.
+TICK_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHere:
+    """There is a line to a node's server."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeGone:
+    """A node's server is gone, and its processes with it."""
+
+    node: str
+
+
+@dataclass(slots=True)
+class _Node:
+    """A node's server, and the line to it, if there is one."""
+
+    host: str
+    port: int
+    token: str
+    line: Line | None = None
+    here: bool = False
+    running: set[str] = field(default_factory=set)
+    ended: dict[str, int] = field(default_factory=dict)
+    again_at_s: float = 0.0
+
+
+class RemoteProcess:
+    """A process on a node."""
+
+    def __init__(self, nodes: Nodes, node: str, key: str, log: Path, pid: int = 0) -> None:
+        self._nodes, self.node, self.key, self.log, self.pid = nodes, node, key, log, pid
+        self.reason = ""
+        self._code: int | None = None
+        self._readable, self._wake = socket.socketpair()
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """Its node and its key there."""
+        return {"node": self.node, "key": self.key, "pid": self.pid, "log": str(self.log)}
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+        return self._readable.fileno()
+
+    def exit_code(self) -> int | None:
+        """The exit code, if it has ended."""
+        return self._code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Have its node send it a signal."""
+        if self._code is None:
+            self._nodes.tell(self.node, {"do": "signal", "key": self.key, "signal": int(number)})
+
+    def over(self, code: int, reason: str = "") -> None:
+        """It has ended."""
+        if self._code is None:
+            self._code, self.reason = code, reason
+            with contextlib.suppress(OSError):
+                self._wake.send(b"\0")
+
+    def close(self) -> None:
+        """Nobody watches it any more."""
+        self._readable.close()
+        self._wake.close()
+        self._nodes.drop(self)
+
+
+class Nodes:
+    """The lines to all nodes; also a launcher, whose processes run where their slot is (``node/slot``)."""
+
+    def __init__(self, on_event: Callable[[NodeHere | NodeGone], None]) -> None:
+        self._on_event = on_event
+        self._nodes: dict[str, _Node] = {}
+        self._processes: dict[str, RemoteProcess] = {}
+        self._lock = threading.RLock()
+        self._selector = selectors.DefaultSelector()
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._closing = False
+        self._changed = threading.Condition(self._lock)
+        self._thread = threading.Thread(target=self._serve, name="geminid nodes", daemon=True)
+        self._thread.start()
+
+    # --- For the executor ---
+
+    def know(self, node: str, host: str, port: int, token: str) -> None:
+        """A node's server is there: have a line to it, if there is none yet."""
+        with self._lock:
+            known = self._nodes.get(node)
+            if known is not None and (known.host, known.port, known.token) == (host, port, token):
+                return
+        self._do(lambda: self._replace(node, _Node(host, port, token)))
+
+    def forget(self, node: str) -> None:
+        """A node is gone, as others say."""
+        self._do(lambda: self._lose(node))
+
+    def is_here(self, node: str) -> bool:
+        """Whether there is a line to a node's server."""
+        with self._lock:
+            return node in self._nodes and self._nodes[node].here
+
+    def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something is so; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(reached, timeout_s)
+
+    def running(self) -> dict[str, str]:
+        """The node of each process that runs."""
+        with self._lock:
+            return {key: name for name, node in self._nodes.items() for key in node.running}
+
+    def ended(self) -> dict[str, tuple[str, int]]:
+        """Node and exit code of each process whose end nobody has taken notice of."""
+        with self._lock:
+            return {key: (name, code) for name, node in self._nodes.items() for key, code in node.ended.items()}
+
+    def end(self, key: str, node: str) -> None:
+        """End a process that nobody watches."""
+        self.tell(node, {"do": "follow", "key": key, "offset": 1 << 62})
+        self.tell(node, {"do": "signal", "key": key, "signal": int(signal.SIGKILL)})
+
+    def tell(self, node: str, document: Mapping[str, Any]) -> None:
+        """Send something to a node's server, if there is a line."""
+        self._do(lambda: self._send(node, document))
+
+    # --- For supervisors ---
+
+    def start(self, launch: Launch) -> RemoteProcess:
+        """Start a process on the node of its slot; how that went shows in its end."""
+        node = launch.slot.rpartition("/")[0]
+        key = f"{launch.name}.{secrets.token_hex(4)}"
+        process = RemoteProcess(self, node, key, launch.log)
+        with self._lock:
+            self._processes[key] = process
+        document = {
+            "do": "start",
+            "key": key,
+            "command": list(launch.command),
+            "environment": dict(launch.environment),
+            "folder": "" if launch.folder == Path() else str(launch.folder),
+        }
+        self._do(lambda: self._begin(process, document))
+        return process
+
+    def adopt(self, identity: Mapping[str, Any]) -> RemoteProcess | None:
+        """Watch a process that an earlier service started."""
+        node, key, log = identity["node"], identity["key"], Path(identity["log"])
+        with self._lock:
+            known = self._nodes.get(node)
+            if known is None or key not in known.running | known.ended.keys():
+                return None
+            process = self._processes[key] = RemoteProcess(self, node, key, log, identity["pid"])
+        size = log.stat().st_size if log.exists() else 0
+        self.tell(node, {"do": "follow", "key": key, "offset": size})
+        return process
+
+    def drop(self, process: RemoteProcess) -> None:
+        """Nobody watches a process any more."""
+        with self._lock:
+            self._processes.pop(process.key, None)
+
+    def close(self) -> None:
+        """Close all lines; processes stay as they are."""
+        self._closing = True
+        self._do(lambda: None)
+        self._thread.join(5.0)
+
+    # --- The thread ---
+
+    def _do(self, command: Callable[[], None]) -> None:
+        self._commands.append(command)
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"\0")
+
+    def _serve(self) -> None:
+        self._selector.register(self._wake_in, selectors.EVENT_READ, lambda: self._wake_in.recv(4096))
+        while not self._closing:
+            for key, _ in self._selector.select(TICK_S):
+                key.data()
+            while self._commands:
+                self._commands.popleft()()
+            now_s = monotonic()
+            for name, node in list(self._nodes.items()):
+                if node.line is None and now_s >= node.again_at_s:
+                    self._connect(name, node)
+        for node in self._nodes.values():
+            if node.line is not None:
+                node.line.close()
+
+    def _replace(self, name: str, node: _Node) -> None:
+        """A new server on a node: whatever the last one had is gone."""
+        if name in self._nodes:
+            self._lose(name)
+        with self._lock:
+            self._nodes[name] = node
+
+    def _connect(self, name: str, node: _Node) -> None:
+        try:
+            opened = socket.create_connection((node.host, node.port), timeout=ATTEMPT_S)
+        except ConnectionRefusedError:
+            self._lose(name)  # nobody listens where it was
+            return
+        except OSError:
+            node.again_at_s = monotonic() + AGAIN_S
+            return
+        node.line = Line(opened)
+        self._selector.register(node.line, selectors.EVENT_READ, lambda: self._hear(name, node))
+        self._send(name, {"token": node.token})
+
+    def _lose(self, name: str) -> None:
+        with self._changed:
+            node = self._nodes.pop(name, None)
+            if node is None:
+                return
+            self._hang_up(node)
+            for process in [one for one in self._processes.values() if one.node == name]:
+                process.over(AdoptedProcess.UNKNOWN_CODE, "its node is gone")
+            self._changed.notify_all()
+        self._on_event(NodeGone(name))
+
+    def _hang_up(self, node: _Node) -> None:
+        if node.line is not None:
+            self._selector.unregister(node.line)
+            node.line.close()
+            node.line = None
+        node.again_at_s = 0.0
+
+    def _send(self, name: str, document: Mapping[str, Any]) -> None:
+        node = self._nodes.get(name)
+        if node is not None and node.line is not None:
+            try:
+                node.line.send(document)
+            except OSError:
+                self._hang_up(node)
+
+    def _begin(self, process: RemoteProcess, document: Mapping[str, Any]) -> None:
+        if process.node not in self._nodes:
+            process.over(AdoptedProcess.UNKNOWN_CODE, f"node {process.node} is not there")
+        else:
+            self._nodes[process.node].running.add(process.key)
+            self._send(process.node, document)
+
+    def _hear(self, name: str, node: _Node) -> None:
+        if node.line is None:
+            return
+        try:
+            for document in node.line.receive():
+                self._listen(name, node, document)
+        except (OSError, EOFError, ValueError, KeyError):
+            self._hang_up(node)
+
+    def _listen(self, name: str, node: _Node, document: Mapping[str, Any]) -> None:
+        if document["told"] == "here":
+            self._greet(name, node, document)
+            return
+        key = document["key"]
+        with self._lock:
+            process = self._processes.get(key)
+        match document["told"]:
+            case "started" if process is not None:
+                process.pid = int(document["pid"])
+            case "log" if process is not None:
+                _append(process.log, int(document["offset"]), document["text"].encode("latin-1"))
+            case "ended":
+                with self._lock:
+                    node.running.discard(key)
+                    if process is None:
+                        node.ended[key] = document["code"]
+                if process is not None:
+                    node.ended.pop(key, None)
+                    process.over(int(document["code"]), document["reason"])
+                self._send(name, {"do": "forget", "key": key})
+
+    def _greet(self, name: str, node: _Node, document: Mapping[str, Any]) -> None:
+        with self._changed:
+            first, node.here = not node.here, True
+            node.running, node.ended = set(document["running"]), dict(document["ended"])
+            mine = [one for one in self._processes.values() if one.node == name]
+            self._changed.notify_all()
+        for process in mine:
+            if process.key in node.running or process.key in node.ended:
+                size = process.log.stat().st_size if process.log.exists() else 0
+                self._send(name, {"do": "follow", "key": process.key, "offset": size})
+            elif not first:
+                process.over(AdoptedProcess.UNKNOWN_CODE, "it was gone when the line to its node was back")
+        if first:
+            self._on_event(NodeHere(name))
+
+
+def _append(log: Path, offset: int, piece: bytes) -> None:
+    """Add what is new. The file may have been put aside meanwhile: then it is shorter than the offset says."""
+    with contextlib.suppress(OSError):
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+            repeated = max(0, min(file.tell() - offset, len(piece)))
+            file.write(piece[repeated:] if file.tell() >= offset else piece)
