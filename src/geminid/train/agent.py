@@ -160,8 +160,8 @@ class Agent:
                     self._take(Stop(save=True))
                 if alone_s > self._orphan_s + ORPHAN_GRACE_S:
                     os._exit(143)  # the training thread is stuck, and nobody is there to notice
-                select.select([self._wake_in], [], [], RECONNECT_S)
-                self._drain()
+                if select.select([self._wake_in], [], [], RECONNECT_S)[0]:
+                    self._drain()
                 continue
             alone_since_s = monotonic()
             try:

@@ -2,7 +2,8 @@
 
 One thread has a line to the :class:`~geminid.serve.executors.nodeserver.NodeServer` of each node. A line that breaks is
 opened again: a server that is there tells what became of its processes meanwhile. One that refuses connections is gone,
-and all processes with it.
+and all processes with it: :class:`NodeGone` is told, which is for the executor to act on. It knows which jobs go on
+without them.
 """
 
 from __future__ import annotations
@@ -82,9 +83,11 @@ class RemoteProcess:
         return self._code
 
     def signal(self, number: signal.Signals) -> None:
-        """Have its node send it a signal."""
-        if self._code is None:
+        """Have its node send it a signal. On a node that is gone, there is nothing left to end."""
+        if self._code is None and self._nodes.knows(self.node):
             self._nodes.tell(self.node, {"do": "signal", "key": self.key, "signal": int(number)})
+        elif number == signal.SIGKILL:
+            self.over(AdoptedProcess.UNKNOWN_CODE, f"node {self.node} is gone")
 
     def over(self, code: int, reason: str = "") -> None:
         """It has ended."""
@@ -130,10 +133,10 @@ class Nodes:
         """A node is gone, as others say."""
         self._do(lambda: self._lose(node))
 
-    def is_here(self, node: str) -> bool:
-        """Whether there is a line to a node's server."""
+    def knows(self, node: str) -> bool:
+        """Whether a node has a server, as far as is known."""
         with self._lock:
-            return node in self._nodes and self._nodes[node].here
+            return node in self._nodes
 
     def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something is so; whether it is."""
@@ -249,8 +252,6 @@ class Nodes:
             if node is None:
                 return
             self._hang_up(node)
-            for process in [one for one in self._processes.values() if one.node == name]:
-                process.over(AdoptedProcess.UNKNOWN_CODE, "its node is gone")
             self._changed.notify_all()
         self._on_event(NodeGone(name))
 

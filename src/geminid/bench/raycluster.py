@@ -1,0 +1,241 @@
+"""A Ray cluster of several raylets on this machine, each on a loopback address of its own: to measure and to break.
+
+Everything that is started carries a mark in its environment, by which it is found and ended. Health checks are short, so
+that a node counts as dead within two seconds; the head keeps its tables on disk (Ray's RocksDB storage), so that it can
+be restarted under the nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import monotonic, sleep
+from types import TracebackType
+from typing import Self
+
+#: By which everything of a cluster is found.
+MARK = "GEMINID_RAY_MARK"
+
+#: A raylet that is started takes sockets that are free: the next one must not look at the same moment.
+STAGGER_S = 1.0
+
+#: How long starting may take on a busy machine.
+PATIENCE_S = 90.0
+
+HEALTH = {
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "500",
+    "RAY_health_check_failure_threshold": "3",
+}
+
+
+class LoopbackCluster:
+    """A head without slots, and nodes ``n1`` … with so many CPUs (or pretended GPUs) each."""
+
+    def __init__(self, nodes: int, slots: int, *, gpus: bool = False, durable: bool = True) -> None:
+        self._count, self._slots, self._gpus = nodes, slots, gpus
+        self._mark = secrets.token_hex(8)
+        self._folder = Path(tempfile.mkdtemp(prefix="gray-"))  # short: Ray keeps sockets in it
+        middle = f"{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 2}"
+        self._network = f"127.{middle}"
+        with socket.create_server((f"{self._network}.1", 0)) as probe:
+            self._port = int(probe.getsockname()[1])
+        self.address = f"{self._network}.1:{self._port}"
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            **HEALTH,
+            MARK: self._mark,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ENABLE_AUTO_CONNECT": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        if durable:
+            self._environment |= {"RAY_gcs_storage": "rocksdb", "RAY_gcs_storage_path": str(self._folder / "gcs")}
+
+    def __enter__(self) -> Self:
+        """Start the head, then all nodes."""
+        try:
+            self.start_head()
+            for number in range(1, self._count + 1):
+                self.start_node(f"n{number}", wait=False)
+                sleep(STAGGER_S)
+            self.wait_for({"head", *(f"n{number}" for number in range(1, self._count + 1))})
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End everything that was started."""
+        self.close()
+
+    def start_head(self) -> None:
+        """Start the head."""
+        self._start(
+            *("--head", "--port", str(self._port), "--node-name", "head", "--num-cpus", "0", "--num-gpus", "0"),
+            *("--include-dashboard=false", "--temp-dir", str(self._folder), "--disable-usage-stats"),
+            host=f"{self._network}.1",
+            name="head",
+        )
+        self._until(self._answers, "the head of the Ray cluster did not come up")
+
+    def start_node(self, name: str, *, wait: bool = True, labels: Mapping[str, str] | None = None) -> None:
+        """Start a node, or start it again."""
+        slots = {"--num-gpus": self._slots, "--num-cpus": 1} if self._gpus else {"--num-cpus": self._slots}
+        self._start(
+            *("--address", self.address, "--node-name", name, "--object-store-memory", str(80 << 20)),
+            *(word for option, value in slots.items() for word in (option, str(value))),
+            *(("--labels", ",".join(f"{key}={value}" for key, value in labels.items())) if labels else ()),
+            host=f"{self._network}.{int(name.removeprefix('n')) + 1}",
+            name=name,
+        )
+        if wait:
+            self.wait_for({name})
+
+    def restart_head(self, away_s: float = 2.0) -> None:
+        """Kill the head's control store and what watches it, and start it again as it was.
+
+        ``ray start --head`` would refuse: on one machine it sees the other nodes' raylets and takes them for a head.
+        """
+        store = next(pid for pid, command in self._processes("head") if "gcs/gcs_server" in command)
+        command = Path(f"/proc/{store}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        entries = Path(f"/proc/{store}/environ").read_bytes().split(b"\0")
+        environment = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
+        for pid, words in self._processes("head"):
+            if pid == store or "ray.scripts.scripts" in words or "monitor.py" in words or "dashboard" in words:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        sleep(away_s)
+        subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._until(self._answers, "the head of the Ray cluster did not come back")
+
+    def raylet(self, name: str) -> int:
+        """The process id of a node's raylet."""
+        return next(pid for pid, command in self._processes(name) if "raylet/raylet" in command)
+
+    def signal(self, name: str, number: signal.Signals) -> None:
+        """Send a signal to a node's raylet."""
+        os.kill(self.raylet(name), number)
+
+    def kill(self, name: str) -> None:
+        """End everything of a node or the head at once, agents and training processes included."""
+        for pid, _ in self._processes(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def pids(self, name: str) -> list[int]:
+        """All processes of a node."""
+        return [pid for pid, _ in self._processes(name)]
+
+    def alive(self) -> set[str]:
+        """The nodes that Ray says are alive."""
+        nodes = self.run(
+            "import ray; print(json.dumps([n['NodeName'] for n in ray.nodes() if n['Alive']]))", timeout_s=20.0
+        )
+        return set(json.loads(nodes)) if nodes else set()
+
+    def wait_for(self, names: set[str]) -> None:
+        """Wait until these nodes are alive."""
+        self._until(lambda: names <= self.alive(), f"not all of {', '.join(sorted(names))} came up")
+
+    def run(self, code: str, *, timeout_s: float = 60.0) -> str:
+        """Run some Python in a process that is connected to the cluster; the last line that it prints."""
+        host = self.address.partition(":")[0]
+        connect = (
+            "import json, ray\n"
+            f"ray.init(address={self.address!r}, _node_ip_address={host!r}, log_to_driver=False, namespace='others')\n"
+        )
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", connect + code],
+                env=self._environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                timeout=timeout_s,
+                text=True,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return ""
+        lines = done.stdout.strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        """End everything that was started, and remove its files."""
+        for _ in range(3):
+            for pid, _ in self._processes(None):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            sleep(0.1)
+        subprocess.run(["rm", "-rf", str(self._folder)], check=False)
+
+    def _start(self, *arguments: str, host: str, name: str) -> None:
+        log = self._folder / f"{name}.out"
+        command = [
+            sys.executable,
+            "-m",
+            "ray.scripts.scripts",
+            "start",
+            "--node-ip-address",
+            host,
+            *arguments,
+            "--block",
+        ]
+        with log.open("ab") as out:
+            subprocess.Popen(
+                command,
+                env={**self._environment, "GEMINID_RAY_NODE": name},
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _answers(self) -> bool:
+        host, _, port = self.address.rpartition(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1.0).close()
+        except OSError:
+            return False
+        return "head" in self.alive()
+
+    def _until(self, reached: Callable[[], bool], problem: str) -> None:
+        deadline_s = monotonic() + PATIENCE_S
+        while not reached():
+            if monotonic() > deadline_s:
+                raise TimeoutError(f"{problem} within {PATIENCE_S:g} s; see {self._folder}")
+            sleep(0.2)
+
+    def _processes(self, name: str | None) -> list[tuple[int, str]]:
+        """Processes of one node, or of all."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):
+                environment = (entry / "environ").read_bytes().split(b"\0")
+                if f"{MARK}={self._mark}".encode() not in environment:
+                    continue
+                if name is None or f"GEMINID_RAY_NODE={name}".encode() in environment:
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found.append((int(entry.name), command))
+        return found
