@@ -19,7 +19,7 @@ demo: $(VENV)/.ready ## six real training jobs grow, shrink, re-tune and survive
 	@$(BIN)/geminid simulate --workload small --policy fifo,tiresias,sia,geminid --report build/demo-report.html
 
 test: lint ## everything that must hold: lint, types, layers, all tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 lint: $(VENV)/.ready-dev ## ruff, mypy --strict, and the layer contract
 	$(BIN)/ruff check .
@@ -44,5 +44,5 @@ $(VENV)/.ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@echo "Installing the development tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch,dev]'
+	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch,ray,dev]'
 	@touch $@

@@ -1,8 +1,7 @@
 """A Ray cluster of several raylets on this machine, each on a loopback address of its own: to measure and to break.
 
-Everything that is started carries a mark in its environment, by which it is found and ended. Health checks are short, so
-that a node counts as dead within two seconds; the head keeps its tables on disk (Ray's RocksDB storage), so that it can
-be restarted under the nodes.
+Everything that is started carries a mark in its environment, by which it is found and ended. Health checks are short:
+a node counts as dead within two seconds.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,9 +25,6 @@ from typing import Self
 #: By which everything of a cluster is found.
 MARK = "GEMINID_RAY_MARK"
 
-#: A raylet that is started takes sockets that are free: the next one must not look at the same moment.
-STAGGER_S = 1.0
-
 #: How long starting may take on a busy machine.
 PATIENCE_S = 90.0
 
@@ -40,10 +37,11 @@ HEALTH = {
 
 
 class LoopbackCluster:
-    """A head without slots, and nodes ``n1`` … with so many CPUs (or pretended GPUs) each."""
+    """A head without slots, and nodes ``n1`` … with so many CPU slots each."""
 
-    def __init__(self, nodes: int, slots: int, *, gpus: bool = False, durable: bool = True) -> None:
-        self._count, self._slots, self._gpus = nodes, slots, gpus
+    def __init__(self, nodes: int, slots: int, *, durable: bool = True) -> None:
+        self._count, self._slots = nodes, slots
+        self._started: list[subprocess.Popen[bytes]] = []
         self._mark = secrets.token_hex(8)
         self._folder = Path(tempfile.mkdtemp(prefix="gray-"))  # short: Ray keeps sockets in it
         middle = f"{secrets.randbelow(250) + 2}.{secrets.randbelow(250) + 2}"
@@ -68,7 +66,6 @@ class LoopbackCluster:
             self.start_head()
             for number in range(1, self._count + 1):
                 self.start_node(f"n{number}", wait=False)
-                sleep(STAGGER_S)
             self.wait_for({"head", *(f"n{number}" for number in range(1, self._count + 1))})
         except BaseException:
             self.close()
@@ -91,16 +88,21 @@ class LoopbackCluster:
         )
         self._until(self._answers, "the head of the Ray cluster did not come up")
 
-    def start_node(self, name: str, *, wait: bool = True, labels: Mapping[str, str] | None = None) -> None:
-        """Start a node, or start it again."""
-        slots = {"--num-gpus": self._slots, "--num-cpus": 1} if self._gpus else {"--num-cpus": self._slots}
+    def start_node(
+        self, name: str, *, wait: bool = True, gpus: int = 0, labels: Mapping[str, str] | None = None
+    ) -> None:
+        """Start a node, or start it again: with CPU slots, or with so many GPUs that it only pretends to have."""
+        before = len(self._sockets())
+        slots = ("--num-gpus", str(gpus)) if gpus else ("--resources", json.dumps({"geminid_slot": self._slots}))
         self._start(
             *("--address", self.address, "--node-name", name, "--object-store-memory", str(80 << 20)),
-            *(word for option, value in slots.items() for word in (option, str(value))),
+            *("--num-cpus", str(self._slots), *slots),
             *(("--labels", ",".join(f"{key}={value}" for key, value in labels.items())) if labels else ()),
             host=f"{self._network}.{int(name.removeprefix('n')) + 1}",
             name=name,
         )
+        # A raylet takes names of sockets that are free: the next one must not look for one before this one has its own.
+        self._until(lambda: len(self._sockets()) > before, f"the raylet of {name} did not start")
         if wait:
             self.wait_for({name})
 
@@ -118,7 +120,7 @@ class LoopbackCluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         sleep(away_s)
-        subprocess.Popen(
+        again = subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -126,6 +128,7 @@ class LoopbackCluster:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        self._started.append(again)
         self._until(self._answers, "the head of the Ray cluster did not come back")
 
     def raylet(self, name: str) -> int:
@@ -186,7 +189,9 @@ class LoopbackCluster:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             sleep(0.1)
-        subprocess.run(["rm", "-rf", str(self._folder)], check=False)
+        for process in self._started:
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, *arguments: str, host: str, name: str) -> None:
         log = self._folder / f"{name}.out"
@@ -201,7 +206,7 @@ class LoopbackCluster:
             "--block",
         ]
         with log.open("ab") as out:
-            subprocess.Popen(
+            started = subprocess.Popen(
                 command,
                 env={**self._environment, "GEMINID_RAY_NODE": name},
                 stdin=subprocess.DEVNULL,
@@ -209,6 +214,10 @@ class LoopbackCluster:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._started.append(started)
+
+    def _sockets(self) -> list[Path]:
+        return list(self._folder.glob("session_2*/sockets/raylet*"))
 
     def _answers(self) -> bool:
         host, _, port = self.address.rpartition(":")

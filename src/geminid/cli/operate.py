@@ -27,6 +27,7 @@ def nodes(json: JsonOption = False) -> None:
     for node in told:
         for slot, job in enumerate(node["jobs"]):
             state = "drained" if node["drained"] else "cordoned" if slot in node["cordoned"] else "in service"
+            state = "gone" if node["down"] else "used by others" if slot in node["taken"] else state
             planned = node["planned"][slot]
             rows.append(
                 [f"{node['name']}/{slot}", node["gpu_type"], state, job or "", planned if planned != job else ""]

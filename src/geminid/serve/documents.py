@@ -85,6 +85,8 @@ def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]
             "gpu_type": node.gpu_type,
             "slots": node.slots,
             "drained": node.name in state.drained,
+            "down": node.name in state.down,
+            "taken": sorted(slot for owner, slot in state.taken if owner == node.name),
             "cordoned": sorted(slot for owner, slot in state.cordoned if owner == node.name),
             "jobs": [holders.get((node.name, slot)) for slot in range(node.slots)],
             "planned": [planned.get((node.name, slot)) for slot in range(node.slots)],

@@ -86,6 +86,7 @@ class Bridge:
         self._leases: dict[str, PlacementGroup] = {}
         self._found: set[str] = set()
         self._units: dict[str, tuple[str, str]] = {}
+        self._bundles: dict[str, dict[str, float]] = {}
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
         self._places: dict[str, dict[str, Any]] = {}
@@ -130,7 +131,9 @@ class Bridge:
             unit, slots = found
             self._units[name] = (node["NodeID"], unit)
             labels = node.get("Labels") or {}
-            others = self._others_on(name, node["NodeID"], slots, free.get(node["NodeID"], {}).get(unit, 0.0))
+            there = free.get(node["NodeID"], {})
+            bundle = self._bundles[name] = _bundle_of(node, unit, slots)
+            others = self._others_on(name, node["NodeID"], slots, min(there.get(part, 0.0) for part in bundle))
             seen.append(
                 SeenNode(
                     id=node["NodeID"],
@@ -232,9 +235,9 @@ class Bridge:
 
     def _hold(self, slot: str) -> PlacementGroup:
         name, _, index = slot.rpartition("/")
-        node_id, unit = self._units[name]
+        node_id, _ = self._units[name]
         return placement_group(
-            [{unit: 1}],
+            [self._bundles[name]],
             name=lease_name(self._service, name, int(index)),
             lifetime="detached",
             bundle_label_selector=[{"ray.io/node-id": node_id}],
@@ -303,6 +306,12 @@ def _slots_of(node: dict[str, Any], *, by_cpu: bool) -> tuple[str, int] | None:
         if resources.get(unit, 0.0) >= 1.0:
             return unit, int(resources[unit])
     return None
+
+
+def _bundle_of(node: dict[str, Any], unit: str, slots: int) -> dict[str, float]:
+    """What Ray holds for a slot: one of its unit, and a CPU where there is one for each."""
+    enough = node["Resources"].get("CPU", 0.0) >= slots
+    return {unit: 1.0, **({"CPU": 1.0} if enough else {})}
 
 
 def _type_of(node: dict[str, Any], labels: dict[str, str], unit: str) -> str:

@@ -1,0 +1,213 @@
+"""The service on a real Ray cluster of several raylets on loopback addresses, and what can go wrong there."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
+pytest.importorskip("torch")
+
+from live import Live
+
+from geminid.bench.raycluster import LoopbackCluster
+
+pytestmark = pytest.mark.xdist_group("ray")
+
+
+class OnRay(Live):
+    """A service on a Ray cluster."""
+
+    def __init__(self, cluster: LoopbackCluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.options = ["--executor", "ray", "--address", cluster.address, "--grace", "10"]
+        self.options += ["--policy", "geminid:gap=1,refresh=5"]
+
+    def nodes(self) -> dict[str, dict]:
+        return {node["name"]: node for node in self.client.get("nodes")}
+
+    def on(self, job_id: str) -> set[str]:
+        """The nodes that a job trains on."""
+        return set(self.job(job_id)["placement"] or {})
+
+    def story(self, job_id: str) -> str:
+        return "\n".join(line["text"] for line in self.client.get(f"jobs/{job_id}/story"))
+
+    def settled(self, job_id: str, slots: int) -> dict:
+        return self.until(job_id, lambda job: job["phase"] == "running" and job["slots"] == slots)
+
+    def wait_for(self, reached, timeout_s: float = 40.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not reached():
+            assert time.monotonic() < deadline, (self.nodes(), self.run("status").stdout)
+            time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with LoopbackCluster(nodes=4, slots=2) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def ray(cluster):
+    with OnRay(cluster) as made:
+        made.wait_for(lambda: len(made.nodes()) == 4)
+        yield made
+
+
+def test_jobs_spread_over_nodes_and_their_logs_are_here(ray):
+    job = ray.counting("a", "--samples", 400, "--epochs", 30, "--max-batch", 64, min_slots=5, max_slots=5)
+    plain = ray.submit("sh", "-c", "echo on $GEMINID_NODE", name="hello")
+    ray.settled(job, 5)
+    assert len(ray.on(job)) >= 3
+    assert ray.over(job)["phase"] == "succeeded"
+    assert ray.exactly_once("a", 400, 30)
+    assert ray.over(plain)["phase"] == "succeeded"
+    assert ray.run("logs", plain).stdout.strip() in {f"on n{number}" for number in range(1, 5)}
+    failing = ray.submit(sys.executable, "-c", "raise SystemExit('no such luck')", max_retries=0)
+    assert "exit code 1" in ray.over(failing)["reason"]
+    assert "no such luck" in ray.run("logs", failing).stdout
+
+
+def test_a_killed_raylet_costs_a_moment_and_no_sample(ray):
+    job = ray.counting("b", "--samples", 400, "--epochs", 60, "--max-batch", 64, min_slots=1, max_slots=8)
+    ray.until(job, lambda job: len(job["placement"] or ()) >= 3)
+    victim = sorted(ray.on(job))[0]  # the leader's
+    ray.cluster.signal(victim, signal.SIGKILL)
+    killed = time.monotonic()
+    ray.until(job, lambda job: victim not in (job["placement"] or {victim}) and job["phase"] == "running")
+    print(f"training went on {time.monotonic() - killed:.2f} s after the kill")
+    ray.wait_for(lambda: not [pid for pid in ray.cluster.pids(victim) if "zygote" in _command(pid)])
+    ray.cluster.kill(victim)
+    ray.cluster.start_node(victim)
+    ray.wait_for(lambda: not ray.nodes()[victim]["down"])
+    done = ray.over(job)
+    assert (done["phase"], done["failures"]) == ("succeeded", 0)
+    assert ray.exactly_once("b", 400, 60)
+    assert "from its last checkpoint" not in ray.story(job)
+
+
+def test_a_job_that_loses_all_its_nodes_comes_back_from_its_checkpoint(ray):
+    job = ray.counting("c", "--samples", 300, "--epochs", 15, "--every", 0.5, min_slots=1, max_slots=1)
+    ray.until(job, lambda job: job["durable_samples"] > 0)
+    (victim,) = ray.on(job)
+    ray.cluster.signal(victim, signal.SIGKILL)
+    ray.cluster.kill(victim)
+    ray.until(job, lambda job: job["phase"] == "running" and victim not in (job["placement"] or {victim}))
+    ray.cluster.start_node(victim)
+    assert ray.over(job)["phase"] == "succeeded"
+    assert ray.exactly_once("c", 300, 15)
+    assert "from its last checkpoint" in ray.story(job)
+
+
+def test_jobs_are_taken_over_by_the_next_service(ray):
+    job = ray.counting("d", "--samples", 400, "--epochs", 60, "--max-batch", 64, min_slots=3, max_slots=3)
+    plain = ray.submit("sh", "-c", "sleep 12; echo still here", name="sleeper")
+    ray.settled(job, 3)
+    ray.settled(plain, 1)
+    workers, step = ray.worker_pids(job), ray.job(job)["step"]
+    ray.kill()
+    time.sleep(1.0)
+    ray.up()
+    assert ray.until(job, lambda job: job["step"] > step)["phase"] == "running"
+    assert ray.worker_pids(job) == workers
+    time.sleep(5.0)  # longer than a worker may be silent
+    assert ray.worker_pids(job) == workers
+    done = ray.over(job)
+    assert (done["phase"], done["failures"]) == ("succeeded", 0)
+    assert ray.exactly_once("d", 400, 60)
+    assert ray.over(plain)["phase"] == "succeeded"
+    assert ray.run("logs", plain).stdout.strip().endswith("still here")
+
+
+def test_what_others_use_is_left_to_them_and_a_hanging_worker_is_replaced(ray):
+    ray.cluster.run(
+        "from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On\n"
+        "class Other:\n    def hello(self): return 1\n"
+        "node = next(n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeName'] == 'n3')\n"
+        "options = {'name': 'other', 'lifetime': 'detached', 'num_cpus': 1, 'scheduling_strategy': On(node, False)}\n"
+        "other = ray.remote(Other).options(**options)\n"
+        "ray.get(other.remote().hello.remote())\n"
+    )
+    ray.wait_for(lambda: len(ray.nodes()["n3"]["taken"]) == 1)
+    seven = ray.counting("e", "--samples", 100, "--epochs", 20, "--max-batch", 64, min_slots=7, max_slots=7)
+    assert len(ray.settled(seven, 7)["placement"]["n3"]) == 1
+    ray.over(seven)
+    job = ray.counting("e", "--samples", 400, "--epochs", 30, "--max-batch", 64, min_slots=8, max_slots=8)
+    time.sleep(1.0)
+    assert ray.job(job)["phase"] == "pending"
+    ray.cluster.run("ray.kill(ray.get_actor('other'))")
+    ray.settled(job, 8)
+    os.kill(sorted(ray.worker_pids(job))[-1], signal.SIGSTOP)
+    done = ray.over(job)
+    assert done["phase"] == "succeeded"
+    assert ray.exactly_once("e", 400, 30)
+    assert "hung" in ray.story(job)
+
+
+def test_nodes_drained_by_either_side_are_left_alive(ray):
+    job = ray.counting("f", "--samples", 400, "--epochs", 60, "--max-batch", 64, min_slots=2, max_slots=4)
+    ray.until(job, lambda job: job["phase"] == "running" and job["slots"] >= 2)
+    first = sorted(ray.on(job))[0]
+    assert ray.run("drain", first).returncode == 0
+    ray.until(job, lambda job: job["phase"] == "running" and first not in (job["placement"] or {first}))
+    assert ray.run("drain", "--undo", first).returncode == 0
+    done = ray.over(job)
+    assert (done["phase"], done["failures"]) == ("succeeded", 0)
+    assert ray.exactly_once("f", 400, 60)
+    assert "from its last checkpoint" not in ray.story(job)
+
+
+def test_gpus_are_the_ones_that_ray_gives(ray):
+    ray.cluster.start_node("n5", gpus=2, labels={"ray.io/accelerator-type": "A100"})
+    ray.wait_for(lambda: ray.nodes().get("n5", {}).get("gpu_type") == "a100")
+    show = ("sh", "-c", "echo $CUDA_VISIBLE_DEVICES; sleep 3")
+    jobs = [ray.submit(*show, name=f"gpu{number}", gpu_types=["a100"]) for number in range(2)]
+    assert [ray.over(job)["phase"] for job in jobs] == ["succeeded", "succeeded"]
+    assert {ray.run("logs", job).stdout.strip() for job in jobs} == {"0", "1"}
+    ray.cluster.kill("n5")
+    ray.wait_for(lambda: ray.nodes()["n5"]["down"])
+
+
+def test_a_raylet_cut_off_for_too_long_comes_back_as_a_new_node(ray):
+    job = ray.counting("g", "--samples", 400, "--epochs", 60, "--max-batch", 64, min_slots=1, max_slots=8)
+    ray.until(job, lambda job: job["phase"] == "running" and len(job["placement"]) >= 2)
+    victim = sorted(ray.on(job))[-1]
+    raylet = ray.cluster.raylet(victim)
+    os.kill(raylet, signal.SIGSTOP)
+    ray.until(job, lambda job: job["phase"] == "running" and victim not in (job["placement"] or {victim}))
+    os.kill(raylet, signal.SIGCONT)  # it learns that it is dead, and its processes end with it
+    ray.wait_for(lambda: not [pid for pid in ray.cluster.pids(victim) if "zygote" in _command(pid)])
+    ray.cluster.kill(victim)
+    ray.cluster.start_node(victim)
+    ray.wait_for(lambda: not ray.nodes()[victim]["down"])
+    done = ray.over(job)
+    assert (done["phase"], done["failures"]) == ("succeeded", 0)
+    assert ray.exactly_once("g", 400, 60)
+
+
+def test_everything_is_given_back_at_the_end(ray):
+    ray.run("down")
+    code = "print(json.dumps([ray.cluster_resources().get('CPU'), ray.available_resources().get('CPU')]))"
+    ray.cluster.kill("n5")
+    deadline = time.monotonic() + 20.0
+    while True:
+        total, free = json.loads(ray.cluster.run(code))
+        if total == free or time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    assert total == free == 8.0
+    assert not [pid for name in ("n1", "n2", "n3", "n4") for pid in ray.cluster.pids(name) if "zygote" in _command(pid)]
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,82 @@
+"""What the planner makes of jobs, nodes that come and go, and slots that others use."""
+
+import pytest
+
+from geminid.cluster import Cluster
+from geminid.configuration import Placement
+from geminid.job import JobSpec
+from geminid.nodes import NodeGroup
+from geminid.policies.registry import make_policy
+from geminid.serve import records as r
+from geminid.serve.clock import Clock
+from geminid.serve.planner import Planner
+from geminid.serve.state import ServiceState
+from geminid.sim.run import load_policy
+
+
+def nodes(**types: str) -> Cluster:
+    return Cluster.of_groups([NodeGroup(gpu_type=kind, slots=2, name=name) for name, kind in types.items()])
+
+
+class Scene:
+    """A planner and its state, and what they are told."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.state, self.clock = ServiceState(), Clock()
+        started = {"gpu_types_by_node": {node.name: node.gpu_type for node in cluster.nodes}}
+        self.tell(r.ServiceStarted(epoch=1, version="0", policy="geminid", cluster=started), planner=False)
+        self.planner = Planner(cluster, make_policy("geminid:gap=0", load_policy), "geminid", self.state, self.clock)
+
+    def tell(self, record: r.Record, *, planner: bool = True) -> None:
+        self.state.apply(self.state.seq + 1, self.clock.now_s(), record)
+        if planner:
+            self.planner.notice(record)
+
+    def submit(self, job_id: str, *, elastic: bool = False, **fields: object) -> None:
+        spec = JobSpec.from_dict({"name": "x", "command": ["x"], **fields})
+        self.tell(r.JobSubmitted(job_id=job_id, spec=spec, elastic=elastic, request=None))
+        self.planner.sync([job_id])
+
+    def plan(self) -> dict[str, Placement | None]:
+        records = self.planner.decide()
+        for record in records:
+            self.tell(record)
+        assert not [record for record in records if isinstance(record, r.Noted)], records
+        return {job.id: job.target for job in self.state.jobs.values()}
+
+
+def test_a_plain_command_gets_only_types_that_it_allows_even_of_nodes_that_come_later():
+    scene = Scene(nodes(a="cpu", b="cpu"))
+    scene.submit("j1", slots=1, gpu_types=["a100"])
+    assert scene.plan() == {"j1": None}
+    assert scene.planner.wishes() == {"a100": 1}
+    scene.planner.follow(nodes(a="cpu", b="cpu", c="a100"))
+    scene.tell(r.NodeJoined(node="c", gpu_type="a100", slots=2))
+    assert scene.plan()["j1"].node_names == ("c",)
+
+
+def test_slots_that_others_use_are_given_to_nobody():
+    scene = Scene(nodes(a="cpu"))
+    scene.tell(r.SlotsTaken(node="a", slots=[0]))
+    scene.submit("j1", slots=1)
+    scene.submit("j2", slots=1)
+    assert [place for place in scene.plan().values() if place] == [Placement.of({"a": [1]})]
+    scene.tell(r.SlotsTaken(node="a", slots=[]))
+    assert sorted(place.slots_by_node for place in scene.plan().values()) == [(("a", (0,)),), (("a", (1,)),)]
+
+
+@pytest.mark.parametrize(("least", "left"), [(1, Placement.of({"b": [0, 1]})), (3, None)])
+def test_a_job_keeps_what_it_has_elsewhere_if_that_is_enough(least, left):
+    cluster = nodes(a="cpu", b="cpu")
+    scene = Scene(cluster)
+    scene.submit("j1", elastic=True, min_slots=least, max_slots=4)
+    both = Placement.of({"a": [0, 1], "b": [0, 1]})
+    scene.tell(r.Planned(targets={"j1": both}, reasons={}))
+    scene.tell(r.NodeLeft(node="a", reason="node a is gone"))
+    assert scene.state.jobs["j1"].target == left
+    scene.planner.follow(cluster)
+    held = scene.plan()["j1"]
+    assert held is None if least == 3 else held.node_names == ("b",)
+    scene.tell(r.NodeJoined(node="a", gpu_type="cpu", slots=2))
+    assert scene.state.down == frozenset()
+    assert ServiceState.from_dict(scene.state.to_dict()) == scene.state
