@@ -202,7 +202,9 @@ class _Dual:
             moments = (weights @ self.takes) / total[:, None]
             demand = moments[:, :types]
             used[:types] += demand.sum(axis=0)
-            hessian[:types, :types] += np.diag(moments[:, types:].sum(axis=0)) - demand.T @ demand
+            varies = -(demand.T @ demand)
+            varies.flat[:: types + 1] += moments[:, types:].sum(axis=0)
+            hessian[:types, :types] += varies
             if self.group is not None:
                 self._add_groups(self.group[block], weights / total[:, None], demand, used, hessian)
             sums += best.sum(), np.log(total).sum(), (spread / total).sum()
@@ -496,22 +498,23 @@ class _Rounding:
         delta[each, row] += self.use[column] - self.use[before]
         return delta
 
-    def exchange(self, tolerance: float) -> None:
-        """Try pairs of changes: one job gives up what another gains more from.
+    def exchange(self, tolerance: float) -> bool:
+        """Try pairs of changes: one job gives up what another gains more from. Whether any was made.
 
         A better decision loses nowhere more than what this one loses in total, which leaves few changes to try.
         """
-        for _ in range(20):
+        for attempt in range(20):
             gap = self.bound - self.value
             if gap <= tolerance * self.bound:
-                return
+                return attempt > 0
             job, column = np.nonzero(self.paid > (self.best - gap)[:, None])
             idle = np.flatnonzero(self.best < gap)
             job, column = np.concatenate([job, idle]), np.concatenate([column, np.full(len(idle), -1)])
             other = column != self.choice[job]
             job, column = job[other], column[other]
             if not len(job) or len(job) > MOST_EXCHANGES or not self._exchange_once(job, column):
-                return
+                return attempt > 0
+        return True
 
     def _exchange_once(self, job: IntArray, column: IntArray) -> bool:
         gain = self._utility(job, column) - self._utility(job, self.choice[job])
@@ -564,8 +567,8 @@ def _round(problem: Choices, prices: Prices, steps: int, tolerance: float, finis
     rounding = _Rounding(problem, np.concatenate([prices.types, prices.groups]))
     rounding.repair()
     rounding.fill()
-    rounding.exchange(tolerance)
-    rounding.fill()
+    if rounding.exchange(tolerance):
+        rounding.fill()
     bound = rounding.bound
     if finish_above is not None and bound - rounding.value > finish_above * bound:
         bound = rounding.finish()
