@@ -62,6 +62,17 @@ def test_a_configuration_is_placed_by_the_engine() -> None:
     assert outcome.commands == (Start("a", ((2, 4),)),)
 
 
+def test_a_job_whose_slots_had_to_be_scattered_is_told_why() -> None:
+    three, two = (Configuration(gpu_type="v100", nodes=1, slots=n) for n in (3, 2))
+    e = engine(lambda view: Decision({"a": three, "b": three, "c": two} if len(view.jobs) == 3 else {}))
+    for name in ("a", "b"):
+        e.handle(job(name))
+    started = {c.job_id: c for c in e.handle(job("c")).commands if isinstance(c, Start)}
+    assert started["a"].reason == started["b"].reason == ""
+    assert started["c"].allocation == ((0, 1), (1, 1))
+    assert "too scattered for 2 × v100" in started["c"].reason
+
+
 def test_a_job_that_keeps_its_configuration_is_left_alone() -> None:
     e = engine(always(a=Configuration(gpu_type="v100", nodes=1, slots=2)))
     e.handle(job("a"))

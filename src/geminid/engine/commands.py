@@ -9,19 +9,24 @@ from geminid.policies.base import Allocation
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start a waiting job on these slots (from its last checkpoint, if it has one)."""
+    """Start a waiting job on these slots (from its last checkpoint, if it has one).
+
+    ``reason`` says why they are not quite what the policy wanted, where they are not.
+    """
 
     job_id: str
     allocation: Allocation
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Rescale:
-    """Move a running job from one allocation to another."""
+    """Move a running job from one allocation to another; ``reason`` as with ``Start``."""
 
     job_id: str
     before: Allocation
     allocation: Allocation
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,15 +208,15 @@ class Engine:
                     shares.append(Share(job.id, None))
                 self._share(job.id, partner)
                 continue
+            reason = plan.reasons.get(job.id, "")
             if not wanted:
-                reason = plan.reasons.get(job.id, "others go first")
-                stops.append(Stop(job.id, job.allocation, reason))
+                stops.append(Stop(job.id, job.allocation, reason or "others go first"))
                 self._release(job.id)
             elif job.allocation:
-                grants.append(Rescale(job.id, job.allocation, wanted))
+                grants.append(Rescale(job.id, job.allocation, wanted, reason))
                 self._grant(job, wanted, partner)
             else:
-                grants.append(Start(job.id, wanted))
+                grants.append(Start(job.id, wanted, reason))
                 self._grant(job, wanted, partner)
         return stops + grants + shares
 

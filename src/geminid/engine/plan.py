@@ -17,8 +17,8 @@ class Plan:
     """Which job has which slots, every job within its bounds. No slot twice, but for declared pairs.
 
     ``named`` are the jobs that may change: those that the decision names, or all. ``partners`` has both jobs of every
-    pair, each with the other one; ``reasons`` says why jobs that get nothing do not. Nothing in it is the policy's own:
-    what it changes afterwards changes no plan.
+    pair, each with the other one; ``reasons`` says why jobs get nothing, or not quite the slots that were wanted.
+    Nothing in it is the policy's own: what it changes afterwards changes no plan.
     """
 
     named: tuple[str, ...]
@@ -87,11 +87,13 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
     if problems:
         return Rejected(tuple(problems))
     unplaced: dict[str, str] = {}
+    scattered: Mapping[str, str] = {}
     if wanted:
         current = {job_id: jobs[job_id].allocation for job_id in wanted if jobs[job_id].allocation}
         placed = place(view.cluster, free, wanted, current)
         allocations |= placed.allocations
         unplaced |= placed.unplaced
+        scattered = placed.scattered
     for guest, host in guests.items():
         if host in allocations:
             allocations[guest] = allocations[host]
@@ -111,7 +113,11 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
         named=tuple(decision.assignments if decision.others_stay else jobs),
         allocations=allocations,
         partners={job_id: other for job_id, other in partners.items() if job_id in allocations},
-        reasons={**unplaced, **{job_id: str(reason) for job_id, reason in decision.reasons.items() if reason}},
+        reasons={
+            **unplaced,
+            **scattered,
+            **{job_id: str(reason) for job_id, reason in decision.reasons.items() if reason},
+        },
         wake_at_s=None if decision.wake_at_s is None else float(decision.wake_at_s),
         desired_nodes=None if decision.desired_nodes is None else int(decision.desired_nodes),
     )

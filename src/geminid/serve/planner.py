@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 from geminid.cluster import Cluster
 from geminid.engine import events as e
-from geminid.engine.commands import Stop
+from geminid.engine.commands import Rescale, Start, Stop
 from geminid.engine.engine import Engine
 from geminid.engine.models import ModelKeeper
 from geminid.jobstate import JobPhase
@@ -180,7 +180,9 @@ class Planner:
                 records.append(r.Noted(level="alert", text=text[:1000]))
             self._last_rejection = text
             self._wake_at_s = now_s + NEWS_S
-        plan = self._plan({c.job_id: c.reason for c in outcome.commands if isinstance(c, Stop)})
+        plan = self._plan(
+            {c.job_id: c.reason for c in outcome.commands if isinstance(c, Start | Rescale | Stop) and c.reason}
+        )
         if plan is not None:
             records.append(plan)
         return records
