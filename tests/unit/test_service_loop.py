@@ -67,6 +67,9 @@ class Pretend:
             return []
         return [r.JobStopping(job_id=job.id, reason=reason), r.JobEnded(job_id=job.id, how="stopped")]
 
+    def wish(self, slots_by_type):
+        pass
+
     def flush(self) -> None:
         for job_id, placement in self._starting.items():
             if job_id not in self._running:

@@ -134,4 +134,4 @@ def _without_model(facts: JobFacts, gpu_type: str) -> float:
     if facts.steps:
         return facts.throughputs.get(gpu_type, 0.0)
     allowed = facts.limits or facts.gpu_types
-    return 1.0 if not allowed or gpu_type in allowed else 0.0
+    return 1.0 if allowed is None or gpu_type in allowed else 0.0

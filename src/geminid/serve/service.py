@@ -117,6 +117,7 @@ class Service:
         self._keep, self._forget_at_s = keep or Retention(), 0.0
         self._unsaved: list[r.Record] = []
         self._touched: set[str] = set()
+        self._nodes_changed = False
         self._trouble = ""
         self._batches = 0
         self._thread = threading.Thread(target=self._run, name="geminid service", daemon=True)
@@ -295,7 +296,7 @@ class Service:
     def _batch(self, items: Sequence[Any]) -> _End | None:
         ending = next((item for item in items if isinstance(item, _End)), None)
         self._take_in(items)
-        if self.cluster is not self.executor.cluster:
+        if self._nodes_changed:
             self._follow()
         self._planner.sync(self._touched)
         if ending is None and self.clock.now_s() >= self._planner.due_s():
@@ -389,6 +390,7 @@ class Service:
             self._state.apply(entry.seq, entry.at_s, entry.record)
             self._touched |= r.jobs_of(entry.record)
             self._planner.notice(entry.record)
+            self._nodes_changed |= isinstance(entry.record, r.NodeJoined | r.NodeLeft)
             if isinstance(entry.record, r.Noted):
                 log.log(logging.WARNING if entry.record.level != "info" else logging.INFO, "%s", entry.record.text)
         return True
@@ -409,7 +411,7 @@ class Service:
 
     def _follow(self) -> None:
         """Nodes have come or gone: plans are made for those that there are, and jobs may have lost slots."""
-        self.cluster = self.executor.cluster
+        self._nodes_changed, self.cluster = False, self.executor.cluster
         self._planner.follow(self.cluster)
         self._touched |= {job.id for job in self._state.jobs.values() if not job.phase.is_terminal}
 
