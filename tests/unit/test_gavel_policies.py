@@ -243,6 +243,45 @@ def test_pairs_are_used_where_they_pay() -> None:
     assert running.jobs["a"].allocation == running.jobs["b"].allocation
 
 
+class Counting(Halves):
+    """The same, but jobs of kind c fit beside nobody, and it remembers who was asked about."""
+
+    def relative_speeds(self, first: JobFacts, second: JobFacts, gpu_type: str) -> tuple[float, float]:
+        return (0.0, 0.0) if "c" in (first.kind, second.kind) else (0.8, 0.8)
+
+
+def test_pairs_that_nobody_has_measured_are_estimated_and_learnt_by_running() -> None:
+    policy = make_policy("max_min_fairness_packed:profiled=0")
+    jobs = tuple(facts(f"{kind}{i}", kind=kind) for kind in "abcdef" for i in range(2))
+    running = engine(policy, "v100:1x4", *jobs, sharing=Counting(), debug=True)  # type: ignore[arg-type]
+    assert isinstance(policy, MaxMinFairnessPacked)
+    before = len(policy._speeds._tried)
+    for turn in range(1, 30):
+        running.handle(Tick(1.0 + 360.0 * turn))
+        together = {
+            frozenset((job.facts.kind, running.jobs[job.partner].facts.kind))
+            for job in running.jobs.values()
+            if job.partner
+        }
+        assert not any("c" in pair for pair in together)
+    assert len(policy._speeds._tried) > before
+
+
+def test_all_pairs_are_known_unless_told_otherwise() -> None:
+    reader = MaxMinFairnessPacked()._speeds
+    view = engine(MaxMinFairnessPacked(), "v100:1x1", facts("a", kind="a"), facts("b", kind="b")).view()
+    assert reader._measured(*view.jobs)
+    assert not any(
+        MaxMinFairnessPacked(profiled=0.0, seed=seed)._speeds._draw("x") == reader._draw("x") for seed in (1, 2)
+    )
+
+
+@pytest.mark.parametrize("text", ["profiled=-0.1", "profiled=2"])
+def test_a_part_of_the_pairs_is_between_none_and_all(text: str) -> None:
+    with pytest.raises(InvalidInput, match="profiled"):
+        make_policy(f"max_min_fairness_packed:{text}")
+
+
 @pytest.mark.parametrize("policy", TIME_SHARING)
 def test_every_policy_finishes_jobs_of_unknown_speed(policy: str) -> None:
     rng = np.random.default_rng(0)

@@ -2,7 +2,7 @@
 
 Pairs: each single-GPU job type in turn is unseen, a random part of its pairs measured, all other job types being
 references; the error is of the throughput beside a partner relative to running alone. Types: each job type in turn is
-known on some GPU types only.
+known on some GPU types only. What wrong estimates do to a policy that shares slots is simulated on Gavel's traces.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ from pathlib import Path
 
 import numpy as np
 
-from geminid.bench.gavel import TABLE
+from geminid.bench.gavel import SETS, TABLE
 from geminid.bench.policies import GPU_TYPES
+from geminid.cluster import Cluster
 from geminid.policies.gavel.estimation import estimate_alone, estimate_pairs
 from geminid.policies.gavel.problem import Array
 from geminid.sim.profiles.gavel import JobType, ThroughputTable, load_throughputs
+from geminid.sim.run import Experiment, simulate
+from geminid.sim.workloads import load_workload
 
 MEASURED = (0.0, 0.05, 0.1, 0.2, 0.5)
 
@@ -42,6 +45,42 @@ class EstimationRow:
     mean_error: float
     wrong_fit: float | None
     entries: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsequenceRow:
+    """A policy on a trace, some part of the pairs measured beforehand (None: it does not share slots)."""
+
+    trace: str
+    policy: str
+    profiled: float | None
+    avg_jct_s: float
+    makespan_s: float
+    to_all_known: float
+
+
+def consequences(
+    peers: Path, *, seed: int = 0, progress: Callable[[str], None] = lambda _: None
+) -> list[ConsequenceRow]:
+    """Mean JCTs of max-min fairness with pairs, of which all, some or none have been measured beforehand."""
+    rows = []
+    for trace in ("A", "B"):
+        path, cluster = SETS[trace]
+        experiment = Experiment(
+            workload=load_workload(peers / path), cluster=Cluster.parse(cluster), profiles=peers / TABLE
+        )
+        found = {}
+        for part in (1.0, 0.5, 0.2, 0.0, None):
+            name = "max_min_fairness_perf" if part is None else "max_min_fairness_packed"
+            options = "" if part is None else f":profiled={part:g},seed={seed}"
+            progress(f"{name}{options} on {trace}")
+            found[part] = name, simulate(name + options, experiment)
+        known_s = found[1.0][1]["avg_jct_s"]
+        rows += [
+            ConsequenceRow(trace, name, part, r["avg_jct_s"], r["makespan_s"], r["avg_jct_s"] / known_s - 1.0)
+            for part, (name, r) in found.items()
+        ]
+    return rows
 
 
 def run(peers: Path, *, seed: int = 0, measured: Iterable[float] = MEASURED) -> list[EstimationRow]:

@@ -361,12 +361,18 @@ def policies(
 @app.command()
 def estimation(
     peers: Peers = PEERS,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Instead, what estimates in place of measured pairs do to JCTs.")
+    ] = False,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
     """Error of estimated throughputs of unseen jobs, alone and beside others, on entries held out of Gavel's tables."""
     from geminid.bench.estimation import run
 
+    if simulate:
+        _consequences(peers, seed, json=json)
+        return
     with error_console.status("estimating …"):
         rows = run(peers, seed=seed)
     if json:
@@ -392,6 +398,34 @@ def estimation(
     console.print(
         "Errors of pairs are in points of the throughput alone; those of GPU types relative to the true value."
     )
+
+
+def _consequences(peers: Path, seed: int, *, json: bool) -> None:
+    """What it does to a policy that shares slots if not all pairs have been measured."""
+    from geminid.bench.estimation import consequences
+
+    with error_console.status("simulating …") as status:
+        rows = consequences(peers, seed=seed, progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        "Pairs measured beforehand, the others estimated until they have run together",
+        ["trace", "policy", "measured", "avg JCT", "makespan", "JCT to all measured"],
+        [
+            [
+                row.trace,
+                row.policy,
+                "no sharing" if row.profiled is None else f"{100 * row.profiled:.0f} %",
+                f"{row.avg_jct_s / 3600:.2f} h",
+                f"{row.makespan_s / 3600:.2f} h",
+                f"{100 * row.to_all_known:+.1f} %",
+            ]
+            for row in rows
+        ],
+        text_columns=2,
+    )
+    console.print("Half of the kinds of jobs are references, measured beside each other in any case.")
 
 
 def _whole_numbers(name: str, text: str, smallest: int) -> list[int]:

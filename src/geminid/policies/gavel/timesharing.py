@@ -10,7 +10,9 @@ Options of all of them: ``round`` and ``recompute`` in seconds; ``fill=true`` gi
 round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads goodputs of jobs that
 tune themselves instead of throughputs at the requested batch size, and lets them do so; ``reserve=true`` repeats what
 the published simulator does with jobs that wait for their first fractions: they hold free slots and do not run;
-``warm=false`` solves every problem from scratch: fractions then depend on it alone, not on what was solved before.
+``warm=false`` solves every problem from scratch: fractions then depend on it alone, not on what was solved before;
+``profiled=0.2`` takes only that part of the pairs to have been measured beforehand (:class:`SpeedReader`), the others
+are estimated until they have run.
 
 Deviations from the published code, common to all. Jobs that wait for their first fractions run on slots that are
 free. When one of two jobs on shared slots is done it leaves at once and the other runs on alone, instead of both at the
@@ -44,7 +46,7 @@ from geminid.policies.gavel.problem import (
 )
 from geminid.policies.gavel.rounds import Account
 from geminid.policies.gavel.speeds import SpeedReader, kind_of
-from geminid.policies.options import AtLeast, Positive
+from geminid.policies.options import AtLeast, AtMost, Positive
 
 #: Slack when comparing times.
 INSTANT_S = 1e-6
@@ -76,6 +78,7 @@ class TimeSharingPolicy(Policy):
     adaptive: bool = False
     reserve: bool = False
     warm: bool = True
+    profiled: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 1.0
     seed: int = 0
 
     _account: Account | None = field(default=None, repr=False)
@@ -96,7 +99,8 @@ class TimeSharingPolicy(Policy):
     def __post_init__(self) -> None:
         self.adapts_batch = self.adaptive
         self.needs_models = self.brings_profiles = self.aware or self.adaptive
-        self._speeds.adaptive = self.adaptive
+        self._speeds.adaptive, self._speeds.profiled = self.adaptive, self.profiled
+        self._speeds.seed = self.seed
         self._rng = np.random.default_rng(self.seed)
 
     @abstractmethod
@@ -157,6 +161,7 @@ class TimeSharingPolicy(Policy):
         if self.reserve and self._solved_for is not None:
             known, _ = self._solved_for
             chosen = [(combination, gpu_type) for combination, gpu_type in chosen if known.issuperset(combination)]
+        chosen = self._fitting(view, chosen)
         placed = place_gangs(view, chosen, gangs, worth=self._worth_spread(view))
         self._running = self._started(view, chosen, placed)
         self._round_ends_s = view.now_s + self.round_s
@@ -197,6 +202,21 @@ class TimeSharingPolicy(Policy):
                 reasons[job_id] = f"{reasons[job_id]}; {note}" if job_id in reasons else str(note)
         return Decision(assignments, reasons=reasons, wake_at_s=self._round_ends_s, pairs=pairs)
 
+    def _fitting(self, view: ClusterView, chosen: Sequence[tuple[Combination, str]]) -> list[tuple[Combination, str]]:
+        """The same, the first alone where two that nobody has measured turn out not to fit together."""
+        if self.profiled >= 1 or view.sharing is None:
+            return list(chosen)
+        jobs = {job.id: job for job in view.jobs}
+        result: list[tuple[Combination, str]] = []
+        for combination, gpu_type in chosen:
+            pair = [jobs[job_id] for job_id in combination]
+            if len(pair) == 2 and min(view.sharing.relative_speeds(pair[0].facts, pair[1].facts, gpu_type)) <= 0:
+                if self._speeds.try_out(pair[0], pair[1]):
+                    self._solved_with = None
+                combination = combination[:1]
+            result.append((combination, gpu_type))
+        return result
+
     def _worth_spread(self, view: ClusterView) -> Callable[[str, str], float]:
         """What a job's time on a type is worth on more nodes than needed; 1 for who cannot tell."""
         jobs = {job.id: job for job in view.jobs}
@@ -224,6 +244,9 @@ class TimeSharingPolicy(Policy):
         for combination, (gpu_type, start_s, worth) in self._running.items():
             if self._account is not None and all(job_id in jobs for job_id in combination):
                 self._account.record(combination, gpu_type, worth * (view.now_s - start_s))
+            pair = [jobs[job_id] for job_id in combination if job_id in jobs]
+            if len(pair) == 2 and self._speeds.try_out(pair[0], pair[1]):
+                self._solved_with = None  # what they keep is known now, and may not be what was expected
         self._running = {}
 
     def _free(self, view: ClusterView) -> dict[str, int]:
