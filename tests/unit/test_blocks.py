@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from geminid.bench.policies import all_different, synthetic_input, under_way
+from geminid.bench.policies import all_different, batch, synthetic_input, under_way
+from geminid.policies.gavel import columns
 from geminid.policies.gavel import level as levels
 from geminid.policies.gavel.admission import cheapest
 from geminid.policies.gavel.auction import _LogValue
 from geminid.policies.gavel.finish_time import finish_time_fairness
+from geminid.policies.gavel.groups import merge
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness
 from geminid.policies.gavel.problem import AllocationProblem
@@ -86,3 +88,16 @@ def test_the_cheapest_way_to_a_need_mixes_two_types_or_idles() -> None:
     rates, costs = np.array([[1.0, 2.0, 3.0]] * 4), np.array([[1.0, 1.5, 6.0]] * 4)
     found = cheapest(rates, costs, np.array([0.5, 2.0, 2.5, 3.0]))
     np.testing.assert_allclose(found, [0.375, 1.5, 3.75, 6.0])
+
+
+@pytest.mark.parametrize("solve", [max_min_fairness, min_makespan])
+def test_few_columns_come_to_the_optimum_of_all(solve: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pairs of jobs that are all different: columns that the dual values ask for are enough."""
+    assert callable(solve)
+    problem = batch(all_different(synthetic_input(40, 3, 0)))
+    everything = solve(problem).objective
+    monkeypatch.setattr(columns, "MANY", 0)
+    few = columns.relevant(merge(problem), Affine(np.zeros(40), np.ones(40)))
+    assert len(few.first) < len(merge(problem).first)
+    for choice in ("vertex", "centre"):
+        assert solve(problem, choice=choice).objective == pytest.approx(everything, rel=1e-6)

@@ -19,9 +19,11 @@ from geminid.sim.workloads.generate import built_in_workload
 
 CLUSTER = "v100:2x4,a100-40gb:1x8,t4:4x4"
 
+FAIR = "max-min fairness"
+
 #: Policies of one objective: unaware of GPU types, aware of them, and with pairs.
 OBJECTIVES = {
-    "max-min fairness": ("max_min_fairness", "max_min_fairness_perf", "max_min_fairness_packed"),
+    FAIR: ("max_min_fairness", "max_min_fairness_perf", "max_min_fairness_packed"),
     "water filling": (
         "max_min_fairness_water_filling",
         "max_min_fairness_water_filling_perf",
@@ -49,7 +51,11 @@ STEPS = {
 
 @dataclass(frozen=True, slots=True)
 class ObjectiveRow:
-    """One policy on the workload: means over the seeds, and its mean JCT relative to the aware one's."""
+    """One policy on the workload: means over the seeds, and its mean JCT relative to the aware one's.
+
+    That of all seeds together, and the lowest and highest of one seed; ``makespan_to_fair`` is relative to max-min
+    fairness of the same step.
+    """
 
     objective: str
     step: str
@@ -58,6 +64,9 @@ class ObjectiveRow:
     makespan_s: float
     gpu_hours: float
     jct_to_aware: float
+    jct_to_aware_lowest: float
+    jct_to_aware_highest: float
+    makespan_to_fair: float | None
 
 
 def run(
@@ -71,7 +80,8 @@ def run(
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[ObjectiveRow]:
     """Simulate every step of every objective (or ``only`` one) on the same workloads."""
-    rows = []
+    rows: list[ObjectiveRow] = []
+    fair_s: dict[str, float] = {}
     for objective, policies in OBJECTIVES.items():
         if only is not None and only != objective:
             continue
@@ -96,6 +106,12 @@ def run(
             ]
             found[step] = results
         aware_s = _mean(found["aware"], "avg_jct_s")
+        one_by_one = {
+            step: [r["avg_jct_s"] / aware["avg_jct_s"] for r, aware in zip(results, found["aware"], strict=True)]
+            for step, results in found.items()
+        }
+        if objective == FAIR:
+            fair_s = {step: _mean(results, "makespan_s") for step, results in found.items()}
         rows += [
             ObjectiveRow(
                 objective=objective,
@@ -105,6 +121,9 @@ def run(
                 makespan_s=_mean(results, "makespan_s"),
                 gpu_hours=_mean(results, "gpu_hours"),
                 jct_to_aware=_mean(results, "avg_jct_s") / aware_s,
+                jct_to_aware_lowest=min(one_by_one[step]),
+                jct_to_aware_highest=max(one_by_one[step]),
+                makespan_to_fair=_mean(results, "makespan_s") / fair_s[step] if step in fair_s else None,
             )
             for step, results in found.items()
         ]

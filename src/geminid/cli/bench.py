@@ -582,7 +582,7 @@ def objectives(
         return
     print_table(
         f"Gavel's objectives on the workload {workload} ({CLUSTER}), mean of {seeds} drawn",
-        ["objective", "step", "policy", "avg JCT", "makespan", "GPU-h", "JCT / aware"],
+        ["objective", "step", "policy", "avg JCT", "makespan", "GPU-h", "JCT / aware", "of one", "makespan / fair"],
         [
             [
                 row.objective,
@@ -592,6 +592,8 @@ def objectives(
                 f"{row.makespan_s / 3600:.2f} h",
                 f"{row.gpu_hours:,.0f}",
                 f"{row.jct_to_aware:.2f}",
+                f"{row.jct_to_aware_lowest:.2f} … {row.jct_to_aware_highest:.2f}",
+                "–" if row.makespan_to_fair is None else f"{row.makespan_to_fair:.2f}",
             ]
             for row in rows
         ],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 
+from geminid.policies.gavel.columns import relevant
 from geminid.policies.gavel.groups import Ints, PairedWithThemselves, apart_from_others, hand_out, merge
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import (
@@ -54,6 +55,8 @@ def solve_level(
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)
     for attempt in range(ATTEMPTS if runs.any() else 0):
         groups = merge(problem, apart=labels)
+        if choice != "total":  # which looks for more than the highest level
+            groups = relevant(groups, needs)
         program = TimeProgram(groups, memory)
         raised = program.raise_level(needs, choice)
         if raised is None and memory is not None:  # once more from scratch

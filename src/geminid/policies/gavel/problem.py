@@ -135,12 +135,16 @@ class AllocationProblem:
         return np.asarray((self.usable * self.isolated_fractions).sum(axis=1))
 
 
-def agnostic(problem: AllocationProblem) -> AllocationProblem:
+def agnostic(problem: AllocationProblem, seen_as: str = "") -> AllocationProblem:
     """The same problem as seen by who cannot tell GPU types apart: every type as fast as the job's fastest.
 
-    Types that cannot run a job at all are still avoided, and nothing is known of pairs or prices.
+    Or as fast as the type that it is ``seen_as``, for jobs that run there. Types that cannot run a job at all are
+    still avoided, and nothing is known of pairs or prices.
     """
     fastest = problem.usable.max(axis=1, initial=0.0)
+    if seen_as in problem.gpu_types:
+        there = problem.usable[:, problem.gpu_types.index(seen_as)]
+        fastest = np.where(there > 0, there, fastest)
     throughputs = np.where(problem.usable > 0, fastest[:, None], 0.0)
     return replace(problem, throughputs=throughputs, pairs=None, costs=None, reference=fastest)
 

@@ -178,6 +178,7 @@ class TimeProgram:
             self._member_start = np.cumsum([0] + [len(groups.members[g]) for g in self._several[:-1]])
         self._rows = len(upper)
         self._cuts: list[Cut] = []
+        self._duals = np.zeros(len(upper))
 
     @property
     def tangents(self) -> int:
@@ -222,6 +223,7 @@ class TimeProgram:
         level = float(found.values[-1])
         need, slope = requirement.at(level)
         tight = self._tight(found, slope)
+        self._duals = found.row_duals
         if not central:
             self._remember(level)
         if level >= bound - 1e-9 * abs(bound):
@@ -246,6 +248,33 @@ class TimeProgram:
         if found is not None:
             self._remember(0.0)
         return found.values[:-1] if found is not None else None
+
+    def worth_of(self, groups: Groups) -> Array:
+        """What a unit of each column of ``groups`` would raise the level by; these are the groups of this program too.
+
+        By the dual values of the last solve: what it makes, less the time and the slots that it takes.
+        """
+        duals = np.abs(self._duals)
+        count, pools = len(groups.members), len(groups.pools)
+        gain = np.zeros(len(groups.use_group))
+        by_group: dict[int, list[tuple[float, float]]] = {}
+        plain = np.zeros(count)
+        for cut, dual in zip(self._cuts, duals[self._rows :].tolist(), strict=True):
+            if cut.theta == 0:
+                plain[cut.group] += dual
+            elif dual > 0:
+                by_group.setdefault(cut.group, []).append((cut.theta, dual))
+        gain += plain[groups.use_group] * groups.use_rate
+        for g, steps in by_group.items():
+            mine = np.flatnonzero(groups.use_group == g)
+            for theta, dual in steps:
+                gain[mine] += dual * np.maximum(groups.use_rate[mine] - theta, 0.0)
+        net = groups.use_time * (gain - duals[:count][groups.use_group])
+        worth = np.bincount(groups.use_column, net, minlength=len(groups.first)).astype(float)
+        worth = worth - groups.gang[groups.first] * duals[count : count + pools][groups.capacity_row[groups.pool]]
+        for (columns, _), dual in zip(groups.limits, duals[count + pools : self._rows].tolist(), strict=True):
+            worth[columns] -= dual
+        return np.asarray(worth)
 
     # --- From one problem to the next ---
 

@@ -12,7 +12,8 @@ tune themselves instead of throughputs at the requested batch size, and lets the
 the published simulator does with jobs that wait for their first fractions: they hold free slots and do not run;
 ``warm=false`` solves every problem from scratch: fractions then depend on it alone, not on what was solved before;
 ``profiled=0.2`` takes only that part of the pairs to have been measured beforehand (:class:`SpeedReader`), the others
-are estimated until they have run.
+are estimated until they have run; ``seen_as=v100`` has policies that cannot tell GPU types apart take every type to be
+as fast as that one, as the published code does, instead of as the job's fastest.
 
 Deviations from the published code, common to all. Jobs that wait for their first fractions run on slots that are
 free. When one of two jobs on shared slots is done it leaves at once and the other runs on alone, instead of both at the
@@ -79,6 +80,7 @@ class TimeSharingPolicy(Policy):
     reserve: bool = False
     warm: bool = True
     profiled: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 1.0
+    seen_as: str = ""
     seed: int = 0
 
     _account: Account | None = field(default=None, repr=False)
@@ -312,7 +314,7 @@ class TimeSharingPolicy(Policy):
         )
         if self.aware and self.knows_placement:
             problem = self._with_spread(problem, view)
-        seen = problem if self.aware else agnostic(problem)
+        seen = problem if self.aware else agnostic(problem, self.seen_as)
         self._remember_isolated(seen)
         return seen
 
