@@ -16,7 +16,7 @@ from geminid.goodput.profile import Observation, Profile
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.policies.fifo import Fifo
-from geminid.serve.forecast import forecast
+from geminid.serve.forecast import forecast, waiting_order
 from geminid.serve.state import Limits, LiveJob, Stretch
 from geminid.serve.translation import view_of
 from geminid.serve.whatif import what_if
@@ -61,6 +61,30 @@ def test_whoever_waits_starts_when_the_others_end():
     told = forecast([waiting, running], CLUSTER, "fifo", 0.0)
     assert told["j2"]["start_s"] == pytest.approx(told["j1"]["finish_s"], abs=2.0)
     assert told["j2"]["finish_s"][0] > told["j2"]["start_s"][0]
+
+
+def test_places_in_the_queue_are_those_of_the_policy():
+    """Shortest first, whoever came first; jobs that the forecast left out come last."""
+    running = job("j1", work=6_000, slots=(0, 1, 2, 3), min_slots=4, max_slots=4)
+    long = job("j2", work=60_000, min_slots=4, max_slots=4)
+    short = job("j3", work=600, min_slots=4, max_slots=4)
+    unseen = [job("j5"), job("j4", priority=5)]
+    jobs = [running, long, short]
+    for policy, order in (("fifo", ["j2", "j3"]), ("srtf", ["j3", "j2"])):
+        made = forecast(jobs, CLUSTER, policy, 0.0)
+        assert waiting_order([*unseen, *jobs], made) == [*order, "j4", "j5"]
+
+
+def test_a_forecast_keeps_to_quotas_and_leaves_running_commands_alone():
+    plain = job("j1", elastic=False, slots=(0, 1, 2, 3), min_slots=4, max_slots=4)
+    short = job("j2", work=100)
+    told = forecast([short, plain], CLUSTER, "srtf", 100.0)
+    assert told["j2"]["start_s"] == pytest.approx(told["j1"]["finish_s"], abs=2.0)  # however short it is
+    first, second, never = job("j1", work=6_000, slots=(0,)), job("j2", work=6_000), job("j3", queue="none")
+    quotas = {"j1": {"owner ann": 1}, "j2": {"owner ann": 1}, "j3": {"queue none": 0}}
+    told = forecast([first, second, never], CLUSTER, "fifo", 0.0, quotas.__getitem__)
+    assert told["j2"]["start_s"][0] >= told["j1"]["finish_s"][0]
+    assert "j3" not in told
 
 
 def test_a_plain_command_is_a_guess_and_makes_guesses_of_those_behind_it():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
@@ -27,7 +27,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.serve import documents
 from geminid.serve.auth import Identity, Tokens
-from geminid.serve.forecast import Forecaster
+from geminid.serve.forecast import Forecast, Forecaster, waiting_order
 from geminid.serve.logfiles import LogReader
 from geminid.serve.service import Published, Refused, Service
 from geminid.serve.state import LiveJob, job_to_dict
@@ -118,15 +118,15 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             raise Refused(403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} may change it")
         return job
 
-    counted: list[tuple[Published, dict[str, int]]] = []
+    counted: list[tuple[Published, Mapping[str, Forecast], dict[str, int]]] = []
 
     def positions() -> dict[str, int]:
-        """Everybody's place in the queue, counted once for each published state."""
-        published = service.published
-        if not counted or counted[0][0] is not published:
-            order = documents.waiting_order(published.state)
-            counted[:] = [(published, {job_id: i + 1 for i, job_id in enumerate(order)})]
-        return counted[0][1]
+        """Everybody's place in the queue, counted once for each published state and forecast."""
+        published, made = service.published, forecaster.made
+        if not counted or counted[0][0] is not published or counted[0][1] is not made:
+            order = waiting_order(published.state.jobs.values(), made)
+            counted[:] = [(published, made, {job_id: i + 1 for i, job_id in enumerate(order)})]
+        return counted[0][2]
 
     def document(job: LiveJob, *, details: bool = False) -> dict[str, Any]:
         now_s = max(service.published.now_s, service.clock.now_s())

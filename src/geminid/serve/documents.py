@@ -13,12 +13,6 @@ from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState
 
 
-def waiting_order(state: ServiceState) -> list[str]:
-    """The jobs that wait for slots, first served first: by priority, then by arrival."""
-    waiting = [job for job in state.jobs.values() if job.wants_slots and job.target is None]
-    return [job.id for job in sorted(waiting, key=lambda job: (-job.spec.priority, job.state.submitted_at_s))]
-
-
 def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
     """A job, without its secrets."""
     state, work = job.state, job.work_samples

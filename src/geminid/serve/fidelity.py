@@ -24,13 +24,12 @@ import numpy as np
 from geminid.cluster import Cluster
 from geminid.goodput.efficiency import GradientStats
 from geminid.jobstate import JobState
-from geminid.policies.base import JobView
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.client import Client
 from geminid.serve.executors.machine import machine
 from geminid.serve.guard import Guard
-from geminid.serve.planner import SETTLE_PAUSES, SETTLE_S
+from geminid.serve.planner import settled_s
 from geminid.serve.server import Options
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Entry, last_entries
@@ -248,7 +247,7 @@ def simulate(live: LiveRun, cluster: Cluster, policy: str) -> dict[str, Simulate
             )
         )
     traces.sort(key=lambda trace: trace.submit_s)
-    restrained = Guard(make_policy(policy), protected=_settled_s)
+    restrained = Guard(make_policy(policy), protected=settled_s)
     workload = Workload("the live jobs", tuple(traces))
     result = Simulator(workload, applications, cluster, restrained, Settings(), known=live.known).run()
     return {
@@ -259,11 +258,6 @@ def simulate(live: LiveRun, cluster: Cluster, policy: str) -> dict[str, Simulate
         )
         for job in result.jobs
     }
-
-
-def _settled_s(job: JobView) -> float:
-    """Until when a job keeps its slots, as in the service."""
-    return job.since_s + max(SETTLE_S, SETTLE_PAUSES * job.facts.rescale_s)
 
 
 def example_jobs(examples: Path) -> list[Arrival]:

@@ -7,22 +7,28 @@ come later may change it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from geminid.cluster import Cluster
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
+from geminid.policies.base import Allocation, ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
+from geminid.serve.guard import Guard
+from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
-from geminid.serve.state import LiveJob
+from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.whatif import what_if
 from geminid.sim.run import load_policy
-from geminid.sim.simulator import Settings, Simulator
+from geminid.sim.simulator import NoProgress, Settings, Simulator
 
 log = logging.getLogger("geminid.serve")
 
@@ -34,17 +40,60 @@ MOST_JOBS = 100
 
 PACES = (-1.0, 0.0, 1.0)
 
-#: Start and finish of a job in seconds from now, each from the earliest to the latest; whether a guess is involved.
+#: Start and finish of a job in seconds from now, each from the earliest to the latest; when it starts if everything is
+#: as measured (for its place in the queue); and whether a guess is involved.
 Forecast = dict[str, Any]
 
 
-def forecast(jobs: Sequence[LiveJob], cluster: Cluster, policy: str, now_s: float) -> dict[str, Forecast]:
-    """Intervals for the start and the finish of every active job, in seconds from now."""
-    active = [job for job in jobs if job.wants_slots]
+@dataclass(slots=True)
+class FromHere(Policy):
+    """Another policy that takes over running jobs: at first, everybody stays where they are."""
+
+    name = "from here"
+    paper = "none"
+    objective = "another policy's"
+
+    policy: Policy
+    placed: Mapping[str, Allocation]
+    interval_s: float | None = field(init=False)
+    adapts_batch: bool = field(init=False)
+    needs_models: bool = field(init=False)
+    brings_profiles: bool = field(init=False)
+    _began_s: float | None = None
+
+    def __post_init__(self) -> None:
+        self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
+        self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Leave jobs where they are in the first moment; ask the policy in all later ones."""
+        self._began_s = view.now_s if self._began_s is None else self._began_s
+        if view.now_s > self._began_s or not self.placed:
+            return self.policy.decide(view)
+        stay = {job.id: self.placed[job.id] for job in view.jobs if job.id in self.placed}
+        return Decision(stay, wake_at_s=view.now_s)
+
+
+def forecast(
+    jobs: Sequence[LiveJob],
+    cluster: Cluster,
+    policy: str,
+    now_s: float,
+    quotas: Callable[[str], Mapping[str, int]] = lambda job_id: {},
+) -> dict[str, Forecast]:
+    """Intervals for the start and the finish of every active job, in seconds from now.
+
+    The policy is restrained as in the service: within quotas, plain commands that run are left alone, and so are jobs
+    that have just changed.
+    """
+    never = {job.id for job in jobs if min(quotas(job.id).values(), default=inf) < job.spec.min_slots}
+    active = [job for job in jobs if job.wants_slots and job.id not in never]
     active.sort(key=lambda job: (job.target is None, -job.spec.priority, job.state.submitted_at_s))
-    left_out = {job.id for job in active[MOST_JOBS:]}
+    plain = {job.id for job in active if not job.elastic}
+    left_out = {job.id for job in active[MOST_JOBS:]} | never
     considered = [job for job in jobs if job.id not in left_out]
     starts: dict[str, list[float]] = {}
+    expected: dict[str, float] = {}
     ends: dict[str, list[float]] = {}
     guessed: frozenset[str] = frozenset()
     for pace in PACES:
@@ -52,11 +101,20 @@ def forecast(jobs: Sequence[LiveJob], cluster: Cluster, policy: str, now_s: floa
         guessed = world.guessed
         if not world.workload.jobs:
             return {}
-        settings = Settings(oracle=True)
-        simulator = Simulator(world.workload, world.applications, cluster, make_policy(policy, load_policy), settings)
-        for job in simulator.run().jobs:
+        restrained = Guard(
+            make_policy(policy, load_policy),
+            protected=lambda view: inf if view.id in plain else settled_s(view),
+            groups=quotas,
+        )
+        settings, here = Settings(oracle=True), FromHere(restrained, world.placed)
+        simulator = Simulator(world.workload, world.applications, cluster, here, settings)
+        with contextlib.suppress(NoProgress):  # somebody can never start: the others are as forecast
+            simulator.run()
+        for job in simulator.jobs.values():
             if job.stints and job.completed_s is not None:
                 starts.setdefault(job.facts.id, []).append(job.stints[0].start_s)
+                if pace == 0.0:
+                    expected[job.facts.id] = job.stints[0].start_s
                 ends.setdefault(job.facts.id, []).append(job.completed_s)
     running = {job.id for job in active if job.target is not None}
     depends = bool(guessed)
@@ -64,6 +122,7 @@ def forecast(jobs: Sequence[LiveJob], cluster: Cluster, policy: str, now_s: floa
         job_id: {
             "start_s": None if job_id in running else [min(starts[job_id]), max(starts[job_id])],
             "finish_s": [min(ends[job_id]), max(ends[job_id])],
+            "expected_start_s": expected.get(job_id, max(starts[job_id])),
             "guessed": job_id in guessed or (depends and job_id not in running),
         }
         for job_id in ends
@@ -97,6 +156,11 @@ class Forecaster:
             "guessed": found["guessed"],
         }
 
+    @property
+    def made(self) -> Mapping[str, Forecast]:
+        """The last forecast, in seconds from when it was made."""
+        return self._made
+
     def dry_run(self, spec: JobSpec) -> dict[str, Any]:
         """What would become of a job if it were submitted now."""
         service, now_s = self._service, self._service.clock.now_s()
@@ -111,12 +175,12 @@ class Forecaster:
             if job_id in made and made[job_id]["finish_s"][1] > found["finish_s"][1] + 1.0
         }
         found = made.get("new")
-        waiting = [job for job in jobs if job.wants_slots and job.target is None]
+        waiting = {job.id: job for job in [*jobs, new] if job.wants_slots and job.target is None}
         return {
             "dry_run": True,
             "spec": spec.redacted().to_dict(),
             "elastic": new.elastic,
-            "position": 1 + sum(job.spec.priority >= spec.priority for job in waiting),
+            "position": 1 + waiting_order(waiting.values(), made).index("new"),
             "start_s": None if found is None else found["start_s"],
             "finish_s": None if found is None else found["finish_s"],
             "guessed": found is None or found["guessed"],
@@ -152,19 +216,38 @@ class Forecaster:
 
     def _forecast(self, jobs: Sequence[LiveJob], now_s: float) -> dict[str, Forecast]:
         service = self._service
-        in_service = service.published.state
-        out = len(in_service.cordoned)
-        cluster = service.cluster if not out else _without(service.cluster, out)
+        state = service.published.state
+        cluster = in_service(service.cluster, state)
         try:
-            return forecast(jobs, cluster, service.policy_text, now_s) if cluster is not None else {}
+            if cluster is None:
+                return {}
+            return forecast(jobs, cluster, service.policy_text, now_s, state.quotas_of)
         except Exception as problem:  # a forecast is nice to have; whatever is wrong with it, the service goes on
             log.warning("no forecast: %s: %s", type(problem).__name__, problem)
             return {}
 
 
-def _without(cluster: Cluster, out: int) -> Cluster | None:
-    """The cluster with fewer slots on its first node."""
-    node = cluster.nodes[0]
-    if node.slots <= out:
-        return None
-    return replace(cluster, nodes=(replace(node, slots=node.slots - out), *cluster.nodes[1:]))
+def waiting_order(jobs: Iterable[LiveJob], made: Mapping[str, Forecast]) -> list[str]:
+    """The jobs that wait for slots, in the order in which the forecast has them start.
+
+    Those that it leaves out come last: by priority, then by arrival.
+    """
+    waiting = [job for job in jobs if job.wants_slots and job.target is None]
+
+    def place(job: LiveJob) -> tuple[float, int, float]:
+        found = made.get(job.id)
+        expected_s = inf if found is None else found["expected_start_s"]
+        return expected_s, -job.spec.priority, job.state.submitted_at_s
+
+    return [job.id for job in sorted(waiting, key=place)]
+
+
+def in_service(cluster: Cluster, state: ServiceState) -> Cluster | None:
+    """The cluster without what is drained and cordoned; None if nothing is left of it."""
+    out = Counter(name for name, _ in state.cordoned)
+    nodes = [
+        replace(node, slots=node.slots - out[node.name]) if out[node.name] else node
+        for node in cluster.nodes
+        if node.name not in state.drained and node.slots > out[node.name]
+    ]
+    return replace(cluster, nodes=tuple(nodes)) if nodes else None

@@ -24,7 +24,7 @@ from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.guard import Guard, Timed
 from geminid.serve.state import LiveJob, ServiceState, observation_of
-from geminid.serve.translation import facts_of, name_slots, rescale_s, view_of
+from geminid.serve.translation import facts_of, name_slots, view_of
 
 log = logging.getLogger("geminid.serve")
 
@@ -44,6 +44,11 @@ STARTING_S = 60.0
 POLICY_LIMIT_S = 10.0
 
 
+def settled_s(view: JobView) -> float:
+    """When a job that has changed its slots may change them again."""
+    return view.since_s + max(SETTLE_S, SETTLE_PAUSES * view.facts.rescale_s)
+
+
 class Planner:
     """The engine of a service. ``state`` is the service's own, which only the service changes."""
 
@@ -60,7 +65,7 @@ class Planner:
     ) -> None:
         self.cluster, self.policy_text = cluster, policy_text
         self._state, self._clock, self._gap_s = state, clock, gap_s
-        self._policy = Guard(Timed(policy, policy_limit_s), protected=self._protected_until_s, groups=self._quotas_of)
+        self._policy = Guard(Timed(policy, policy_limit_s), protected=self._protected_until_s, groups=state.quotas_of)
         self._wanted, self._news = True, False
         self._decided_at_s, self._wake_at_s, self._next_round_s = float("-inf"), float("inf"), float("-inf")
         self._last_rejection = ""
@@ -243,12 +248,4 @@ class Planner:
         if job.phase in (JobPhase.PENDING, JobPhase.STARTING):  # it has not even begun
             return view.since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else view.since_s
-        settled_s = view.since_s + max(SETTLE_S, SETTLE_PAUSES * rescale_s(job))
-        return max(settled_s, started_s + job.spec.min_runtime_s)
-
-    def _quotas_of(self, job_id: str) -> Mapping[str, int]:
-        job = self._state.jobs.get(job_id)
-        if job is None or not self._state.quotas:
-            return {}
-        names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
-        return {f"{of} {name}": self._state.quotas[of, name] for of, name in names if (of, name) in self._state.quotas}
+        return max(settled_s(view), started_s + job.spec.min_runtime_s)

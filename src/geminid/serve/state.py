@@ -328,6 +328,14 @@ class ServiceState:
             found[owner] = found.get(owner, Totals()).plus(job, now_s)
         return found
 
+    def quotas_of(self, job_id: str) -> dict[str, int]:
+        """The quotas that a job falls under, by what they are called."""
+        job = self.jobs.get(job_id)
+        if job is None or not self.quotas:
+            return {}
+        names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
+        return {f"{of} {name}": self.quotas[of, name] for of, name in names if (of, name) in self.quotas}
+
     def _forerunner(self, job: LiveJob) -> LiveJob | None:
         """The last job of the same owner, name and script that has been measured."""
         if not job.elastic:

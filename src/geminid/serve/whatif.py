@@ -20,6 +20,7 @@ from geminid.goodput.profile import Profile
 from geminid.goodput.throughput import Shape
 from geminid.job import Adaptivity
 from geminid.jobstate import JobPhase
+from geminid.policies.base import Allocation
 from geminid.serve.state import LiveJob
 from geminid.serve.translation import batch_limits, facts_of
 from geminid.sim.application import Application, GradientTruth, StepTimeTruth
@@ -65,11 +66,15 @@ class ConstantNoise(GradientTruth):
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
-    """A workload with the applications of its jobs. ``guessed`` are the jobs about which something was assumed."""
+    """A workload with the applications of its jobs, and where those stand that run.
+
+    ``guessed`` are the jobs about which something was assumed. Jobs that run go on without a pause where they stand.
+    """
 
     workload: Workload
     applications: Mapping[str, Application]
     guessed: frozenset[str]
+    placed: Mapping[str, Allocation]
 
 
 def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: float = 0.0) -> WhatIf:
@@ -103,7 +108,22 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
             left_s = _guessed_s(job, like, now_s) * GUESSED_FACTOR**pace
             traces.append(replace(trace, duration_s=left_s, adaptivity=Adaptivity.RIGID))
             guessed.add(job.id)
-    return WhatIf(Workload("the live jobs", tuple(traces)), applications, frozenset(guessed))
+    return WhatIf(
+        Workload("the live jobs", tuple(traces)), applications, frozenset(guessed), placed_on(active, cluster)
+    )
+
+
+def placed_on(jobs: Iterable[LiveJob], cluster: Cluster) -> dict[str, Allocation]:
+    """The slots that jobs have of a cluster, as far as it has them."""
+    free = {node.name: node.slots for node in cluster.nodes}
+    placed: dict[str, Allocation] = {}
+    for job in jobs:
+        wanted = () if job.target is None else job.target.slots_by_node
+        if wanted and all(free.get(name, 0) >= len(slots) for name, slots in wanted):
+            for name, slots in wanted:
+                free[name] -= len(slots)
+            placed[job.id] = tuple(sorted((cluster.node_index[name], len(slots)) for name, slots in wanted))
+    return placed
 
 
 def application_of(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) -> Application | None:
@@ -131,6 +151,7 @@ def application_of(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) 
         truth=truth,
         limits=dict.fromkeys(truth, limits),
         rescale_s=facts_of(known, cluster).rescale_s,
+        start_up_s=0.0 if job.target is not None else None,
     )
 
 
