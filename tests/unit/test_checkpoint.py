@@ -5,6 +5,9 @@ import json
 import math
 import pickle
 import struct
+import subprocess
+import sys
+import time
 from collections import OrderedDict
 
 import pytest
@@ -168,3 +171,35 @@ def test_a_file_url_is_a_folder(tmp_path):
     storage = checkpoints_at(f"file://{tmp_path}/deep/er")
     storage.save(snapshot({"step": 1}))
     assert [path.parent for path in storage.paths()] == [tmp_path / "deep" / "er"]
+
+
+WRITE_FOR_EVER = """
+import sys, itertools, pathlib, torch
+from geminid.train.checkpoint import CheckpointFolder, take_snapshot
+folder = CheckpointFolder(pathlib.Path(sys.argv[1]), keep=2)
+for step in itertools.count(int(sys.argv[2])):
+    state = {"model": {"weight": torch.full((500_000,), float(step))}, "step": step}
+    folder.save(take_snapshot(state, step=step, samples=step))
+"""
+
+
+def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path):
+    """A real process writes one checkpoint after the other and is killed at some moment, several times over."""
+    for number in range(1, 4):
+        first, before = 1000 * number, newest(tmp_path)
+        writer = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path), str(first)])
+        while newest(tmp_path) <= before:
+            assert writer.poll() is None
+            time.sleep(0.001)
+        time.sleep(0.004 * number)
+        writer.kill()
+        writer.wait()
+        found, path = CheckpointFolder(tmp_path, keep=2).load()
+        assert found["step"] >= first
+        assert bool((found["model"]["weight"] == found["step"]).all())
+        assert path.name == newest(tmp_path)
+        assert not list(tmp_path.glob("*.damaged"))
+
+
+def newest(folder):
+    return max((path.name for path in folder.glob("*.safetensors")), default="")

@@ -171,3 +171,27 @@ def test_nobody_is_started_on_slots_that_are_gone():
     assert [action.worker for action in actions] == ["w2"]
     assert actions[0].form.members == ("w2",)
     assert actions[0].form.broken
+
+
+def test_messages_that_are_repeated_late_or_of_strangers_change_nothing():
+    group = running("ab")
+    old = group.generation
+    actions = group.gone("w2")
+    form, _ = told(actions)
+    assert form.generation == old + 1
+    before = (group.generation, group.members, group.formed)
+    for late in (
+        lambda: group.joined("w1", old),  # of the generation before
+        lambda: group.joined("w2", old),  # of somebody who is gone
+        lambda: group.joined("w2", form.generation),
+        lambda: group.lost("w1", old),
+        lambda: group.lost("w2", old),
+        lambda: group.gone("w2"),  # told twice
+        lambda: group.ready("w9"),
+        lambda: group.joined("w1", form.generation + 5),  # of a generation that is not yet
+    ):
+        assert late() == []
+        assert (group.generation, group.members, group.formed) == before
+    assert group.joined("w1", form.generation) == []
+    assert group.joined("w1", form.generation) == []  # repeated
+    assert group.formed

@@ -23,7 +23,7 @@ from geminid.serve import records as r
 from geminid.serve.retention import Retention
 from geminid.serve.service import Refused, Service
 from geminid.serve.state import LiveJob
-from geminid.serve.store import Store
+from geminid.serve.store import Store, last_entries
 from geminid.serve.translation import facts_of, name_slots
 
 
@@ -390,3 +390,73 @@ def test_what_a_live_job_cannot_do_is_refused_at_once(tmp_path):
         ):
             with pytest.raises(InvalidInput, match=told):
                 running.submit(**fields)
+
+
+class Silent(Policy):
+    """Gives the first job a slot, and then never answers again: it sleeps, or computes for ever."""
+
+    name, paper, objective = "silent", "none", "none"
+
+    def __init__(self, *, busy: bool) -> None:
+        self.busy, self.asked, self.released = busy, 0, False
+
+    def decide(self, view: ClusterView) -> Decision:
+        self.asked += 1
+        while self.asked > 1 and not self.released:
+            if not self.busy:
+                time.sleep(0.01)
+        return Decision({view.jobs[0].id: Configuration(gpu_type="cpu", nodes=1, slots=1)} if view.jobs else {})
+
+
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_policy_that_never_answers_is_given_up_on_and_everything_else_goes_on(tmp_path, busy):
+    policy = Silent(busy=busy)
+    with Running(tmp_path, policy, policy_limit_s=0.2) as running:
+        policy.asked = 0
+        first = running.submit()
+        running.until(lambda jobs: jobs[first].phase is JobPhase.RUNNING)
+        second = running.submit()
+        running.note("did not decide within 0.2 s")
+        running.note("is still busy with an earlier decision")
+        third = running.submit()
+        running.service.wish(third, "cancel", "ann").result(10)
+        jobs = running.service.published.state.jobs
+        assert jobs[first].phase is JobPhase.RUNNING  # the last plan stays
+        assert (jobs[second].phase, jobs[third].phase) == (JobPhase.PENDING, JobPhase.CANCELLED)
+        assert running.service.published.rejected >= 2
+        policy.released = True
+        running.executor.tell(r.JobEnded(job_id=first, how="succeeded"))
+        running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)  # and it is asked again once it has answered
+
+
+@pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
+def test_a_jump_of_the_clock_moves_nobody(tmp_path, monkeypatch, jump_s):
+    """The wall clock is set forth or back by a day while jobs run, and once more while the service is away."""
+    true_time = time.time
+    with Running(tmp_path) as running:
+        job = running.submit(min_slots=4)
+        running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
+        before_s = running.service.clock.now_s()
+        monkeypatch.setattr(time, "time", lambda: true_time() + jump_s)
+        other = running.submit(min_slots=2)
+        time.sleep(1.2)  # a few ticks
+        jobs = running.until(lambda jobs: other in jobs)
+        assert jobs[job].phase is JobPhase.RUNNING
+        assert 0.0 < jobs[other].state.submitted_at_s - before_s < 60.0
+        assert jobs[job].service_gpu_s(running.service.clock.now_s()) < 4 * 60.0
+    with Running(tmp_path) as running:  # its processes were lost with the executor that pretends
+        jobs = running.until(lambda jobs: any(one.phase is JobPhase.RUNNING for one in jobs.values()))
+        assert running.service.clock.now_s() >= jobs[other].state.submitted_at_s
+        assert jobs[job].state.failures == 0
+        running.until(lambda jobs: all(one.state.updated_at_s >= before_s for one in jobs.values()))
+
+
+def test_flapping_slots_change_the_plan_far_less_often_than_they_flap(tmp_path):
+    with Running(tmp_path, "geminid:gap=0,refresh=1") as running:
+        job = running.submit(max_slots=4)
+        running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
+        planned = len([e for e in last_entries(tmp_path, -1, 0) if isinstance(e.record, r.Planned)])
+        for number in range(200):
+            running.service.cordon("cpu-0", 3, number % 2 == 0, "op").result(10)
+        plans = [e for e in last_entries(tmp_path, -1, 0) if isinstance(e.record, r.Planned)]
+        assert len(plans) - planned < 20

@@ -32,18 +32,28 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
-#: What is submitted, and when, in seconds from the start.
-SUBMISSIONS: tuple[tuple[float, str, tuple[str, ...]], ...] = (
-    (0.0, "images", ("--epochs", "12")),
-    (4.0, "language", ("--epochs", "8")),
-    (12.0, "recommender", ("--epochs", "16")),
-    (25.0, "images", ("--epochs", "6")),
-    (40.0, "recommender", ("--epochs", "8")),
-    (55.0, "language", ("--epochs", "4")),
-)
 
-#: One worker of a job that has several is killed after so long.
-KILL_AFTER_S = 20.0
+@dataclass(frozen=True, slots=True)
+class Programme:
+    """What is submitted, and when, in seconds from the start; and when a worker of a job that has several is killed."""
+
+    submissions: tuple[tuple[float, str, int], ...]
+    kill_after_s: float
+
+
+#: When jobs come, what they are, and how many epochs they train.
+FULL = Programme(
+    (
+        (0.0, "images", 12),
+        (4.0, "language", 8),
+        (12.0, "recommender", 16),
+        (25.0, "images", 6),
+        (40.0, "recommender", 8),
+        (55.0, "language", 4),
+    ),
+    kill_after_s=20.0,
+)
+SHORT = Programme(((0.0, "images", 10), (10.0, "recommender", 4), (11.0, "language", 1)), kill_after_s=5.0)
 
 #: The demo gives up after so long.
 PATIENCE_S = 420.0
@@ -57,6 +67,7 @@ class Show:
 
     client: Client
     home: Path
+    programme: Programme
     began_s: float = field(default_factory=time.monotonic)
     submitted: list[str] = field(default_factory=list)
     killed: dict[str, Any] | None = None
@@ -70,15 +81,16 @@ class Show:
 
     def submit_due(self) -> None:
         """Submit whatever is due."""
-        while len(self.submitted) < len(SUBMISSIONS) and SUBMISSIONS[len(self.submitted)][0] <= self.at_s:
-            _, name, options = SUBMISSIONS[len(self.submitted)]
-            command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
+        for due_s, name, epochs in self.programme.submissions[len(self.submitted) :]:
+            if due_s > self.at_s:
+                break
+            command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--epochs", str(epochs)]
             body = {"name": name, "command": command, "working_dir": str(EXAMPLES)}
             self.submitted.append(str(self.client.post("jobs", body)["id"]))
 
     def kill_one(self, jobs: list[dict[str, Any]]) -> None:
         """Kill one worker of the largest job that has several, once."""
-        if self.killed is not None or self.at_s < KILL_AFTER_S:
+        if self.killed is not None or self.at_s < self.programme.kill_after_s:
             return
         several = [job for job in jobs if job["slots"] > 1 and job["phase"] == "running" and (job["done"] or 0) < 0.8]
         if not several:
@@ -106,6 +118,7 @@ class Show:
 
 def demo(
     slots: Annotated[int, typer.Option(min=2, max=64, help="CPU slots to offer.")] = 4,
+    short: Annotated[bool, typer.Option("--short", help="Three short jobs, in about half a minute.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end instead of tables.")
     ] = False,
@@ -121,7 +134,7 @@ def demo(
     options = Options(home=Path(), slots=slots, policy=POLICY, grace_s=5.0)
     with reporting_trouble(), temporary_service(options) as (client, home):
         error_console.print(f"[dim]service at {client.url}, {slots} CPU slots, policy {POLICY}[/]")
-        show = Show(client, home)
+        show = Show(client, home, SHORT if short else FULL)
         jobs = _watch(show, quiet=as_json)
         result = _result(show, jobs, client.get("status"))
     if as_json:
@@ -146,7 +159,9 @@ def _watch(show: Show, *, quiet: bool) -> list[dict[str, Any]]:
             elif not quiet:
                 for line in new:
                     console.print(line, soft_wrap=True)
-            over = len(jobs) == len(SUBMISSIONS) and all(job["finished_at_s"] is not None for job in jobs)
+            over = len(jobs) == len(show.programme.submissions) and all(
+                job["finished_at_s"] is not None for job in jobs
+            )
             if over or show.at_s > PATIENCE_S:
                 return [show.client.get(f"jobs/{job['id']}") for job in jobs]
             time.sleep(0.5)
@@ -211,7 +226,7 @@ def _print(result: dict[str, Any]) -> None:
             ]
         )
     header = ["job", "end", "JCT", "slot-s", "most slots", "resizes", "mean pause", "longest", "samples", "loss"]
-    print_table("Six training jobs", header, rows, text_columns=2)
+    print_table(f"{len(rows)} training jobs", header, rows, text_columns=2)
     pauses = result["pauses_s"]
     if pauses:
         console.print(

@@ -188,11 +188,14 @@ def explain(job: JobArgument, json: JsonOption = False) -> None:
     if json:
         print_json(told)
         return
-    what = "waits" if told["slots"] == 0 else f"has {told['slots']} slot{'s' if told['slots'] > 1 else ''}"
+    if told["finished_at_s"] is not None:
+        what = "is over"
+    else:
+        what = "waits" if told["slots"] == 0 else f"has {told['slots']} slot{'s' if told['slots'] > 1 else ''}"
     console.print(f"[bold]{told['id']} {what}[/]: {escape(told['explanation'])}", soft_wrap=True)
     for number in told["numbers"]:
         console.print(f"  · {escape(number)}", soft_wrap=True)
-    for name, price in told["prices"].items():
+    for name, price in told["prices"].items() if told["finished_at_s"] is None else ():
         console.print(f"  · a slot of {name} is worth {price:.4g} to the jobs that want one more (the policy's price)")
     if told["sizes"]:
         console.print()
@@ -311,7 +314,8 @@ def _from_command(words: list[str]) -> dict[str, Any]:
     elif words[0].endswith(".py") and Path(words[0]).is_file():
         hint = f"is a script and not a program; say: geminid submit -- python {' '.join(words)}"
         raise InvalidInput([Problem("command", words[0], hint)])
-    name = Path(script or words[0]).stem
+    is_python = Path(words[0]).name.startswith("python")
+    name = Path(script if is_python and script is not None else words[0]).stem
     safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).strip("-._")[:63]
     return {"name": safe or "job", "command": [_resolved(words[0]), *words[1:]]}
 

@@ -40,16 +40,18 @@ def nodes(json: JsonOption = False) -> None:
 def drain(
     node: Annotated[str, typer.Argument(help="The node's name.")],
     undo: UndoOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Take a node out of service: jobs save and move off it."""
     with reporting_trouble():
         client().post(f"nodes/{node}/{'undrain' if undo else 'drain'}")
-    console.print(f"{node} {'takes work again' if undo else 'takes no more work'}")
+        _tell_node(node, f"{node} {'takes work again' if undo else 'takes no more work'}", json)
 
 
 def cordon(
     slot: Annotated[str, typer.Argument(metavar="NODE/SLOT", help="The slot, as in local/0.")],
     undo: UndoOption = False,
+    json: JsonOption = False,
 ) -> None:
     """Take a single slot out of service."""
     node, _, number = slot.rpartition("/")
@@ -57,7 +59,15 @@ def cordon(
         raise InvalidInput([Problem("slot", slot, "must have the form NODE/SLOT, as in local/0")])
     with reporting_trouble():
         client().post(f"slots/{node}/{number}/{'uncordon' if undo else 'cordon'}")
-    console.print(f"{slot} {'takes work again' if undo else 'takes no more work'}")
+        _tell_node(node, f"{slot} {'takes work again' if undo else 'takes no more work'}", json)
+
+
+def _tell_node(name: str, sentence: str, json: bool) -> None:
+    """Say what was done, or print the node as it is now."""
+    if json:
+        print_json(next((node for node in client().get("nodes") if node["name"] == name), None))
+    else:
+        console.print(sentence)
 
 
 def quota(
@@ -143,6 +153,7 @@ def token(
         float | None, typer.Option(min=0.0, help="Expires after so many days; never when left out.")
     ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take all tokens of this user back instead.")] = False,
+    json: JsonOption = False,
 ) -> None:
     """Make a token for a user; it is printed once."""
     from geminid.fields import check_name
@@ -153,6 +164,11 @@ def token(
         raise InvalidInput(problems)
     tokens = Tokens(home())
     if revoke:
-        console.print(f"{tokens.revoke(user)} tokens of {user} are not valid any more")
+        count = tokens.revoke(user)
+        if json:
+            print_json({"user": user, "revoked": count})
+        else:
+            console.print(f"{count} tokens of {user} are not valid any more")
         return
-    print(tokens.add(user, role, None if days is None else 86_400.0 * days))
+    made = tokens.add(user, role, None if days is None else 86_400.0 * days)
+    print_json({"user": user, "role": role, "token": made, "days": days}) if json else print(made)

@@ -86,6 +86,7 @@ def down(
     detach: Annotated[
         bool, typer.Option("--detach", help="Leave jobs training; the next service takes them over.")
     ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """End the service; jobs save what they have done, and go on when it is started again."""
     from geminid.serve.client import SERVICE, home
@@ -100,7 +101,7 @@ def down(
         if time.monotonic() > deadline:
             give_up(f"the service (process {pid}) has not ended after 90 s")
         time.sleep(0.05)
-    console.print("the service has ended")
+    print_json({"ended": True, "pid": pid, "detached": detach}) if as_json else console.print("the service has ended")
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:

@@ -8,6 +8,7 @@ making a name point to this machine. Everything that is refused is told and note
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future
@@ -28,7 +29,7 @@ from geminid.jobstate import JobPhase
 from geminid.serve import documents
 from geminid.serve.auth import Identity, Tokens
 from geminid.serve.forecast import Forecast, Forecaster, waiting_order
-from geminid.serve.logfiles import LogReader
+from geminid.serve.logfiles import LogReader, Tails
 from geminid.serve.service import Published, Refused, Service
 from geminid.serve.state import LiveJob, job_to_dict
 from geminid.serve.store import StoreProblem, last_entries
@@ -56,6 +57,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
     started_s = time.time()
     forecaster = Forecaster(service)
     noted: list[float] = []
+    tails = Tails()
 
     def refuse(request: Request, status: int, sentence: str, who: str = "nobody") -> JSONResponse:
         now = time.monotonic()
@@ -251,17 +253,19 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
     ) -> StreamingResponse:
         """What a job printed. With ``follow``, whatever it prints until it is over."""
         found(job_id)
-        reader = LogReader(service.executor.folder_of(job_id) / "logs", worker)
+        reader = LogReader(service.executor.folder_of(job_id) / "logs", worker, tails if follow else Tails())
         reader.start(tail_bytes)
 
         async def pieces() -> AsyncIterator[bytes]:
             while True:
                 over = found(job_id).phase.is_terminal
+                if over:
+                    reader.tails = Tails()  # to the very end
                 for piece in reader.read():
                     yield piece
                 if over or not follow or not service.alive:
                     return
-                await asyncio.sleep(FOLLOW_S)
+                await asyncio.sleep(FOLLOW_S * random.uniform(0.5, 1.5))  # followers of one log not all at once
 
         return StreamingResponse(pieces(), media_type="text/plain; charset=utf-8")
 
@@ -353,9 +357,12 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
     return app
 
 
+_ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
+
+
 def _why_not_active(job: LiveJob, now_s: float) -> str:
     if job.phase.is_terminal:
-        return f"it is over: {job.phase}" + (f", {job.state.reason}" if job.state.reason else "")
+        return f"it {_ENDS[job.phase]}" + (f": {job.state.reason}" if job.state.reason else "")
     if job.held_until_s > now_s:
         return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}"
     return f"its owner wants it to {job.wish}"

@@ -136,14 +136,16 @@ class Forecaster:
         self._service = service
         self._made: Mapping[str, Forecast] = {}
         self._made_at_s, self._seq, self._busy_until_s = 0.0, -1, 0.0
+        self._took_s = 0.0
         self._lock = threading.Lock()
         self._idle = threading.Event()
         self._idle.set()
 
     def freshen(self, patience_s: float = 0.2) -> None:
-        """Have the forecast made anew if it is old, and wait for it a little."""
+        """Have the forecast made anew if it is old, and wait for it a little, if it is likely to be ready then."""
         self._refresh()
-        self._idle.wait(patience_s)
+        if self._took_s < patience_s:
+            self._idle.wait(patience_s)
 
     def of(self, job_id: str) -> Forecast | None:
         """The forecast of a job, as times since the epoch; None if there is none (yet)."""
@@ -210,8 +212,8 @@ class Forecaster:
         made = self._forecast(list(published.state.jobs.values()), now_s)
         with self._lock:
             self._made, self._made_at_s, self._seq = made, now_s, published.state.seq
-            took_s = time.monotonic() - began
-            self._busy_until_s = time.monotonic() + max(EVERY_S, took_s / SHARE_OF_TIME)
+            self._took_s = time.monotonic() - began
+            self._busy_until_s = time.monotonic() + max(EVERY_S, self._took_s / SHARE_OF_TIME)
         self._idle.set()
 
     def _forecast(self, jobs: Sequence[LiveJob], now_s: float) -> dict[str, Forecast]:

@@ -1,13 +1,70 @@
-"""Reading the logs of a job: all of its workers', from the end or as they grow."""
+"""Reading the logs of a job: all of its workers', from the end or as they grow.
+
+A log that has grown too large is put aside (``rotate``): its writers hold it open and append, so its content is copied
+to ``NAME.log.1``, and it begins anew. Whoever follows it goes on in the copy where they were, and then in the log.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
+from time import monotonic
+from typing import TypeVar
+
+T = TypeVar("T")
 
 #: So much of a log is read at a time.
 PIECE_BYTES = 1 << 16
+
+#: Followers share what they know of a log for so long, and of so many logs.
+LOOK_EVERY_S, MOST_TAILS = 0.1, 1000
+
+#: A log file that grows beyond this is put aside, and the one put aside before is dropped.
+LARGEST_LOG_BYTES = 64 << 20
+
+
+class Tails:
+    """What many followers of the same logs would each ask the system for: looked at once for all of them.
+
+    What it tells may be old by ``LOOK_EVERY_S``. For one thread.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[Path, tuple[float, list[Path]]] = {}
+        self._ends: dict[Path, tuple[float, int, bytes]] = {}
+
+    def logs(self, folder: Path) -> list[Path]:
+        """The logs of a folder, by worker."""
+        looked_s, found = self._logs.get(folder, (-inf, []))
+        if monotonic() - looked_s > LOOK_EVERY_S:
+            found = sorted(folder.glob("*.log"), key=lambda path: (len(path.name), path.name))
+            _trim(self._logs)[folder] = (monotonic(), found)
+        return found
+
+    def end(self, log: Path) -> tuple[int, bytes]:
+        """How long a log is, and its last bytes."""
+        looked_s, size, last = self._ends.get(log, (-inf, -1, b""))
+        if monotonic() - looked_s > LOOK_EVERY_S:
+            now = log.stat().st_size
+            if now != size:
+                with log.open("rb") as file:
+                    file.seek(max(0, now - PIECE_BYTES))
+                    last = file.read(min(now, PIECE_BYTES))
+                    size = max(0, now - PIECE_BYTES) + len(last)
+            _trim(self._ends)[log] = (monotonic(), size, last)
+        return size, last
+
+
+def _trim(known: dict[Path, T]) -> dict[Path, T]:
+    """The same, and empty if it has become large: it is only there to save time."""
+    if len(known) > MOST_TAILS:
+        known.clear()
+    return known
 
 
 @dataclass(slots=True)
@@ -16,45 +73,96 @@ class LogReader:
 
     folder: Path
     worker: str | None = None
+    tails: Tails = field(default_factory=Tails)
     _at: dict[Path, int] = field(default_factory=dict)
     _last: Path | None = None
 
     def start(self, tail_bytes: int | None) -> None:
-        """Begin so far from the end of each log that is there; None for the beginning."""
-        if tail_bytes is not None:
-            for path in self._files():
-                self._at[path] = max(0, path.stat().st_size - tail_bytes)
+        """Begin so far from the end of each log that is there; None for the beginning, what was put aside included."""
+        for path in self._list():
+            with contextlib.suppress(OSError):
+                if tail_bytes is None:
+                    self._at[path] = -_size(aside(path))
+                else:
+                    self._at[path] = max(0, path.stat().st_size - tail_bytes)
 
     def read(self) -> Iterator[bytes]:
         """Whatever has come since; nothing if nothing has."""
-        files = self._files()
+        files = self._list()
         for path in files:
-            yield from self._read_one(path, named=len(files) > 1)
-
-    def _read_one(self, path: Path, *, named: bool) -> Iterator[bytes]:
-        at = self._at.get(path, 0)
-        try:
-            size = path.stat().st_size
-            if size < at:
-                at = 0  # it was put aside, and begins anew
-            if size == at:
-                return
-            with path.open("rb") as file:
-                file.seek(at)
-                while piece := file.read(PIECE_BYTES):
-                    if named and path != self._last:
-                        yield f"==> {path.stem} <==\n".encode()
+            try:
+                at = self._at.get(path, 0)
+                size, last = self.tails.end(path)
+                if size == at:
+                    continue
+                if size < at:  # it was put aside meanwhile: what came before is in the copy
+                    at -= _size(aside(path))
+                near = 0 <= size - len(last) <= at
+                for piece, end in [(last[at - size :], size)] if near else _pieces(path, at):
+                    self._at[path] = end
+                    if len(files) > 1 and path != self._last:
                         self._last = path
-                    at += len(piece)
+                        yield f"==> {path.stem} <==\n".encode()
                     yield piece
-        except OSError:
-            return
-        finally:
-            self._at[path] = at
+            except OSError:
+                continue
 
-    def _files(self) -> list[Path]:
-        name = f"{self.worker}.log" if self.worker else "*.log"
+    def _list(self) -> list[Path]:
         try:
-            return sorted(self.folder.glob(name), key=lambda path: (len(path.name), path.name))
+            found = self.tails.logs(self.folder)
         except OSError:
             return []
+        return found if self.worker is None else [path for path in found if path.stem == self.worker]
+
+
+def _pieces(path: Path, at: int) -> Iterator[tuple[bytes, int]]:
+    """The content from here on, and where each piece ends; before zero is what was put aside, counted from its end."""
+    if at < 0:
+        with aside(path).open("rb") as file:
+            file.seek(at, os.SEEK_END)
+            while at < 0 and (piece := file.read(min(PIECE_BYTES, -at))):
+                at += len(piece)
+                yield piece, at
+        at = 0
+    with path.open("rb") as file:
+        file.seek(at)
+        while piece := file.read(PIECE_BYTES):
+            at += len(piece)
+            yield piece, at
+
+
+def aside(log: Path) -> Path:
+    """Where a log is put that has grown too large."""
+    return log.with_suffix(".log.1")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def rotate(logs: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
+    """Put logs aside that have grown too large. Their writers append, so they go on at the beginning.
+
+    All is copied first, then whatever came meanwhile, until nothing more has come; only what is written in the instant
+    (microseconds) between that and the truncation is lost.
+    """
+    with contextlib.suppress(OSError):
+        for log in logs.glob("*.log"):
+            if log.stat().st_size > largest_bytes:
+                _put_aside(log)
+
+
+def _put_aside(log: Path) -> None:
+    made = log.with_suffix(".log.new")
+    try:
+        with log.open("rb") as source, made.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+            made.replace(aside(log))
+            while rest := source.read(1 << 16):
+                target.write(rest)
+            os.truncate(log, 0)
+    finally:
+        made.unlink(missing_ok=True)

@@ -41,6 +41,9 @@ LOG, LARGEST_LOG_BYTES, OLD_LOGS = "service.log", 16 << 20, 3
 #: Followers of logs and other long answers are cut off so long after the end was asked for.
 GRACE_S = 2
 
+#: Threads give way to each other so often: answers, many and short, must not wait for decisions and forecasts.
+SWITCH_S = 0.0005
+
 #: Starting includes importing half of scientific Python on a cold disk.
 START_PATIENCE_S = 60.0
 
@@ -84,6 +87,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         InvalidInput: the policy is none.
     """
     policy = make_policy(options.policy, load_policy)
+    sys.setswitchinterval(SWITCH_S)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with (
         Store(options.home, before_write=before_write, events_kept=options.keep.events) as store,

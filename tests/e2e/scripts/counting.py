@@ -23,6 +23,7 @@ parser.add_argument("--batch", type=int, default=8)
 parser.add_argument("--max-batch", type=int)
 parser.add_argument("--max-per-slot", type=int)
 parser.add_argument("--pause", type=float, default=0.01)
+parser.add_argument("--until", type=Path, help="do not pause any more once this file exists")
 parser.add_argument("--every", type=float, default=60.0)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--stream", action="store_true", help="an iterable dataset, with a collate function of its own")
@@ -85,7 +86,7 @@ for epoch in run.epochs(args.epochs):
             hang_once()
         seen["steps"] += 1
         run.report(loss=loss, epoch=epoch)
-        time.sleep(args.pause)
+        time.sleep(0.0 if args.until is not None and args.until.exists() else args.pause)
     if run.is_leader:
         time.sleep(args.evaluate)
     if epoch == args.leave_after:

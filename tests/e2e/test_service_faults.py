@@ -1,0 +1,291 @@
+"""What the service must survive, with real processes; the table in docs/faults.md says which fault is tested where.
+
+After every fault the invariants hold, and every job completes with each sample taken exactly once an epoch.
+To be quick, downtimes are short here and not every write point is tried with real jobs (``test_service_loop.py`` tries
+them all with an executor that pretends): ``GEMINID_TEST_DOWNTIME_S=60`` and ``GEMINID_TEST_WRITE_POINTS=20`` try more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from live import SCRIPTS, Live, Trouble
+
+from geminid.serve.client import Client
+from geminid.serve.state import ServiceState
+from geminid.serve.store import Store, last_entries
+
+pytest.importorskip("torch")
+
+DOWNTIME_S = float(os.environ.get("GEMINID_TEST_DOWNTIME_S", "2"))
+
+#: Write points at which a service with real jobs is killed, one service after the other: in its first five batches, or
+#: at all up to a number.
+THOROUGH = int(os.environ.get("GEMINID_TEST_WRITE_POINTS", "0"))
+WRITE_POINTS = range(1, THOROUGH + 1) if THOROUGH else (1, 5, 8, 12, 15)
+
+
+def check_invariants(live: Live) -> ServiceState:
+    """Replay the whole log, and look after every record whether all is as it must be."""
+    state = ServiceState()
+    for entry in last_entries(live.home, -1, 0):
+        before = dict(state.jobs)
+        state.apply(entry.seq, entry.at_s, entry.record)
+        state.check()
+        for job_id, job in before.items():
+            after = state.jobs[job_id]
+            assert not job.phase.is_terminal or after == job, "an end is final"
+            assert after.state.progress_samples >= min(job.state.progress_samples, job.state.durable_samples)
+            if after.target is not None and after.target != job.target:
+                most, slots = after.spec.max_slots, after.target.num_slots
+                assert after.spec.min_slots <= slots and (most is None or slots <= most)  # noqa: PT018
+    return state
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    return True
+
+
+def until(reached, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_service_killed_at_every_write_point_loses_nothing_and_runs_nothing_twice():
+    """Row 1, and 8: one service after the other dies at its n-th write point, while jobs run and others are submitted.
+
+    Whoever gets no answer asks again, with the same key.
+    """
+    with Live(slots=2) as live:
+        elastic = live.patient("a", "--max-batch", 32)
+        live.until(elastic, lambda job: job["samples"] > 0)
+        live.kill()
+        wanted: dict[str, str | None] = {}
+        for n in WRITE_POINTS:
+            command = [sys.executable, str(SCRIPTS / "mortal_service.py"), "2", str(n)]
+            with (live.home / "mortal.out").open("ab") as out:
+                service = subprocess.Popen(command, env=live.env, stdout=out, stderr=out, start_new_session=True)
+            name, deadline = f"n{n}", time.monotonic() + 30
+            wanted[name] = None
+            while service.poll() is None and time.monotonic() < deadline:
+                for key in [key for key, job_id in wanted.items() if job_id is None]:
+                    with contextlib.suppress(Trouble, OSError):
+                        wanted[key] = submit_once(live, key)
+                time.sleep(0.02)
+            assert service.wait(10) == -signal.SIGKILL, (live.home / "mortal.out").read_text()[-2000:]
+            (live.home / "service.json").unlink(missing_ok=True)
+        deaths = Counter(line.split(" ", 1)[1] for line in (live.home / "deaths").read_text().splitlines())
+        assert sum(deaths.values()) == len(WRITE_POINTS)
+        assert set(deaths) >= {"begin", "commit", "committed"}
+        live.up()
+        for key in wanted:
+            wanted[key] = submit_once(live, key)
+        jobs = {key: live.over(str(job_id)) for key, job_id in wanted.items()}
+        assert {job["phase"] for job in jobs.values()} == {"succeeded"}
+        assert len({job["id"] for job in jobs.values()}) == len(wanted)
+        assert sorted((live.home / "ran").read_text().split()) == sorted(wanted)  # each exactly once
+        assert live.hurry(elastic, "a")["failures"] == 0
+        assert len(check_invariants(live).jobs) == len(wanted) + 1
+
+
+def submit_once(live: Live, key: str) -> str:
+    body = {"name": key, "command": ["sh", "-c", f"echo {key} >> ran"], "working_dir": str(live.home)}
+    return str(live.client.post("jobs", body, headers={"Idempotency-Key": key})["id"])
+
+
+def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
+    """Rows 2 and 4: down for a while, nobody restarts; then everything dies, and what nobody wants is ended."""
+    with Live(slots=2) as live:
+        elastic = live.patient("a", "--max-batch", 16)
+        live.until(elastic, lambda job: job["samples"] > 100 and (job["slots"], job["phase"]) == (2, "running"))
+        pids, before = live.worker_pids(elastic), live.job(elastic)
+        live.kill()
+        time.sleep(DOWNTIME_S)
+        live.up()
+        after = live.until(elastic, lambda job: job["samples"] > before["samples"])
+        assert live.worker_pids(elastic) == pids
+        assert after["failures"] == 0
+        story = [line["text"] for line in after["story"]]
+        assert sum(line.startswith("starting") for line in story) == 1
+        orphan = live.submit("sleep", "1000", slots=1, max_retries=0, priority=1000)
+        live.client.patch(f"jobs/{elastic}", {"max_slots": 1})
+        live.until(orphan, lambda job: job["phase"] == "running")
+        pid = json.loads((live.home / "jobs" / orphan / "plain.json").read_text())["pid"]
+        live.kill()
+        shutil.copytree(live.home / "jobs" / orphan, live.home / "jobs" / "j999")  # of a job that no log knows
+        live.up()
+        until(lambda: gone(pid))
+        live.hurry(elastic, "a")
+        check_invariants(live)
+
+
+def test_crashes_are_named_counted_and_given_up():
+    """Row 11: a segmentation fault, a kill as by the system's memory keeper, an exit code; of commands and workers."""
+    with Live(slots=2, grace_s=2.0) as live:
+        segfault = live.submit("sh", "-c", "kill -SEGV $$", max_retries=0)
+        memory = live.submit("sh", "-c", "kill -KILL $$", max_retries=1)
+        script = live.home / "crash.py"
+        script.write_text("import ctypes\nimport geminid\ngeminid.init()\nctypes.string_at(0)\n")
+        worker = live.submit(sys.executable, str(script), max_retries=1)
+        assert live.over(segfault)["reason"] == "it was ended by SIGSEGV"
+        told = live.over(memory)
+        assert (told["phase"], told["failures"]) == ("failed", 2)
+        assert told["reason"] == "it was ended by SIGKILL (out of memory, perhaps)"
+        told = live.over(worker)
+        assert told["phase"] == "failed"
+        assert "SIGSEGV" in told["reason"]
+        assert live.submit("true")  # and the service is as before
+        check_invariants(live)
+
+
+def test_flapping_slots_and_sizes_do_not_make_a_storm_of_resizes():
+    """Row 18: a slot comes and goes many times a second; a job that has changed is left alone for a while."""
+    with Live(slots=2) as live:
+        job = live.patient("a", "--max-batch", 16)
+        live.until(job, lambda job: job["slots"] == 2 and job["phase"] == "running")
+        before = live.job(job)["rescales"]
+        for number in range(40):
+            live.client.post(f"slots/local/1/{'uncordon' if number % 2 else 'cordon'}")
+            live.client.patch(f"jobs/{job}", {"max_slots": 1 + number % 2, "priority": number})
+        assert live.json("nodes")[0]["cordoned"] == []
+        live.client.patch(f"jobs/{job}", {"max_slots": 2})
+        assert live.hurry(job, "a")["rescales"] - before < 20  # of at least 40 occasions
+        check_invariants(live)
+
+
+class Hostile(Exception):
+    """Would run a command if it were unpickled."""
+
+    def __init__(self, witness: Path) -> None:
+        super().__init__()
+        self.witness = witness
+
+    def __reduce__(self):
+        return (os.system, (f"touch {self.witness}",))
+
+
+def test_pickles_are_never_unpickled_and_metacharacters_mean_nothing():
+    """Rows 23 and 26: on the workers' line, in the place of a checkpoint, as a request; and there is no shell."""
+    with Live(slots=2) as live:
+        witness = live.home / "pwned"
+        bomb = pickle.dumps(Hostile(witness))
+        job = live.patient("a", slots=1)
+        live.until(job, lambda job: job["durable_samples"] > 0)
+        folder = live.home / "jobs" / job
+        for payload in (bomb, bomb + b"\n", b'{"kind":"hello","token":"guess","worker":"w1","pid":1}\n' + bomb):
+            with socket.socket(socket.AF_UNIX) as stranger:
+                stranger.connect(str(folder / "control"))
+                with contextlib.suppress(OSError):
+                    stranger.sendall(payload)
+                    assert stranger.recv(100) == b""
+        request = urllib.request.Request(f"{live.client.url}/api/v1/jobs", bomb)
+        request.add_header("Authorization", f"Bearer {(live.home / 'token').read_text().strip()}")
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(request)
+        assert refused.value.code == 422
+        live.client.post(f"jobs/{job}/pause")
+        live.until(job, lambda job: job["phase"] == "paused")
+        newest = sorted((folder / "checkpoints").glob("*.safetensors"))[-1]
+        newest.write_bytes(bomb)
+        live.client.post(f"jobs/{job}/resume")
+        words = f"$(touch {witness}) `touch {witness}` ; touch {witness} && | > {witness}"
+        quoted = live.submit("echo", words)
+        assert live.over(quoted)["phase"] == "succeeded"
+        assert live.run("logs", quoted).stdout == words + "\n"
+        deep, huge, link = live.home / "deep.yaml", live.home / "huge.yaml", live.home / "link.yaml"
+        deep.write_text("name: x\ncommand: " + "[" * 5000 + "]" * 5000 + "\n")
+        huge.write_text("name: x\ncommand: [true]\n#" + "x" * (2 << 20))
+        link.symlink_to("/etc/shadow")
+        for file in (deep, huge, link):
+            done = live.run("submit", file)
+            assert (done.returncode, done.stderr.count("Traceback")) == (2, 0), done.stderr
+        live.hurry(job, "a")
+        assert not witness.exists()
+
+
+def test_secrets_are_nowhere_to_be_read():
+    """Rows 24 and 27: not in answers, events, metrics, logs or what-ifs; and a token that is revoked opens nothing."""
+    with Live(slots=2) as live:
+        plain = live.submit("sh", "-c", "true", env={"API_KEY": "hunter2-plain"})
+        elastic = live.counting("a", "--samples", 50, "--epochs", 2, env={"API_KEY": "hunter2-elastic"})
+        with pytest.raises(Trouble) as refused:
+            live.submit("true", env={"API_KEY": "hunter2-refused", "bad name": "hunter2-too"})
+        told = [str(refused.value)]
+        for job in (plain, elastic):
+            live.over(job)
+            told += [json.dumps(live.client.get(f"jobs/{job}{path}")) for path in ("", "/story", "/explain")]
+            told.append(live.run("show", job).stdout)
+        asked = ("jobs", "events", "snapshot", "status", "usage", "nodes")
+        told += [json.dumps(live.client.get(path)) for path in asked]
+        headers = {"Authorization": f"Bearer {(live.home / 'token').read_text().strip()}"}
+        with urllib.request.urlopen(urllib.request.Request(f"{live.client.url}/metrics", headers=headers)) as metrics:
+            told.append(metrics.read().decode())
+        told += [(live.home / name).read_text() for name in ("service.log", "service.out", "service.json")]
+        assert not [text for text in told if "hunter2" in text]
+        assert (live.home / "geminid.db").stat().st_mode & 0o077 == 0
+        ann = Client(live.client.url, live.run("token", "ann").stdout.strip())
+        assert ann.get("jobs") == []
+        live.run("token", "ann", "--revoke")
+        with pytest.raises(Trouble, match="a valid token is needed"):
+            ann.get("jobs")
+
+
+def refusal(live: Live) -> Trouble | None:
+    """Why nothing can be submitted."""
+    try:
+        live.submit("true")
+    except Trouble as trouble:
+        return trouble
+    return None
+
+
+def test_a_full_disk_is_told_and_everything_goes_on_when_there_is_room_again():
+    """Row 17, on a file system of its own of 6 MiB that is filled and emptied."""
+    live = Live(slots=2)
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", live.home], capture_output=True).returncode
+    ):
+        pytest.skip("a file system of a chosen size can only be mounted by root")
+    try:
+        with live:
+            job = live.patient("a", slots=1)
+            live.until(job, lambda job: job["samples"] > 50)
+            ballast = live.home / "ballast"
+            with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+                while True:
+                    file.write(b"x" * 4096)
+            until(lambda: refusal(live) is not None)
+            assert "the disk is full" in str(refusal(live))
+            assert "the disk is full" in live.json("status")["trouble"]
+            assert live.json("queue")  # reading goes on
+            ballast.unlink()
+            until(lambda: not live.json("status")["trouble"])
+            assert live.over(live.submit("true"))["phase"] == "succeeded"
+            live.hurry(job, "a")
+            check_invariants(live)
+            live.run("down")
+            with Store(live.home) as store:
+                assert store.load().jobs[job].phase == "succeeded"
+    finally:
+        subprocess.run(["umount", "-l", live.home], capture_output=True, check=False)
+        shutil.rmtree(live.home, ignore_errors=True)
