@@ -79,17 +79,17 @@ class Live:
     def counting(self, out: str, *args: object, **fields: object) -> str:
         return self.submit(sys.executable, COUNTING, str(self.home / out), *map(str, args), **fields)
 
-    def patient(self, out: str, *args: object, **fields: object) -> str:
-        """A job of 100 epochs over 200 samples that takes its time, with a checkpoint every second, until ``hurry``."""
-        slow = ("--samples", 200, "--epochs", 100, "--every", 1, "--pause", 0.05, "--until", self.home / "hurry")
+    def patient(self, out: str, *args: object, epochs: int = 40, **fields: object) -> str:
+        """A job over 200 samples that takes its time, with a checkpoint every second, until ``hurry``."""
+        slow = ("--samples", 200, "--epochs", epochs, "--every", 1, "--pause", 0.05, "--until", self.home / "hurry")
         return self.counting(out, *slow, *args, **fields)
 
-    def hurry(self, job_id: str, out: str) -> dict:
+    def hurry(self, job_id: str, out: str, *, epochs: int = 40) -> dict:
         """Have a patient job come to its end, where everything must have been right."""
         (self.home / "hurry").touch()
         job = self.over(job_id)
         assert job["phase"] == "succeeded", job
-        assert self.exactly_once(out, 200, 100)
+        assert self.exactly_once(out, 200, epochs)
         return job
 
     def job(self, job_id: str) -> dict:

@@ -39,6 +39,10 @@ THOROUGH = int(os.environ.get("GEMINID_TEST_WRITE_POINTS", "0"))
 WRITE_POINTS = range(1, THOROUGH + 1) if THOROUGH else (1, 5, 8, 12, 15)
 
 
+#: How long the jobs are that live through these.
+EPOCHS = round(40 + 4 * DOWNTIME_S + 8 * THOROUGH)
+
+
 def check_invariants(live: Live) -> ServiceState:
     """Replay the whole log, and look after every record whether all is as it must be."""
     state = ServiceState()
@@ -76,7 +80,7 @@ def test_a_service_killed_at_every_write_point_loses_nothing_and_runs_nothing_tw
     Whoever gets no answer asks again, with the same key.
     """
     with Live(slots=2) as live:
-        elastic = live.patient("a", "--max-batch", 32)
+        elastic = live.patient("a", "--max-batch", 32, epochs=EPOCHS)
         live.until(elastic, lambda job: job["samples"] > 0)
         live.kill()
         wanted: dict[str, str | None] = {}
@@ -103,7 +107,7 @@ def test_a_service_killed_at_every_write_point_loses_nothing_and_runs_nothing_tw
         assert {job["phase"] for job in jobs.values()} == {"succeeded"}
         assert len({job["id"] for job in jobs.values()}) == len(wanted)
         assert sorted((live.home / "ran").read_text().split()) == sorted(wanted)  # each exactly once
-        assert live.hurry(elastic, "a")["failures"] == 0
+        assert live.hurry(elastic, "a", epochs=EPOCHS)["failures"] == 0
         assert len(check_invariants(live).jobs) == len(wanted) + 1
 
 
@@ -115,7 +119,7 @@ def submit_once(live: Live, key: str) -> str:
 def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
     """Rows 2 and 4: down for a while, nobody restarts; then everything dies, and what nobody wants is ended."""
     with Live(slots=2) as live:
-        elastic = live.patient("a", "--max-batch", 16)
+        elastic = live.patient("a", "--max-batch", 16, epochs=EPOCHS)
         live.until(elastic, lambda job: job["samples"] > 100 and (job["slots"], job["phase"]) == (2, "running"))
         pids, before = live.worker_pids(elastic), live.job(elastic)
         live.kill()
@@ -134,7 +138,7 @@ def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
         shutil.copytree(live.home / "jobs" / orphan, live.home / "jobs" / "j999")  # of a job that no log knows
         live.up()
         until(lambda: gone(pid))
-        live.hurry(elastic, "a")
+        live.hurry(elastic, "a", epochs=EPOCHS)
         check_invariants(live)
 
 
@@ -201,7 +205,8 @@ def test_pickles_are_never_unpickled_and_metacharacters_mean_nothing():
         request.add_header("Authorization", f"Bearer {(live.home / 'token').read_text().strip()}")
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(request)
-        assert refused.value.code == 422
+        with refused.value as answer:
+            assert answer.code == 422
         live.client.post(f"jobs/{job}/pause")
         live.until(job, lambda job: job["phase"] == "paused")
         newest = sorted((folder / "checkpoints").glob("*.safetensors"))[-1]

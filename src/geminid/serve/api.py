@@ -145,6 +145,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         key = request.headers.get("idempotency-key")
         key = None if key is None else f"{who(request).user}:{key[:200]}"
         job = await _result(service.submit(accepted, who(request).user, request=key, checked=True))
+        forecaster.begin()  # whoever submits asks next when it will start
         return document(job)
 
     @app.get(f"{PREFIX}/jobs", response_model=list[dict[str, Any]])

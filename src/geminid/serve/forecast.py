@@ -141,10 +141,10 @@ class Forecaster:
         self._idle = threading.Event()
         self._idle.set()
 
-    def freshen(self, patience_s: float = 0.2) -> None:
+    def freshen(self, patience_s: float = 0.3) -> None:
         """Have the forecast made anew if it is old, and wait for it a little, if it is likely to be ready then."""
-        self._refresh()
-        if self._took_s < patience_s:
+        self.begin()
+        if self._took_s < patience_s or not self._made:
             self._idle.wait(patience_s)
 
     def of(self, job_id: str) -> Forecast | None:
@@ -197,7 +197,8 @@ class Forecaster:
         types = self._service.cluster.type_index
         return {name: float(price) for name, price in zip(types, solution.prices.types, strict=True)}
 
-    def _refresh(self) -> None:
+    def begin(self) -> None:
+        """Have the forecast made anew if it is old; somebody will ask for it soon."""
         published = self._service.published
         with self._lock:
             if published.state.seq == self._seq or time.monotonic() < self._busy_until_s:
