@@ -10,7 +10,6 @@ Within an executor a slot has one name, which says its node as well if there are
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -28,6 +27,7 @@ from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.machine import uses_library
 from geminid.serve.executors.plain import PlainExit
+from geminid.serve.logfiles import rotate
 from geminid.serve.state import LiveJob
 from geminid.train import jobevents as j
 from geminid.train.launcher import Launcher
@@ -36,9 +36,6 @@ from geminid.train.supervisor import Patience, Supervisor
 
 #: Progress is told so often: in the first seconds on new slots, and later.
 REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0
-
-#: A log file that grows beyond this is put aside, and the one put aside before is dropped.
-LARGEST_LOG_BYTES = 64 << 20
 
 #: How often sizes of logs are looked at.
 LOGS_EVERY_S = 10.0
@@ -396,9 +393,14 @@ class SupervisedExecutor(ABC):
             case j.WorkerStarted(worker=worker, slot=slot):
                 running.workers[worker] = slot
             case j.WorkerEnded(worker=worker, slot=slot, reason=reason, expected=expected):
+                held = running.holds
                 running.workers.pop(worker, None)
+                told: list[r.Record] = []
                 if not expected:
-                    return [r.WorkerLost(job_id=job_id, worker=worker, slot=slot, reason=reason[:500])]
+                    told.append(r.WorkerLost(job_id=job_id, worker=worker, slot=slot, reason=reason[:500]))
+                if running.holds and running.holds != held and not running.stopping:  # before others are let onto it
+                    told.append(r.JobRescaling(job_id=job_id, placement=self._placed(running.holds)))
+                return told
             case j.GroupFormed():
                 running.formed = tuple(sorted(event.slots, key=self._where))
                 running.formed_at_s = monotonic()
@@ -444,8 +446,8 @@ class SupervisedExecutor(ABC):
                     how = "lost"
                 if how != "stopped":
                     self._wanted.pop(job_id, None)
-                told = reason if how == "failed" else running.reason
-                return [*self._report(running, now=True), r.JobEnded(job_id=job_id, how=how, reason=told[:500])]
+                why = reason if how == "failed" else running.reason
+                return [*self._report(running, now=True), r.JobEnded(job_id=job_id, how=how, reason=why[:500])]
         return []
 
     def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
@@ -521,15 +523,6 @@ class SupervisedExecutor(ABC):
         if job.phase is JobPhase.STOPPING:
             self._end(self._running[job.id], save=True)
         return []
-
-
-def rotate(logs: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
-    """Put logs aside that have grown too large. Their writers append, so they go on at the beginning."""
-    with contextlib.suppress(OSError):
-        for log in logs.glob("*.log"):
-            if log.stat().st_size > largest_bytes:
-                shutil.copyfile(log, log.with_suffix(".log.1"))
-                os.truncate(log, 0)
 
 
 def worker_options(spec: JobSpec) -> dict[str, Any]:
