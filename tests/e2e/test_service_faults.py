@@ -172,6 +172,7 @@ def test_flapping_slots_and_sizes_do_not_make_a_storm_of_resizes():
             live.client.patch(f"jobs/{job}", {"max_slots": 1 + number % 2, "priority": number})
         assert live.json("nodes")[0]["cordoned"] == []
         live.client.patch(f"jobs/{job}", {"max_slots": 2})
+        live.until(job, lambda job: (job["slots"], job["phase"]) == (2, "running"))
         assert live.hurry(job, "a")["rescales"] - before < 20  # of at least 40 occasions
         check_invariants(live)
 

@@ -90,12 +90,18 @@ class _Over:
 
 @dataclass(slots=True)
 class _Elastic:
-    """An elastic job's supervisor, and what is known of its workers."""
+    """An elastic job's supervisor, and what is known of its workers.
+
+    ``asked`` are the slots that it is to train on, ``formed`` those that it does train on, and ``told`` those that the
+    records say it holds; ``settled`` tells whether they say that it trains on them.
+    """
 
     supervisor: Supervisor
     workers: dict[str, str] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
     formed: tuple[str, ...] = ()
+    told: set[str] = field(default_factory=set)
+    settled: bool = False
     told_ready: bool = False
     stopping: bool = False
     saved: bool = False
@@ -314,6 +320,11 @@ class SupervisedExecutor(ABC):
         held = running.holds | set(free)
         running.asked = free
         self._todo.append(lambda: self._resize(job_id, running))
+        return self._moving(job_id, running, held)
+
+    def _moving(self, job_id: str, running: _Elastic, held: set[str]) -> list[r.Record]:
+        """A job is on its way to other slots, and holds these meanwhile."""
+        running.told, running.settled = held, False
         return [r.JobRescaling(job_id=job_id, placement=self._placed(held))]
 
     def _begin(self, job: LiveJob, slots: tuple[str, ...]) -> list[r.Record]:
@@ -323,7 +334,7 @@ class SupervisedExecutor(ABC):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if job.elastic:
             supervisor = self._supervise(job, adopt=False)
-            running = self._running[job.id] = _Elastic(supervisor, asked=slots)
+            running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots))
             self._todo.append(lambda: self._resize(job.id, running, begin=True))
         else:
             plain = self._running[job.id] = _Plain(slots)
@@ -393,17 +404,16 @@ class SupervisedExecutor(ABC):
             case j.WorkerStarted(worker=worker, slot=slot):
                 running.workers[worker] = slot
             case j.WorkerEnded(worker=worker, slot=slot, reason=reason, expected=expected):
-                held = running.holds
                 running.workers.pop(worker, None)
                 told: list[r.Record] = []
                 if not expected:
                     told.append(r.WorkerLost(job_id=job_id, worker=worker, slot=slot, reason=reason[:500]))
-                if running.holds and running.holds != held and not running.stopping:  # before others are let onto it
-                    told.append(r.JobRescaling(job_id=job_id, placement=self._placed(running.holds)))
+                if running.holds and running.holds < running.told and not running.stopping:
+                    told += self._moving(job_id, running, running.holds)  # before others are let onto its slot
                 return told
             case j.GroupFormed():
                 running.formed = tuple(sorted(event.slots, key=self._where))
-                running.formed_at_s = monotonic()
+                running.formed_at_s, running.told, running.settled = monotonic(), set(running.formed), True
                 formed = r.JobFormed(
                     job_id=job_id,
                     placement=self._placed(running.formed),
@@ -451,10 +461,15 @@ class SupervisedExecutor(ABC):
         return []
 
     def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
-        """A job that was taken over reports: it was formed when nobody was there to hear it."""
-        if running.formed:
+        """A job that was taken over reports: it was formed when nobody was there to hear it.
+
+        Or it was to move, and then was not to: it trains where it always did.
+        """
+        stays = running.formed and set(running.formed) == set(running.asked) == running.holds
+        if running.settled or (running.formed and not stays):
             return []
         running.formed = tuple(sorted(running.supervisor.status.slots, key=self._where))
+        running.told, running.settled = set(running.formed), bool(running.formed)
         return [r.JobFormed(job_id=job_id, placement=self._placed(running.formed))] if running.formed else []
 
     def _ready(self, job_id: str, running: _Elastic) -> list[r.Record]:
