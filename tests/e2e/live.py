@@ -22,9 +22,11 @@ COUNTING = str(SCRIPTS / "counting.py")
 class Live:
     """One service at a time, in one home."""
 
-    def __init__(self, slots: int = 2, policy: str = "geminid:gap=1,refresh=5", grace_s: float = 10.0) -> None:
+    def __init__(
+        self, slots: int = 2, policy: str = "geminid:gap=1,refresh=5", grace_s: float = 10.0, *options: str
+    ) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="gmd-"))
-        self.options = ["--slots", str(slots), "--policy", policy, "--grace", str(grace_s)]
+        self.options = ["--slots", str(slots), "--policy", policy, "--grace", str(grace_s), *options]
         self.env = {**os.environ, "GEMINID_HOME": str(self.home)}
         for name in ("GEMINID_URL", "GEMINID_TOKEN"):
             self.env.pop(name, None)

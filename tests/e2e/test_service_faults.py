@@ -144,7 +144,7 @@ def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
 
 def test_crashes_are_named_counted_and_given_up():
     """Row 11: a segmentation fault, a kill as by the system's memory keeper, an exit code; of commands and workers."""
-    with Live(slots=2, grace_s=2.0) as live:
+    with Live(2, "geminid:gap=1,refresh=5", 2.0, "--slot-memory", "3GiB") as live:
         segfault = live.submit("sh", "-c", "kill -SEGV $$", max_retries=0)
         memory = live.submit("sh", "-c", "kill -KILL $$", max_retries=1)
         script = live.home / "crash.py"
@@ -157,7 +157,14 @@ def test_crashes_are_named_counted_and_given_up():
         told = live.over(worker)
         assert told["phase"] == "failed"
         assert "SIGSEGV" in told["reason"]
-        assert live.submit("true")  # and the service is as before
+        script.write_text("import geminid\ngeminid.init()\nbytearray(8 << 30)\n")
+        greedy = [
+            live.submit(sys.executable, "-c", "bytearray(8 << 30)", max_retries=0),
+            live.submit(sys.executable, str(script), max_retries=0),
+        ]
+        assert [live.over(job)["phase"] for job in greedy] == ["failed", "failed"]
+        assert all("MemoryError" in live.run("logs", job).stdout for job in greedy)
+        assert live.over(live.submit(sys.executable, "-c", "bytearray(1 << 30)"))["phase"] == "succeeded"
         check_invariants(live)
 
 

@@ -28,6 +28,10 @@ def up(
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that jobs have to stop before they are made to.")
     ] = 30.0,
+    slot_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory that a process may use for each of its slots, such as 8GiB."),
+    ] = None,
     keep_jobs: Annotated[int, typer.Option(min=0, help="Jobs that are over to keep, at most.")] = 5000,
     keep_days: Annotated[
         float, typer.Option(min=0.0, help="Days for which to keep a job that is over, its logs and its checkpoints.")
@@ -63,6 +67,7 @@ def up(
         host=host,
         port=port,
         grace_s=grace,
+        slot_memory_bytes=_size("slot-memory", slot_memory),
         keep=Retention(seconds=86_400.0 * keep_days, jobs=keep_jobs, events=keep_events),
         executor=executor,
         address=address,
@@ -80,6 +85,17 @@ def up(
         serve(options)
     except StoreProblem as problem:
         give_up(str(problem))
+
+
+def _size(name: str, text: str | None) -> int | None:
+    """A size in bytes; None where none was given."""
+    from geminid.fields import InvalidInput, Problem
+    from geminid.units import parse_size
+
+    try:
+        return None if text is None else int(parse_size(int(text) if text.isdigit() else text))
+    except ValueError as problem:
+        raise InvalidInput([Problem(name, text, f"must be a size such as 8GiB ({problem})")]) from None
 
 
 def down(

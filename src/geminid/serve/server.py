@@ -59,6 +59,7 @@ class Options:
     port: int = 0
     grace_s: float = 30.0
     keep: Retention = field(default_factory=Retention)
+    slot_memory_bytes: int | None = None
     executor: str = "local"
     address: str = "auto"
     storage: str | None = None
@@ -107,7 +108,9 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
 def _executor(options: Options) -> Executor:
     if options.executor == "local":
         patience = Patience(grace=options.grace_s, orphan=ORPHANS_S)
-        return LocalExecutor(options.home, machine(options.slots), patience=patience)
+        return LocalExecutor(
+            options.home, machine(options.slots), patience=patience, slot_memory_bytes=options.slot_memory_bytes
+        )
     if importlib.util.find_spec("ray") is None:
         raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")
     from geminid.serve.executors.ray import HANG_S, NoCluster, RayExecutor
@@ -158,6 +161,7 @@ def start_detached(options: Options) -> dict[str, object]:
         *("--keep-jobs", str(options.keep.jobs), "--keep-days", str(options.keep.seconds / 86_400.0)),
         *("--keep-events", str(options.keep.events)),
         *("--executor", options.executor, "--address", options.address),
+        *(() if options.slot_memory_bytes is None else ("--slot-memory", str(options.slot_memory_bytes))),
         *(() if options.slots is None else ("--slots", str(options.slots))),
         *(() if options.storage is None else ("--storage", options.storage)),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import resource
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from geminid.fields import Problem
 from geminid.job import JobSpec
 from geminid.serve.executors.machine import NODE, slot_environment
 from geminid.serve.executors.plain import PlainCommand, PlainExit, end_group, exit_of, live_pid, live_workers
+from geminid.serve.executors.shim import MEMORY
 from geminid.serve.executors.supervised import (
     ORPHANS_S,
     Command,
@@ -31,12 +34,18 @@ class LocalExecutor(SupervisedExecutor):
     """The executor of one machine, whose slots are named by their numbers."""
 
     def __init__(
-        self, folder: Path, cluster: Cluster, *, patience: Patience | None = None, warm: bool | None = None
+        self,
+        folder: Path,
+        cluster: Cluster,
+        *,
+        patience: Patience | None = None,
+        warm: bool | None = None,
+        slot_memory_bytes: int | None = None,
     ) -> None:
         can_warm = importlib.util.find_spec("torch") is not None
         launcher = WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher()
         super().__init__(folder, cluster, launcher, patience or Patience(orphan=ORPHANS_S))
-        self._gpu_type = cluster.nodes[0].gpu_type
+        self._gpu_type, self._slot_memory_bytes = cluster.nodes[0].gpu_type, slot_memory_bytes
 
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""
@@ -85,9 +94,16 @@ class LocalExecutor(SupervisedExecutor):
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
         environment = job_environment(job, cpu=self._gpu_type == "cpu") | {"GEMINID_JOB": job.id}
         environment |= slot_environment(self._gpu_type, list(map(int, slots)))
+        if self._slot_memory_bytes is not None:
+            environment[MEMORY] = str(self._slot_memory_bytes * len(slots))
         folder = self.folder_of(job.id)
         where = Path(job.spec.working_dir) if job.spec.working_dir is not None else folder
         return PlainCommand.start(folder, job.spec.command, environment, where, ended)
+
+    def _limit(self, pid: int) -> None:
+        if self._slot_memory_bytes is not None:
+            with contextlib.suppress(OSError):  # it may be gone already
+                resource.prlimit(pid, resource.RLIMIT_DATA, (self._slot_memory_bytes, self._slot_memory_bytes))
 
     def _adopt_command(self, job: LiveJob, ended: Callable[[Command], None]) -> Command | None:
         return PlainCommand.adopt(self.folder_of(job.id), ended)

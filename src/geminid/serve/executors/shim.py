@@ -14,10 +14,16 @@ import signal
 import subprocess
 import sys
 
+#: The most memory that the command may use, in bytes; there is no limit without.
+MEMORY = "GEMINID_MEMORY_BYTES"
+
 
 def main(exit_file: str, command: list[str]) -> int:
     """Run the command; signals that end a process group reach it by themselves, so this one only waits."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    memory_bytes = os.environ.pop(MEMORY, None)
+    if memory_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
     try:
