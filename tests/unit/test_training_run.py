@@ -363,7 +363,7 @@ def test_a_run_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(tmp_path
                 schedule.step()
                 history["losses"].append(loss.item())
                 if run.step == stop_after:
-                    run._session._writer.finish()
+                    run._session._saver.wait()
                     raise Interrupted
         return history["losses"], [parameter.tolist() for parameter in model.parameters()]
 

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from geminid.train.checkpoint import BackgroundWriter, CheckpointFolder, Written, take_snapshot
-from geminid.train.session import SNAPSHOT_BUDGET, Settings
+from geminid.train.saving import SNAPSHOT_BUDGET
+from geminid.train.session import Settings
 
 #: Steps of a block in which nothing is written, and steps before anything is timed.
 BLOCK_STEPS, WARM_UP_STEPS = 20, 10

@@ -312,7 +312,7 @@ class BackgroundWriter:
         self.folder = folder
         self._on_written = on_written
         self._thread: threading.Thread | None = None
-        self._problem: OSError | None = None
+        self._problem: Exception | None = None
 
     @property
     def busy(self) -> bool:
@@ -325,7 +325,7 @@ class BackgroundWriter:
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="geminid checkpoint", daemon=True)
         self._thread.start()
 
-    def finish(self) -> OSError | None:
+    def finish(self) -> Exception | None:
         """Wait until nothing is being written; why the last one could not be, if so."""
         if self._thread is not None:
             self._thread.join()
@@ -336,7 +336,7 @@ class BackgroundWriter:
     def _write(self, snapshot: Snapshot) -> None:
         try:
             self._on_written(self.folder.save(snapshot))
-        except OSError as problem:
+        except Exception as problem:  # remote storage has errors of its own, and training goes on
             self._problem = problem
-            reason = problem.strerror or str(problem)
+            reason = getattr(problem, "strerror", None) or str(problem)
             print(f"geminid: warning: no checkpoint was written: {reason}", file=sys.stderr, flush=True)

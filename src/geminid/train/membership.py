@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from geminid.train import messages, peers, rng
+from geminid.train import messages, passing, peers, rng
 from geminid.train.agent import Agent
 from geminid.train.agreement import Place
 from geminid.train.messages import Form, Plan
@@ -117,11 +117,11 @@ class Membership:
         if place.rank in givers:
             mine = takers[givers.index(place.rank) :: len(givers)]
             if mine:
-                peers.send_state(state.collect(), mine, same_host=same_host)
+                passing.send_state(state.collect(), mine, same_host=same_host)
             return 0, restored
         if place.rank not in takers:
             return 0, restored
-        taken, received = peers.receive_state(givers[takers.index(place.rank) % len(givers)], self._device)
+        taken, received = passing.receive_state(givers[takers.index(place.rank) % len(givers)], self._device)
         state.take(taken)
         # A stream of random numbers of one's own, which depends on the giver's.
         rng.seed_all(rng.mixed(zlib.crc32(taken["rng"]["torch"].cpu().numpy().tobytes()), place.rank))

@@ -232,7 +232,9 @@ class Run:
         if by not in ("samples", "progress"):
             raise ValueError(f"by is {by!r}: it must be 'samples' or 'progress'")
         session.settings.unit = by
-        session.state.user, session.metrics, session.terminated = self._user_state, self._metrics, self._terminated
+        session.state.user, session.terminated = self._user_state, self._terminated
+        session.metrics.update(self._metrics)
+        self._metrics = session.metrics
         session.begin(count)
         while not session.work_is_done:
             epoch = session.position.epoch

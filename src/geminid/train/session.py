@@ -22,32 +22,27 @@ from torch.utils.data import DataLoader
 
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.noise import NoiseEstimate
-from geminid.train import channel, messages, peers, rng
+from geminid.train import channel, messages, passing, peers, rng
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Place
-from geminid.train.checkpoint import BackgroundWriter, Snapshot, Written, check_saveable, checkpoints_at, take_snapshot
 from geminid.train.data import source_of
 from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
-from geminid.train.messages import Form, Plan, credible_metrics
+from geminid.train.messages import Form, Plan
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import OptimizerSteps, ScalerSteps, ScheduleSteps, has_batch_norm
 from geminid.train.peers import PeersLost, Stuck
+from geminid.train.reporting import Reporter
+from geminid.train.saving import Saver
 from geminid.train.shares import Span, StepShare, share_of_step
 from geminid.train.trainstate import Position, TrainingState
-from geminid.train.tuner import StepClock, Tuner, UsualTime
+from geminid.train.tuner import Tuner, UsualTime
 
 #: What a shell reports for a process that SIGTERM ended; also how a worker ends that was told to stop.
 STOPPED_EXIT_CODE = 143
 
 #: How a worker ends that could not form a group with a dying peer; a new process takes its place.
 STUCK_EXIT_CODE = 75
-
-#: How often the leader reports, and how often it looks for a better batch plan.
-REPORT_S, TUNE_S = 1.0, 5.0
-
-#: Taking a snapshot may stop training for at most this share of the time.
-SNAPSHOT_BUDGET = 0.01
 
 #: What epochs, schedules and the end of training are counted in.
 Unit = Literal["samples", "progress"]
@@ -83,11 +78,9 @@ class Session:
         lr_scheduler: Any = None,
     ) -> None:
         self.settings, self.agent, self.limits = settings, agent, limits
-        self.metrics: dict[str, Any] = {}
         self.terminated = False
         self.epochs_wanted: int | None = None
         self.place = Place()
-        self._reports = reports
         self._source = source_of(loader, settings.seed)
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         self._device = parameters[0].device
@@ -150,13 +143,20 @@ class Session:
             )
         self._parameter_count = sum(parameter.numel() for parameter in parameters)
         self._warns_of_batch_norm, self._warned_of_skipping = has_batch_norm(model), False
-        self._clock, self._usual = StepClock(), UsualTime()
-        self._writer = (
-            BackgroundWriter(checkpoints_at(checkpoints, settings.keep_checkpoints), self._on_written)
-            if checkpoints is not None
-            else None
+        self._reporter = Reporter(
+            self.place,
+            self.state,
+            agent=agent,
+            file=reports,
+            agreement=self._agreement,
+            meter=self._meter,
+            tuner=self._tuner,
         )
-        self._left_with: Snapshot | None = None
+        self._usual = UsualTime()
+        self._saver = None
+        if checkpoints is not None:
+            every_s, keep = settings.checkpoint_every_s, settings.keep_checkpoints
+            self._saver = Saver(self.state, checkpoints, every_s=every_s, keep=keep, agent=agent)
         self._plan: Plan | None = None
         self._share: StepShare | None = None
         self._lost: str | None = None
@@ -164,17 +164,14 @@ class Session:
         self._fed: tuple[Any, ...] | None = None
         self._data_ended = -1
         self._begun = self._in_loop = self._report_first_step = False
-        now = time.monotonic()
         self._stopped_at_s: float | None = None
-        self._saved_at_s = self._reported_at_s = self._tuned_at_s = now
-        self._snapshot_pause_s = 0.0
 
     # ------------------------------------------------------------------------------------------- beginning and end
 
     def begin(self, epochs: int) -> None:
         """Take one's place: alone and from the last checkpoint, or wherever the supervisor says."""
-        if self._writer is not None or self.agent is not None:
-            check_saveable(self.state.collect())
+        if self._saver is not None:
+            self._saver.check()
         self._begun, self.epochs_wanted = True, epochs
         if self.agent is None:
             restored = self._restore_checkpoint()
@@ -229,10 +226,10 @@ class Session:
             except PeersLost as problem:
                 self._lost = str(problem)
             self._recover()
-        if self._writer is not None and self.place.rank == 0:
-            self._writer.begin(self._snapshot())
-            self._writer.finish()
-        self._report(force=True)
+        if self.place.rank == 0:
+            if self._saver is not None:
+                self._saver.at_once()
+            self._report()
         self._leave_group()
         self._enter("finished")
         if self.agent is not None:
@@ -248,16 +245,15 @@ class Session:
             return False
         self._begun = False
         self._enter("left")
-        if self._writer is not None and self.place.rank == 0:
-            self._left_with = self._snapshot()
+        if self._saver is not None and self.place.rank == 0:
+            self._saver.keep()
         return True
 
     def ended_early(self) -> None:
         """The script left its loop over epochs, by its own choice, and has ended."""
         self._leave_group()
-        if self._writer is not None and self._left_with is not None:
-            self._writer.begin(self._left_with)
-            self._writer.finish()
+        if self._saver is not None:
+            self._saver.save_kept()
         if self.agent is not None:
             self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
 
@@ -342,9 +338,9 @@ class Session:
                 self.agent.usual_s = self._usual.add(taken_s)
             if not self._gradients.failed and whole:
                 if last:
-                    self._clock.add_step(taken_s, self._gradients.sync_s)
+                    self._reporter.clock.add_step(taken_s, self._gradients.sync_s)
                 else:
-                    self._clock.add_accumulation(taken_s)
+                    self._reporter.clock.add_accumulation(taken_s)
 
     def _end_step(self, share: StepShare) -> None:
         """The loop's body is through with a step: count it, unless a collective operation failed in it."""
@@ -408,7 +404,7 @@ class Session:
         if self._lost is None:
             self._enter("synchronising")
             try:
-                peers.send_state(self.state.collect(), range(1, self.place.size))
+                passing.send_state(self.state.collect(), range(1, self.place.size))
             except PeersLost as problem:
                 self._lost = str(problem)
 
@@ -416,7 +412,7 @@ class Session:
         """A step is the first worker's alone: take over its result."""
         self._enter("synchronising")
         try:
-            state, _ = peers.receive_state(0, self._device)
+            state, _ = passing.receive_state(0, self._device)
         except PeersLost as problem:
             self._lost = str(problem)
             return
@@ -481,7 +477,9 @@ class Session:
         if told.factors:
             self._optimizer_steps.factors = told.factors
         if self.place.rank == 0:
-            self._lead_the_way()
+            self._reporter.now_and_then(self.plan, self._total_batch, self._optimizer_steps.factors)
+            if self._saver is not None:
+                self._saver.now_and_then()
 
     def _turn_to(self, plan: Plan) -> None:
         before = self._plan
@@ -494,83 +492,13 @@ class Session:
                 flush=True,
             )
         self._plan = plan
-        self._clock.restart()
+        self._reporter.clock.restart()
         self._usual.restart()
         if self.agent is not None:
             self.agent.usual_s = None
 
-    def _lead_the_way(self) -> None:
-        """Report, look for a better plan, and save, when the time has come."""
-        now = time.monotonic()
-        if now - self._reported_at_s >= (self.agent.report_s if self.agent is not None else REPORT_S):
-            self._report()
-        if now - self._tuned_at_s >= TUNE_S:
-            self._tuned_at_s = now
-            self._tuner.consider(self.place.size, self.plan, self._meter.estimate.stats())
-        asked = self.agent is not None and self.agent.take_save()
-        if self._writer is not None and not self._writer.busy:
-            interval_s = max(self.settings.checkpoint_every_s, self._snapshot_pause_s / SNAPSHOT_BUDGET)
-            if asked or now - self._saved_at_s >= interval_s:
-                self._save()
-
-    def _save(self) -> None:
-        """Copy the state, and have it written in the background."""
-        assert self._writer is not None
-        snapshot = self._snapshot()
-        self._snapshot_pause_s, self._saved_at_s = snapshot.pause_s, time.monotonic()
-        self._writer.begin(snapshot)
-
-    def _snapshot(self) -> Snapshot:
-        return take_snapshot(self.state.collect(), step=self.position.step, samples=self.position.samples)
-
-    def _on_written(self, written: Written) -> None:
-        if self.agent is not None:
-            self.agent.send(
-                messages.Checkpointed(
-                    step=written.snapshot.step,
-                    samples=written.snapshot.samples,
-                    path=str(written.path),
-                    size_bytes=written.size_bytes,
-                    seconds=written.seconds,
-                    pause_s=written.snapshot.pause_s,
-                )
-            )
-
-    def _report(self, *, force: bool = False) -> None:
-        if self.place.rank != 0:
-            return
-        self._reported_at_s = time.monotonic()
-        times = self._clock.take()
-        self._tuner.observe(self.place.size, self.plan, times)
-        if times.step_s is not None and times.accumulation_s is not None:
-            iteration_s = self.plan.accumulation_steps * times.accumulation_s + times.step_s
-            self._agreement.wanted_interval = self._meter.suitable_interval(iteration_s)
-        if self.agent is None and self._reports is None:
-            return
-        estimate, position = self._meter.estimate, self.position
-        stats = estimate.stats() if estimate.known else None
-        report = messages.Progress(
-            generation=self.place.generation,
-            step=position.step,
-            epoch=position.epoch,
-            samples=position.samples,
-            progress=position.progress,
-            size=self.place.size,
-            plan=self.plan,
-            total_batch=self._total_batch,
-            steps=times.steps,
-            accumulation_s=times.accumulation_s,
-            step_s=times.step_s,
-            squared_gradient=stats.squared_gradient if stats is not None else None,
-            variance=stats.variance if stats is not None else None,
-            learning_rate_factor=sum(self._optimizer_steps.factors) / self._meter.groups,
-            metrics=credible_metrics(self.metrics),
-        )
-        if self.agent is not None:
-            self.agent.send(report)
-        if self._reports is not None:
-            with self._reports.open("ab") as file:
-                file.write(messages.encode(report))
+    def _report(self) -> None:
+        self._reporter.report(self.plan, self._total_batch, self._optimizer_steps.factors)
 
     # ------------------------------------------------------------------------------------------- groups
 
@@ -610,10 +538,8 @@ class Session:
     def _give_up(self, problem: Stuck) -> NoReturn:
         """This process cannot go on: save the state, which is intact, for a new one to go on from."""
         assert self.agent is not None
-        if self._writer is not None and self.state.present:
-            self._writer.finish()
-            self._save()
-            self._writer.finish()
+        if self._saver is not None and self.state.present:
+            self._saver.at_once()
         self.agent.send(messages.Failed(reason=f"{problem}: it saved its state for a new process"))
         self._end_process(STUCK_EXIT_CODE)
 
@@ -644,13 +570,12 @@ class Session:
         self._turn_to(told.plan)
         self._optimizer_steps.factors = told.factors
         self._gradients.spread_over(self.place.size)
-        self._clock.restart()
 
     def _leave(self, form: Form) -> NoReturn:
         """This worker is not part of the next generation."""
         assert self.agent is not None
-        if self._writer is not None:
-            self._writer.finish()
+        if self._saver is not None:
+            self._saver.wait()
         self.agent.send(messages.Leaving(generation=form.generation, stopped_at_s=self._stopped_at_s))
         self._end_process(0)
 
@@ -659,13 +584,11 @@ class Session:
         self._leave_group()
         order = self.agent.stop if self.agent is not None else None
         problem = None
-        if self._writer is not None:
-            problem = self._writer.finish()
-            if self.place.rank == 0 and self.state.present and (order is None or order.save):
-                self._save()
-                problem = self._writer.finish()
+        if self._saver is not None:
+            wanted = self.place.rank == 0 and self.state.present and (order is None or order.save)
+            problem = self._saver.at_once() if wanted else self._saver.wait()
         if problem is not None:
-            print(f"geminid: error: stopped without saving: {problem.strerror}", file=sys.stderr, flush=True)
+            print(f"geminid: error: stopped without saving: {problem}", file=sys.stderr, flush=True)
         self._begun = False
         if self.agent is not None:
             self.agent.send(messages.Leaving(generation=self.place.generation, stopped_at_s=self._stopped_at_s))
@@ -682,13 +605,7 @@ class Session:
 
     def _restore_checkpoint(self) -> Path | str | None:
         """Go on from the last intact checkpoint, if there is one."""
-        loaded = self._writer.folder.load() if self._writer is not None else None
-        if loaded is None:
-            return None
-        state, path = loaded
-        self.state.take(state)
-        rng.restore(state["rng"])
-        return path
+        return self._saver.restore() if self._saver is not None else None
 
     # ------------------------------------------------------------------------------------------- small things
 
@@ -720,6 +637,11 @@ class Session:
     def learning_rate_factors(self) -> list[float]:
         """What the learning rate of each parameter group is multiplied by."""
         return list(self._optimizer_steps.factors)
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """What the script wants to be told."""
+        return self._reporter.metrics
 
     @property
     def noise(self) -> NoiseEstimate:
