@@ -43,8 +43,8 @@ def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, la
 
 def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher):
     """It takes longer than any patience but one, and the job is resized meanwhile."""
-    patience = replace(PATIENCE, step=0.5, hang=1.5, form=0.5)
-    options = ("--samples", 64, "--epochs", 3, "--evaluate", 2.5)
+    patience = replace(PATIENCE, step=0.3, form=0.3)
+    options = ("--samples", 64, "--epochs", 3, "--evaluate", 1.3)
     with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
         job.resized("ab")
         job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))

@@ -451,6 +451,25 @@ def test_batch_norm_is_warned_of_when_the_batch_on_a_slot_changes(capsys):
     assert told.count("the batch on one slot changes from 8 to 4 samples") == 1
 
 
+def test_gradients_outside_of_the_loop_over_batches_are_the_scripts_own():
+    run, model, optimizer, loader, _ = in_order(max_per_slot_batch=4)
+    x, y = toy().tensors
+    for _ in run.epochs(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+        model.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        own = [parameter.grad.clone() for parameter in model.parameters()]
+        expected = torch.autograd.grad(nn.functional.mse_loss(model(x), y), list(model.parameters()))
+        assert all(torch.equal(a, b) for a, b in zip(own, expected, strict=True))
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.step()  # after training, everything is as it was without us
+    assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), before, strict=True))
+    assert run.step == 10
+
+
 def test_a_loop_that_accumulates_by_itself_is_warned(capsys):
     run, model, optimizer, loader, _ = in_order()
     for _ in run.epochs(1):

@@ -58,7 +58,7 @@ class Gradients:
     ``on_backward`` is called when backward has reached a parameter, ``on_pass`` at its end with the pass's own
     gradients in place, ``before_sending`` when all of a step's are known on this worker and its numbers are to be
     filled in, ``on_step`` when the averages are in place. ``failed`` says why a collective operation failed, if one
-    did: the gradients are then not to be used.
+    did: the gradients are then not to be used. Outside of passes (``active`` is false) gradients are the script's own.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class Gradients:
         self._sent = 0
         self._weight, self._first, self._last, self._alone = 1.0, True, True, False
         self._reached_end = False
+        self.active = False
         self._queued = False
         self._trigger: nn.Parameter | None = None
         self._hook_all()
@@ -140,7 +141,7 @@ class Gradients:
             for parameter in self.parameters:
                 parameter.grad = None
         self._weight, self._first, self._last, self._alone = weight, first, last, alone
-        self._reached_end = False
+        self._reached_end, self.active = False, True
         if len(self._hooks) < len(self.parameters) and self._needs_buckets:
             self._hook_all()
         self.sync_s = 0.0
@@ -153,6 +154,10 @@ class Gradients:
         for bucket in self._buckets:
             bucket.missing, bucket.work = len(bucket.parameters), None
 
+    def end_pass(self) -> None:
+        """The loop's body is through with the pass: what backward does from now on is none of ours."""
+        self.active = False
+
     @property
     def _spread(self) -> bool:
         return self._size > 1 and not self._alone
@@ -163,6 +168,8 @@ class Gradients:
 
     def _filled(self, parameter: nn.Parameter) -> None:
         """Backward has come past this parameter."""
+        if not self.active:
+            return
         if not self._queued:
             self._queued = True
             if not self._reached_end:

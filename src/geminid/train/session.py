@@ -283,6 +283,7 @@ class Session:
                     self._lead()
         finally:
             self._in_loop = False
+            self._gradients.end_pass()
             self._enter("between")
         self._data_ended = epoch
 
@@ -333,6 +334,7 @@ class Session:
             yield batch
             if last:
                 self._end_step(share)
+            self._gradients.end_pass()
             taken_s = time.perf_counter() - begin_s
             if self.agent is not None:
                 self.agent.usual_s = self._usual.add(taken_s)
@@ -375,7 +377,7 @@ class Session:
 
     def _may_step(self) -> bool:
         """Whether the optimiser may step now: the gradients of a whole step are there, from everybody."""
-        if self._share is None:
+        if not self._gradients.active:  # between epochs, or after training: the script's own business
             return True
         if not self._gradients.pass_is_last:
             return False
