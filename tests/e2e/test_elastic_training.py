@@ -257,10 +257,14 @@ def test_the_examples_learn_while_they_are_resized(tmp_path, launcher, script, o
     assert final > better_than[1] if better_than[0] == "accuracy" else final < better_than[1]
 
 
-def test_the_plain_script_changes_in_five_lines_at_most():
+def test_the_plain_script_changes_in_five_lines_at_most_and_the_guide_shows_them():
     before, after = ((EXAMPLES / f"plain_{name}.py").read_text().splitlines()[1:] for name in ("before", "after"))
-    changed = [line for line in difflib.ndiff(before, after) if line[0] == "+" and line[1:].strip()]
-    assert len(changed) == 4
+    changed = [line for line in difflib.unified_diff(before, after, n=0) if line[0] in "+-" and line[1:].strip("+- \n")]
+    assert len([line for line in changed if line[0] == "+"]) == 4
+    assert len([line for line in changed if line[0] == "-"]) == 1
+    guide = (EXAMPLES.parent / "docs/training.md").read_text()
+    shown = guide.split("```diff\n")[1].split("```")[0].splitlines()
+    assert sorted(line for line in shown if line[0] in "+-") == sorted(changed)
 
 
 def test_a_script_is_profiled_and_the_simulator_can_use_the_profile(tmp_path):

@@ -290,6 +290,7 @@ class Session:
     def _next_share(self) -> StepShare | None:
         """This worker's part of the next step; None at the end of the data or of all work."""
         position = self.position
+        self._enter("loading")
         if self.settings.unit == "progress" and self.work_is_done:
             return None
         wanted = self._total_batch
