@@ -35,7 +35,7 @@ OBJECTIVES = {
         "finish_time_fairness_packed",
     ),
     "makespan": ("min_total_duration", "min_total_duration_perf", "min_total_duration_packed"),
-    "total throughput": (None, "max_sum_throughput_perf", None),
+    "total throughput": (None, "max_sum_throughput_perf", "max_sum_throughput_packed"),
     "FIFO": ("fifo_agnostic", "fifo_perf", "fifo_packed"),
 }
 

@@ -36,9 +36,11 @@ from geminid.policies.gavel.finishing import (
 )
 from geminid.policies.gavel.queues import FifoAgnostic, FifoPacked, FifoPerf, Gandiva
 from geminid.policies.gavel.totals import (
+    MaxSumThroughputByCostPacked,
     MaxSumThroughputByCostPackedSLOs,
     MaxSumThroughputByCostPerf,
     MaxSumThroughputByCostPerfSLOs,
+    MaxSumThroughputPacked,
     MaxSumThroughputPerf,
 )
 from geminid.policies.geminid import Geminid
@@ -82,7 +84,9 @@ BUILT_IN: Mapping[str, type[Policy]] = {
         AlloX,
         Themis,
         MaxSumThroughputPerf,
+        MaxSumThroughputPacked,
         MaxSumThroughputByCostPerf,
+        MaxSumThroughputByCostPacked,
         MaxSumThroughputByCostPerfSLOs,
         MaxSumThroughputByCostPackedSLOs,
         FifoAgnostic,

@@ -21,7 +21,7 @@ from geminid.policies.gavel.problem import (
 from geminid.policies.gavel.program import Choice, Requirement, TimeProgram
 from geminid.solve.blocks import Blocks, raise_level
 
-#: Time up to this is what an interior-point method leaves in place of none.
+#: Up to this part of a job's longest time is what an interior-point method leaves in place of none.
 NO_TIME = 1e-7
 
 #: So many groups of jobs at most are few.
@@ -108,7 +108,8 @@ def in_the_middle(
     if memory is not None:
         memory.start = found.start
         memory.block_of = {job.id: b for job, b in zip(problem.jobs, block.tolist(), strict=True)}
-    return np.asarray(np.where(found.time > NO_TIME, found.time, 0.0)[block])
+    little = NO_TIME * found.time.max(axis=1, keepdims=True)
+    return np.asarray(np.where(found.time > little, found.time, 0.0)[block])
 
 
 def _distinct(rows: Array) -> tuple[int, Ints, Ints]:

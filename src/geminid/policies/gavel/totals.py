@@ -39,12 +39,30 @@ class MaxSumThroughputPerf(TimeSharingPolicy):
 
 
 @dataclass
+class MaxSumThroughputPacked(MaxSumThroughputPerf):
+    """The same, with pairs of jobs on the same slots."""
+
+    name = "max_sum_throughput_packed"
+    objective = "largest total of steps per second, with pairs on the same slots"
+    packed = True
+
+
+@dataclass
 class MaxSumThroughputByCostPerf(MaxSumThroughputPerf):
     """As many steps per second and price as possible: minimum cost."""
 
     name = "max_sum_throughput_normalized_by_cost_perf"
     objective = "largest total of steps per second, each divided by the price of its slots"
     by_cost = True
+
+
+@dataclass
+class MaxSumThroughputByCostPacked(MaxSumThroughputByCostPerf):
+    """The same, with pairs of jobs on the same slots."""
+
+    name = "max_sum_throughput_normalized_by_cost_packed"
+    objective = "largest total of steps per second and price, with pairs on the same slots"
+    packed = True
 
 
 @dataclass
