@@ -118,8 +118,11 @@ class _Point:
 
     def gap(self) -> Array:
         """Complementarity that is left, by set."""
+        sets = len(self.x)
         return np.asarray(
-            (self.lam * self.x).sum(axis=(1, 2)) + (self.tau * self.t).sum(axis=1) + (self.pi * self.c).sum(axis=1)
+            np.einsum("ij,ij->i", self.lam.reshape(sets, -1), self.x.reshape(sets, -1))
+            + np.einsum("ij,ij->i", self.tau, self.t)
+            + np.einsum("ij,ij->i", self.pi, self.c)
         )
 
     def after(self, step: _Step, primal: Array, dual: Array) -> _Point:
@@ -285,13 +288,11 @@ class _Space:
 
 
 def _longest(sets: int, *moves: tuple[Array, Array]) -> Array:
-    """How far each set can go along its moves before something reaches zero."""
-    result = np.full(sets, np.inf)
+    """How far each set can go along its moves before something reaches zero (what is zero already stays so)."""
+    lowest = np.full(sets, -1e-300)
     for values, change in moves:
-        fastest = np.divide(-change, values, out=np.zeros_like(change), where=values > 0)
-        highest = fastest.reshape(sets, -1).max(axis=1, initial=0.0)
-        result = np.minimum(result, 1.0 / np.maximum(highest, 1e-300))
-    return result
+        lowest = np.fmin(lowest, np.fmin.reduce((change / values).reshape(sets, -1), axis=1))
+    return np.asarray(-1.0 / lowest)
 
 
 def raise_level(
