@@ -39,18 +39,20 @@ def solve_level(
     choice: Choice = "vertex",
     merged: bool = True,
     memory: Memory | None = None,
+    in_step: bool = False,
 ) -> TimeFractions:
     """Raise a requirement as far as it goes and hand the result out to the jobs.
 
     ``requirement`` is given which jobs can run at all (the others must need nothing). With ``merged`` off every job is
     its own group, which is slower and comes to the same. With a ``memory`` it starts from the last solve.
+    With ``in_step`` jobs that are equally fast have times in proportion to their needs, also in the middle.
     """
     notes = unrunnable(problem)
     runs = problem.runs
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     needs = requirement(runs)
     if choice == "centre" and problem.pairs is None and problem.uses is None and runs.any():
-        fractions = in_the_middle(problem, needs, merged=merged, memory=memory)
+        fractions = in_the_middle(problem, needs, merged=merged, memory=memory, in_step=in_step)
         if fractions is not None:
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)
     for attempt in range(ATTEMPTS if runs.any() else 0):
@@ -79,13 +81,19 @@ def solve_level(
 
 
 def in_the_middle(
-    problem: AllocationProblem, needs: Requirement, *, merged: bool = True, memory: Memory | None = None
+    problem: AllocationProblem,
+    needs: Requirement,
+    *,
+    merged: bool = True,
+    memory: Memory | None = None,
+    in_step: bool = False,
 ) -> Array | None:
     """Every job's time on each type, in the middle of those that raise it furthest; None if it is not found.
 
     Without pairs, only the slots of the types connect the jobs: an interior-point method made for that takes
     milliseconds where nothing can be merged. Jobs that are equally fast and need the same are one block. A few groups
-    of jobs that all need the same are left to the general program, which is as fast for them.
+    of jobs that all need the same are left to the general program, which is as fast for them, and so are jobs that
+    shall stay ``in_step`` with others.
     """
     rates = normalised_rates(problem)
     kinds = _distinct(np.column_stack([rates, problem.gangs]))[0]
@@ -93,7 +101,7 @@ def in_the_middle(
         count, first, block = _distinct(np.column_stack([rates, problem.gangs, needs.parameters()]))
     else:
         count, first, block = len(rates), np.arange(len(rates)), np.arange(len(rates))
-    if count == kinds and count <= FEW:
+    if (count == kinds and count <= FEW) or (count > kinds and in_step):
         return None
     sizes = np.bincount(block, minlength=count).astype(float)
     blocks, wanted = Blocks(rates[first], problem.gangs[first], sizes, problem.slots), needs.of(first)

@@ -1,6 +1,7 @@
 """Minimum makespan: the shortest time T in which all jobs can end, Σ_j T_ij·x_ij ≥ R_i/T.
 
-One program, maximising 1/T, is exact; the published code bisects T to within 5 %.
+One program, maximising 1/T, is exact; the published code bisects T to within 5 %. Of many optimal fractions it takes
+those that its solver meets first, with which jobs end more or less together; so do jobs that are equally fast here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ def min_makespan(
         return Affine(np.zeros(len(work_s)), work_s / longest_s if longest_s > 0 else work_s)
 
     return solve_level(
-        problem, requirement, lambda x: makespan_s(problem, x), choice=choice, merged=merged, memory=memory
+        problem,
+        requirement,
+        lambda x: makespan_s(problem, x),
+        choice=choice,
+        merged=merged,
+        memory=memory,
+        in_step=True,
     )
 
 

@@ -196,8 +196,11 @@ class TimeProgram:
         """The highest level at which every need is met, or None if there is none or the solver fails.
 
         Can be called again with another requirement: it then starts from the last solution. Tangents begin at ``near``,
-        a level that may be close to the highest, or at the highest that any one job could reach by itself.
+        a level that may be close to the highest, or at the highest that any one job could reach by itself. With a
+        memory it starts from the last problem's basis and tangents, but for the ``centre``: an interior-point method
+        has no use for the one, and tangents that do not matter would move the middle.
         """
+        recalls = self._memory is not None and choice != "centre"
         bound = requirement.highest(self.best)
         if bound == np.inf:  # nobody needs anything
             nothing = np.zeros(len(self.best))
@@ -206,14 +209,15 @@ class TimeProgram:
             return None
         self._lp.set_gain(self._gain)
         self._lp.set_bounds(self.level, -np.inf, bound)
-        if near is None and self._memory is not None and not self._cuts:
+        if near is None and recalls and self._memory is not None and not self._cuts:
             near = self._memory.level
         begin = bound if near is None else min(near, bound)
         if self._cuts:
             self._move_tangents(requirement, begin)
         else:
             self._add_tangents(requirement, np.append(np.zeros(self.level), begin))
-            self._recall(requirement, begin)
+            if recalls:
+                self._recall(requirement, begin)
         central = choice == "centre" and not self._uneven(requirement.at(begin)[0]).any()
         found = self._settle(requirement, centre=True) if central else None
         central = found is not None
@@ -224,7 +228,7 @@ class TimeProgram:
         need, slope = requirement.at(level)
         tight = self._tight(found, slope)
         self._duals = found.row_duals
-        if not central:
+        if recalls:
             self._remember(level)
         if level >= bound - 1e-9 * abs(bound):
             tight |= (slope > 0) & (need >= self.best * (1 - 1e-9))
