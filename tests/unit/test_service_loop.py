@@ -460,3 +460,27 @@ def test_flapping_slots_change_the_plan_far_less_often_than_they_flap(tmp_path):
             running.service.cordon("cpu-0", 3, number % 2 == 0, "op").result(10)
         plans = [e for e in last_entries(tmp_path, -1, 0) if isinstance(e.record, r.Planned)]
         assert len(plans) - planned < 20
+
+
+def test_a_service_that_fails_ends_and_turns_everybody_away(tmp_path):
+    class Broken(Pretend):
+        broken = False
+
+        def tick(self) -> list[r.Record]:
+            if self.broken:
+                raise RuntimeError("a mistake of ours")
+            return []
+
+    running, failed = Running(tmp_path, executor=Broken()), []
+    running.service.on_failure = lambda: failed.append(True)
+    running.service.start()
+    running.submit()
+    running.executor.broken = True
+    with pytest.raises(Refused, match=r"the service failed|is ending"):
+        running.service.wish("j1", "cancel", "ann").result(10)
+    with pytest.raises(RuntimeError, match="a mistake of ours"):
+        running.service.end()
+    assert failed == [True]
+    running.store.close()
+    with Running(tmp_path) as again:  # nothing was lost
+        assert again.until(lambda jobs: jobs["j1"].phase is JobPhase.RUNNING)

@@ -106,16 +106,17 @@ def down(
 ) -> None:
     """End the service; jobs save what they have done, and go on when it is started again."""
     from geminid.serve.client import SERVICE, home
+    from geminid.serve.service import LONGEST_END_S
 
     with reporting_trouble():
         pid = 0
         with contextlib.suppress(OSError, ValueError, KeyError):
             pid = int(json.loads((home() / SERVICE).read_text(encoding="utf-8"))["pid"])
         client().post("shutdown", detach=detach)
-    deadline = time.monotonic() + 90.0
+    deadline = time.monotonic() + LONGEST_END_S + 30.0
     while pid and _lives(pid):
         if time.monotonic() > deadline:
-            give_up(f"the service (process {pid}) has not ended after 90 s")
+            give_up(f"the service (process {pid}) has not ended after {LONGEST_END_S + 30.0:g} s")
         time.sleep(0.05)
     print_json({"ended": True, "pid": pid, "detached": detach}) if as_json else console.print("the service has ended")
 

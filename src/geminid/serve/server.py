@@ -138,6 +138,11 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> 
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
     )
+
+    def give_up() -> None:
+        server.should_exit = True
+
+    service.on_failure = give_up  # without its thread the service is none: whoever watches this process starts another
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
     write_private(home / SERVICE, json.dumps({"url": url, "pid": os.getpid(), "version": __version__}))

@@ -43,6 +43,9 @@ TICK_S = 0.5
 #: Jobs that have been over for long enough are looked for so often.
 FORGET_EVERY_S = 10.0
 
+#: Jobs end within their grace period, which the executor sees to; whoever has not after so long is given up on.
+LONGEST_END_S = 600.0
+
 #: So many requests and happenings are handled in one batch at most.
 MOST_IN_BATCH = 500
 
@@ -121,7 +124,9 @@ class Service:
         self._trouble = ""
         self._batches = 0
         self._thread = threading.Thread(target=self._run, name="geminid service", daemon=True)
+        self._in_hand: list[Any] = []
         self._failure: BaseException | None = None
+        self.on_failure: Callable[[], None] = lambda: None
         self.published = Published(self.clock.now_s(), self._state.copy())
 
     # ------------------------------------------------------------------------------------------- for everybody
@@ -275,13 +280,16 @@ class Service:
         try:
             ending: _End | None = None
             while ending is None:
-                ending = self._batch(self._wait())
+                self._in_hand = self._wait()
+                ending = self._batch(self._in_hand)
             self._wind_down(ending)
         except BaseException as problem:
             self._failure = problem
             log.exception("the service failed")
             with contextlib.suppress(Exception):
                 self.executor.close(detach=True)
+            self._turn_away(f"the service failed: {type(problem).__name__}: {problem}")
+            self.on_failure()
 
     def _wait(self) -> list[Any]:
         """What came in; at least one thing, or nothing if it is time to look at the clock."""
@@ -441,7 +449,7 @@ class Service:
                 if job.phase.holds_slots:
                     stops += self.executor.stop(job, "the service is ending")
             self._commit(stops)
-            deadline_s = time.monotonic() + 60.0
+            deadline_s = time.monotonic() + LONGEST_END_S
             while self.executor.busy and time.monotonic() < deadline_s:
                 with contextlib.suppress(queue.Empty):
                     item = self._inbox.get(timeout=TICK_S)
@@ -453,11 +461,16 @@ class Service:
         with contextlib.suppress(StoreProblem):
             self.store.snapshot(self._state)
         self._publish()
+        self._turn_away("the service is ending")
+
+    def _turn_away(self, why: str) -> None:
+        """Answer whoever still waits."""
         with contextlib.suppress(queue.Empty):
             while True:
-                item = self._inbox.get_nowait()
-                if isinstance(item, _Request | _Look):
-                    item.future.set_exception(Refused(503, "the service is ending"))
+                self._in_hand.append(self._inbox.get_nowait())
+        for item in self._in_hand:
+            if isinstance(item, _Request | _Look) and not item.future.done():
+                item.future.set_exception(Refused(503, why))
 
     def view(self) -> Future[ClusterView]:
         """What the policy would see now."""
