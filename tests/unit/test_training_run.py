@@ -470,6 +470,38 @@ def test_gradients_outside_of_the_loop_over_batches_are_the_scripts_own():
     assert run.step == 10
 
 
+class Explodes(torch.autograd.Function):
+    """Passes its input on, and fails in backward."""
+
+    @staticmethod
+    def forward(context, value):
+        return value.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise RuntimeError("out of memory")
+
+
+def test_a_backward_that_failed_and_was_caught_spoils_nothing_later():
+    run, model, optimizer, loader, _ = in_order(max_per_slot_batch=6)
+    seen, x, y = [], *toy().tensors
+    for _ in run.epochs(1):
+        for number, batch in enumerate(loader):
+            optimizer.zero_grad()
+            if number == 1:
+                with pytest.raises(RuntimeError, match="out of memory"):
+                    model[1:](Explodes.apply(model[0](batch[0]))).sum().backward()
+                continue
+            nn.functional.mse_loss(model(batch[0]), batch[1]).backward()
+            if number == 3:  # the second step is whole: its gradient is that of samples 12 to 24
+                seen = [parameter.grad.clone() for parameter in model.parameters()]
+                loss = nn.functional.mse_loss(model(x[12:24]), y[12:24])
+                expected = torch.autograd.grad(loss, list(model.parameters()))
+                assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(seen, expected, strict=True))
+            optimizer.step()
+    assert seen
+
+
 def test_a_loop_that_accumulates_by_itself_is_warned(capsys):
     run, model, optimizer, loader, _ = in_order()
     for _ in run.epochs(1):

@@ -142,6 +142,7 @@ class Gradients:
                 parameter.grad = None
         self._weight, self._first, self._last, self._alone = weight, first, last, alone
         self._reached_end, self.active = False, True
+        self._queued = False  # a backward that failed never came to its end
         if len(self._hooks) < len(self.parameters) and self._needs_buckets:
             self._hook_all()
         self.sync_s = 0.0
