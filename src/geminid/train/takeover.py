@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,13 @@ class Handover:
 
     @classmethod
     def read(cls, folder: Path) -> Handover | None:
-        """What was written last; None if nothing was."""
+        """What was written last; None if nothing was, or by another version: its workers then save and stop."""
         saved = folder / NAME
         if not saved.exists():
             return None
-        document = json.loads(saved.read_text(encoding="utf-8"))
-        return cls(**{**document, "members": tuple(document["members"]), "slots": tuple(document["slots"])})
+        try:
+            document = json.loads(saved.read_text(encoding="utf-8"))
+            return cls(**{**document, "members": tuple(document["members"]), "slots": tuple(document["slots"])})
+        except (ValueError, TypeError, KeyError) as problem:
+            print(f"geminid: warning: {saved} is not used: {problem!r}", file=sys.stderr, flush=True)
+            return None
