@@ -9,7 +9,7 @@ import pytest
 from geminid.cluster import Cluster
 from geminid.configuration import BatchPlan, Placement
 from geminid.engine.engine import Engine
-from geminid.engine.explain import explain
+from geminid.engine.explain import Quota, explain
 from geminid.engine.models import ModelKeeper
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Observation, Profile
@@ -131,12 +131,20 @@ def test_explanations_name_the_numbers():
         engine.models.add_profile(one.id, "cpu", PROFILE)
         engine.restore(view_of(one, CLUSTER, 5.0))
     engine.policy.needs_models = True
-    waiting = explain(engine.view(), "j2", prices={"cpu": 0.5}, limits=["a quota"])
+    waiting = explain(engine.view(), "j2", prices={"cpu": 0.5}, quotas=[Quota("owner bob", 9, 2)])
     assert waiting is not None
     assert waiting.reason == "all but 1 of 4 slots are held by 1 other job"
     assert "it needs 2 slots; 1 of 4 usable are free" in waiting.numbers
     assert any("j1 (ann) holds 3 slots" in number for number in waiting.numbers)
-    assert "a quota" in waiting.numbers
+    assert "the quota of owner bob is 9 slots, of which 2 are used" in waiting.numbers
+    for slots, used, told, hint in (
+        (4, 3, "the quota of owner bob is 4 slots, of which 3 are used", "geminid quota owner bob 5"),
+        (1, 0, "it needs 2 slots, and the quota of owner bob is 1: it cannot start", "geminid quota owner bob 2"),
+    ):
+        limited = explain(engine.view(), "j2", quotas=[Quota("owner bob", slots, used)])
+        assert limited is not None
+        assert limited.reason == told
+        assert any(hint in suggestion for suggestion in limited.suggestions)
     assert any("with min_slots 1 it could start now" in hint for hint in waiting.suggestions)
     speeds = {size.slots: size.goodput for size in waiting.sizes}
     assert set(speeds) == {2, 3, 4}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.serve import records as r
-from geminid.serve.documents import usage_documents
+from geminid.serve.documents import metrics_text, usage_documents
 from geminid.serve.retention import Retention
+from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
 from geminid.serve.store import SNAPSHOTS_KEPT, Store, last_entries
 
@@ -49,6 +51,21 @@ def test_what_forgotten_jobs_used_is_not_forgotten():
     for record in [*active, r.JobsForgotten(job_ids=["j7"])]:
         state.apply(state.seq + 1, 1001.0, record)
     assert "j7" in state.jobs  # it is not over
+
+
+def test_metrics_tell_why_jobs_wait():
+    state = ServiceState()
+    for record in (
+        *(one_job(number)[0] for number in (1, 2, 3, 4)),
+        r.JobWished(job_id="j1", wish="pause", by="ann"),
+        r.QuotaSet(of="owner", name="bob", slots=1, by="op"),
+        r.Planned(targets={"j2": Placement.of({"here": [0]})}),
+    ):
+        state.apply(state.seq + 1, 1.0, record)
+    text = metrics_text(Published(2.0, state), Cluster.parse("cpu:1x2"))
+    for reason, count in (("capacity", 1), ("quota", 1), ("paused", 1), ("retry", 0)):
+        assert f'geminid_waiting_jobs{{reason="{reason}"}} {count}\n' in text
+    assert "geminid_jobs_submitted_total 4\n" in text
 
 
 def test_the_log_stays_bounded_and_any_kept_snapshot_gives_the_state_back(tmp_path):

@@ -35,21 +35,39 @@ class Explanation:
     prices: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A limit on the slots of several jobs together: whose it is (``owner ann``), the slots, and those in use."""
+
+    of: str
+    slots: int
+    used: int
+
+    @property
+    def left(self) -> int:
+        """The slots that are left."""
+        return self.slots - self.used
+
+    def told(self) -> str:
+        """In words."""
+        return f"the quota of {self.of} is {_count(self.slots, 'slot')}, of which {self.used} are used"
+
+
 def explain(
-    view: ClusterView, job_id: str, *, prices: Mapping[str, float] | None = None, limits: Sequence[str] = ()
+    view: ClusterView, job_id: str, *, prices: Mapping[str, float] | None = None, quotas: Sequence[Quota] = ()
 ) -> Explanation | None:
-    """Explain one active job; None if it is not among them. ``limits`` say which quotas it is under, in words."""
+    """Explain one active job; None if it is not among them. ``quotas`` are those that it is under."""
     job = next((job for job in view.jobs if job.id == job_id), None)
     if job is None:
         return None
     sizes = sizes_of(job, view)
-    told = _running(job, view, sizes) if job.allocation else _waiting(job, view)
+    told = _running(job, view, sizes, quotas) if job.allocation else _waiting(job, view, quotas)
     reason, numbers, suggestions = told
     return Explanation(
         job_id=job_id,
         slots=job.slots,
         reason=reason,
-        numbers=(*numbers, *limits),
+        numbers=(*numbers, *(quota.told() for quota in quotas)),
         suggestions=tuple(suggestions),
         sizes=sizes,
         prices=dict(prices or {}),
@@ -83,7 +101,7 @@ def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
     return tuple(result)
 
 
-def _waiting(job: JobView, view: ClusterView) -> tuple[str, list[str], list[str]]:
+def _waiting(job: JobView, view: ClusterView, quotas: Sequence[Quota]) -> tuple[str, list[str], list[str]]:
     need, types = job.facts.min_slots, job.facts.gpu_types
     nodes = [i for i, node in enumerate(view.cluster.nodes) if types is None or node.gpu_type in types]
     total = sum(view.cluster.nodes[i].slots for i in nodes)
@@ -109,6 +127,13 @@ def _waiting(job: JobView, view: ClusterView) -> tuple[str, list[str], list[str]
     numbers.append(
         f"{len(before)} waiting jobs came before it, {len(ahead)} waiting jobs weigh more than its {job.facts.weight:g}"
     )
+    tightest = min(quotas, key=lambda quota: quota.left, default=None)
+    if tightest is not None and tightest.slots < need:
+        reason = f"it needs {_count(need, 'slot')}, and the quota of {tightest.of} is {tightest.slots}: it cannot start"
+        return reason, numbers, [_raise(tightest, need), f"ask for fewer slots (min_slots is {need})"]
+    if tightest is not None and tightest.left < need:
+        hints = [f"it starts when other jobs of {tightest.of} end or shrink", _raise(tightest, tightest.used + need)]
+        return tightest.told(), numbers, hints
     if free >= need:
         return f"{free} slots are free, and the next decision will consider it", numbers, ["wait for a moment"]
     suggestions = ["raise its priority (geminid set --priority)"]
@@ -119,7 +144,13 @@ def _waiting(job: JobView, view: ClusterView) -> tuple[str, list[str], list[str]
     return f"all but {free} of {usable} slots are held by {_count(len(holders), 'other job')}", numbers, suggestions
 
 
-def _running(job: JobView, view: ClusterView, sizes: Sequence[Size]) -> tuple[str, list[str], list[str]]:
+def _raise(quota: Quota, slots: int) -> str:
+    return f"have the quota raised (geminid quota {quota.of} {slots})"
+
+
+def _running(
+    job: JobView, view: ClusterView, sizes: Sequence[Size], quotas: Sequence[Quota]
+) -> tuple[str, list[str], list[str]]:
     facts = job.facts
     free = sum(max(slots, 0) for slots in view.free_slots)
     others = [other for other in view.jobs if other.id != job.id]
@@ -145,6 +176,9 @@ def _running(job: JobView, view: ClusterView, sizes: Sequence[Size]) -> tuple[st
         return "its size is fixed", numbers, []
     if job.slots >= facts.max_slots:
         return "it has the most slots that it may have", numbers, ["raise max_slots (geminid set --max-slots)"]
+    tightest = min(quotas, key=lambda quota: quota.left, default=None)
+    if tightest is not None and tightest.left <= 0:
+        return f"{tightest.told()}: none are left to grow into", numbers, [_raise(tightest, tightest.used + 1)]
     if job.model is None:
         return (
             "nothing is known of its speed yet: it starts small and is measured first",

@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 
 from geminid import __version__
 from geminid.documents import MAX_TEXT_LENGTH, load_json
-from geminid.engine.explain import explain
+from geminid.engine.explain import Quota, explain
 from geminid.fields import InvalidInput
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
@@ -232,15 +232,15 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         job = found(job_id)
         published = service.published
         quotas = [
-            f"the quota of {row['of']} {row['name']} is {row['slots']} slots, of which {row['used']} are used"
+            Quota(f"{row['of']} {row['name']}", row["slots"], row["used"])
             for row in documents.quota_documents(published.state)
             if (row["of"], row["name"]) in (("queue", job.spec.queue), ("owner", job.spec.owner))
         ]
         view = await _result(service.view())
-        told = explain(view, job_id, prices=forecaster.prices(), limits=quotas)
+        told = explain(view, job_id, prices=forecaster.prices(), quotas=quotas)
         made = document(job)
         if told is None:
-            made |= {"explanation": _why_not_active(job, service.clock.now_s()), "numbers": quotas, "suggestions": []}
+            made |= {"explanation": _why_not_active(job, service.clock.now_s()), "numbers": [], "suggestions": []}
             return {**made, "sizes": [], "prices": forecaster.prices()}
         plain = asdict(told)
         return {**made, "explanation": plain.pop("reason"), **plain}

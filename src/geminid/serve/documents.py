@@ -13,6 +13,10 @@ from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState
 
 
+#: Why jobs wait, for metrics.
+REASONS = ("capacity", "quota", "paused", "retry")
+
+
 def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
     """A job, without its secrets."""
     state, work = job.state, job.work_samples
@@ -150,11 +154,12 @@ def metrics_text(published: Published, cluster: Cluster) -> str:
     phases = Counter(job.phase.value for job in state.jobs.values())
     lines = ["# TYPE geminid_jobs gauge", *(f'geminid_jobs{{phase="{p.value}"}} {phases[p.value]}' for p in JobPhase)]
     waiting: Counter[str] = Counter()
+    room = {(row["of"], row["name"]): row["slots"] - row["used"] for row in quota_documents(state)}
     for job in state.jobs.values():
         if not job.phase.is_terminal and job.target is None:
-            waiting["paused" if not job.wants_slots else "retry" if job.held_until_s > now_s else "capacity"] += 1
+            waiting[_why_waiting(job, room, now_s)] += 1
     lines.append("# TYPE geminid_waiting_jobs gauge")
-    lines += [f'geminid_waiting_jobs{{reason="{w}"}} {waiting[w]}' for w in ("capacity", "paused", "retry")]
+    lines += [f'geminid_waiting_jobs{{reason="{w}"}} {waiting[w]}' for w in REASONS]
     gauges = {
         "geminid_slots": cluster.total_slots,
         "geminid_slots_held": sum(job.state.num_slots for job in state.jobs.values()),
@@ -179,6 +184,16 @@ def metrics_text(published: Published, cluster: Cluster) -> str:
         f'geminid_gpu_seconds_total{{owner="{_label(owner)}"}} {one.gpu_s:.3f}' for owner, one in sorted(totals.items())
     ]
     return "\n".join(lines) + "\n"
+
+
+def _why_waiting(job: LiveJob, room: Mapping[tuple[str, str], int], now_s: float) -> str:
+    """Why a job has no slots, in a word."""
+    if not job.wants_slots:
+        return "paused"
+    if job.held_until_s > now_s:
+        return "retry"
+    names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
+    return "quota" if any(room.get(name, job.spec.min_slots) < job.spec.min_slots for name in names) else "capacity"
 
 
 def _label(text: str) -> str:
