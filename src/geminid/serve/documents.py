@@ -12,7 +12,6 @@ from geminid.jobstate import JobPhase
 from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState
 
-
 #: Why jobs wait, for metrics.
 REASONS = ("capacity", "quota", "paused", "retry")
 
