@@ -484,3 +484,20 @@ def test_a_service_that_fails_ends_and_turns_everybody_away(tmp_path):
     running.store.close()
     with Running(tmp_path) as again:  # nothing was lost
         assert again.until(lambda jobs: jobs["j1"].phase is JobPhase.RUNNING)
+
+
+def test_slots_that_a_quota_keeps_from_one_go_to_another(tmp_path):
+    """Whoever came first may have no more: those who came later get the slots, under a policy that knows no quotas."""
+    with Running(tmp_path) as running:  # four slots, first come, first served
+        running.service.set_quota("owner", "ann", 1, "op").result(10)
+        first, second, third = (running.submit(max_slots=1) for _ in range(3))
+        other = running.service.submit(spec(max_slots=1), "bob").result(10).id
+        jobs = running.until(lambda jobs: jobs[other].phase is JobPhase.RUNNING)
+        assert [jobs[job].phase for job in (first, second, third)] == [
+            JobPhase.RUNNING, JobPhase.PENDING, JobPhase.PENDING
+        ]  # fmt: skip
+        running.executor.tell(r.JobEnded(job_id=first, how="succeeded"))
+        jobs = running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
+        assert jobs[third].phase is JobPhase.PENDING
+        running.service.set_quota("owner", "ann", None, "op").result(10)
+        running.until(lambda jobs: jobs[third].phase is JobPhase.RUNNING)

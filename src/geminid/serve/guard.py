@@ -7,7 +7,7 @@ that the others leave; and it cuts down what goes beyond a quota.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from geminid.configuration import Configuration
@@ -48,7 +48,7 @@ class Guard(Policy):
                 kept[job.id] = job
                 for node, slots in job.allocation:
                     usable[node] -= slots
-        others = tuple(job for job in view.jobs if job.id not in kept)
+        others, short = self._within_reach([job for job in view.jobs if job.id not in kept], view.jobs)
         decision = self.policy.decide(replace(view, jobs=others, usable_slots=tuple(usable)))
         wake_at_s = min(
             (at_s for at_s in (decision.wake_at_s, *(until[job_id] for job_id in kept)) if at_s is not None),
@@ -60,7 +60,41 @@ class Guard(Policy):
         if not decision.others_stay:
             assignments |= {job_id: job.allocation for job_id, job in kept.items()}
         cut, reasons = self._within_quotas(view, kept, assignments, others_stay=decision.others_stay)
-        return replace(decision, assignments=cut, reasons={**decision.reasons, **reasons}, wake_at_s=wake_at_s)
+        return replace(decision, assignments=cut, reasons={**decision.reasons, **short, **reasons}, wake_at_s=wake_at_s)
+
+    def _within_reach(
+        self, jobs: Sequence[JobView], everybody: Sequence[JobView]
+    ) -> tuple[tuple[JobView, ...], dict[str, str]]:
+        """The jobs that their quotas let have slots, asking for no more than is left; and why others are left out.
+
+        A policy that knew nothing of quotas would give slots to jobs that may not have them, and nobody would.
+        """
+        groups = {job.id: groups for job in everybody if (groups := self.groups(job.id))}
+        if not groups:
+            return tuple(jobs), {}
+        left = {name: quota for limits in groups.values() for name, quota in limits.items()}
+        for job in everybody:
+            for name in groups.get(job.id, ()):
+                left[name] -= job.slots
+        reasons: dict[str, str] = {}
+        waiting = [job for job in jobs if not job.allocation and job.id in groups]
+        for job in sorted(waiting, key=lambda job: (-job.facts.weight, job.facts.submitted_s)):
+            tightest = min(groups[job.id], key=left.__getitem__)
+            if left[tightest] < job.facts.min_slots:
+                reasons[job.id] = f"the quota of {tightest} is {groups[job.id][tightest]} slots"
+                continue
+            for name in groups[job.id]:
+                left[name] -= job.facts.min_slots
+        seen = []
+        for job in jobs:
+            if job.id in groups and job.id not in reasons:
+                room = max(min(left[name] for name in groups[job.id]), 0)
+                most = max(job.facts.min_slots, job.slots) + room
+                if most < job.facts.max_slots:
+                    job = replace(job, facts=replace(job.facts, max_slots=most))
+            if job.id not in reasons:
+                seen.append(job)
+        return tuple(seen), reasons
 
     def _within_quotas(
         self,
