@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
@@ -39,6 +40,33 @@ def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, la
     assert len(reasons(job)) == 1
     assert "its peers have waited for it" in reasons(job)[0]
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
+def test_a_group_whose_members_wait_for_each_other_is_formed_anew_from_memory(tmp_path, launcher):
+    """What a supervisor does that finds a deadlock: connections are cut under running operations."""
+    with Job(tmp_path, "counting.py", "--samples", 240, "--epochs", 3, launcher=launcher) as job:
+        job.resized("abc")
+        for generation in (2, 3):
+            job._do(lambda: job._carry_out(job._group.break_up()))
+            job.wait(lambda status, generation=generation: status.generation == generation and status.settled)
+        pids = {worker.pid for worker in job.status.workers}
+        assert job.ended() == "finished"
+    assert exactly_once(job, 240, 3)
+    assert len(pids) == 3
+    assert reasons(job) == []
+    assert [len(group.slots) for group in job.of_kind(GroupFormed)] == [3, 3, 3]
+    assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
+def test_rescales_leave_no_descriptors_and_threads_behind(tmp_path, launcher):
+    with Job(tmp_path, "counting.py", "--samples", 400, "--epochs", 100, launcher=launcher) as job:
+        held = []
+        for slots in ("ab", "abc", "ab", "abc", "ab"):
+            job.resized(slots)
+            process = Path("/proc", str(job.status.workers[0].pid))
+            held.append([len(list((process / kind).iterdir())) for kind in ("fd", "task")])
+    assert held[4] == held[2]
+    assert held[3] == held[1]
 
 
 def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher):

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -260,7 +260,7 @@ def abandon_group() -> None:
     """Cut all connections of the group, from any thread: whoever waits in it fails at once, here and at the peers."""
     with _sockets_lock:
         for descriptor in _sockets:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+            with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
@@ -285,11 +285,28 @@ def wait_for(work: Any, abandoned: Callable[[], bool]) -> None:
                 raise RuntimeError("an operation in an abandoned group did not end") from problem
 
 
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """A socket that somebody else has opened.
+
+    Raises:
+        OSError: it is no socket, or not open.
+    """
+    own = os.dup(descriptor)
+    try:
+        borrowed = socket.socket(fileno=own)
+    except OSError:  # not a socket, and so nobody closes it but we
+        os.close(own)
+        raise
+    with borrowed:
+        yield borrowed
+
+
 def _connections() -> set[int]:
     """The descriptors of this process's TCP connections (listening sockets have no peer, and are none)."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as connection:
+        with contextlib.suppress(OSError), _borrowed(int(name)) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
                 found.add(int(name))
     return found
