@@ -216,6 +216,19 @@ def test_work_done_is_booked_at_the_speeds_that_the_policy_sees(name: str, steps
     assert problem.jobs[0].isolated_s == pytest.approx(100 / steps_per_s)
 
 
+def test_unaware_policies_see_all_types_as_one_of_them() -> None:
+    jobs = (facts("a", throughputs={"v100": 1.0, "k80": 2.0}), facts("b", throughputs={"k80": 3.0}))
+    for option, seen in (("", [[2.0, 2.0], [0.0, 3.0]]), (":seen_as=v100", [[1.0, 1.0], [0.0, 3.0]])):
+        policy = make_policy(f"min_total_duration{option}")
+        assert isinstance(policy, TimeSharingPolicy)
+        view = engine(policy, "v100:1x1,k80:1x1", *jobs, oracle=Steps(500)).view()
+        problem = policy.problem(view, {job.id: job.facts.throughputs for job in view.jobs})
+        assert problem.throughputs.tolist() == seen
+    policy = make_policy("min_total_duration:seen_as=h100")
+    running = engine(policy, "v100:1x1,k80:1x1", *jobs, oracle=Steps(500))  # type: ignore[arg-type]
+    assert "seen_as is h100" in policy.decide(running.view()).reasons["a"]
+
+
 @pytest.mark.parametrize("text", ["round=0", "round=-5", "knob=7", "knob=-0.1"])
 def test_themis_refuses_options_that_make_no_sense(text: str) -> None:
     with pytest.raises(InvalidInput, match=text.split("=")[0]):

@@ -190,6 +190,7 @@ class TimeSharingPolicy(Policy):
                 chosen = self._account.select(
                     speeds, gangs, free, backfill=self.backfill, aware=self.aware and self.fills_by_speed, taken=taken
                 )
+                chosen = self._fitting(view, chosen)
                 placed = place_gangs(view, chosen, gangs, list(kept.values()), worth=self._worth_spread(view))
                 kept |= placed
                 self._running |= self._started(view, chosen, placed)
@@ -277,6 +278,9 @@ class TimeSharingPolicy(Policy):
             problem = self.problem(view, speeds)
             fractions = self._fractions = folded(problem, self._solve(problem))
             self._notes = fractions.notes
+            if self.seen_as and self.seen_as not in gpu_types:
+                text = f"option seen_as is {self.seen_as}, but must be one of {', '.join(gpu_types)}: the fastest is taken"
+                self._notes += (Note("unknown_type", text),)
             settle = account.revise if now_for == self._solved_for else account.retarget
             settle(fractions, [job.id for job in view.jobs], view.now_s)
             failed = any(note.reason == SOLVER_FAILED for note in fractions.notes)
