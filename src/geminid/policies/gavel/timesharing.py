@@ -279,7 +279,7 @@ class TimeSharingPolicy(Policy):
             fractions = self._fractions = folded(problem, self._solve(problem))
             self._notes = fractions.notes
             if self.seen_as and self.seen_as not in gpu_types:
-                text = f"option seen_as is {self.seen_as}, but must be one of {', '.join(gpu_types)}: the fastest is taken"
+                text = f"option seen_as is {self.seen_as}, but must be one of {', '.join(gpu_types)}: left out"
                 self._notes += (Note("unknown_type", text),)
             settle = account.revise if now_for == self._solved_for else account.retarget
             settle(fractions, [job.id for job in view.jobs], view.now_s)
