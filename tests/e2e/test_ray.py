@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from live import Live
 
-from geminid.bench.raycluster import LoopbackCluster
+from geminid.serve.raycluster import LoopbackCluster
 
 pytestmark = pytest.mark.xdist_group("ray")
 

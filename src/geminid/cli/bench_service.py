@@ -106,3 +106,52 @@ def live(
         f"mean error of the simulation {100 * error:.0f} % (goal: under 15 %);"
         f" mean completion time {100 * mean:+.0f} % against fixed shares"
     )
+
+
+def ray(
+    nodes: Annotated[int, typer.Option(min=1, max=8, help="Raylets, each on a loopback address of its own.")] = 4,
+    slots: Annotated[int, typer.Option(min=1, max=64, help="CPU slots of each.")] = 4,
+    jobs: Annotated[int, typer.Option(min=1, help="Small real jobs to run each time.")] = 12,
+    shares: Annotated[str, typer.Option(help="Fixed shares to compare with, in slots.")] = "1,2,4",
+    json: Json = False,
+) -> None:
+    """A Ray cluster on this machine: completion times against fixed shares, pauses of rescales, latencies."""
+    import importlib.util
+
+    from geminid.cli.client import give_up
+
+    if importlib.util.find_spec("ray") is None:
+        give_up("this needs Ray: pip install 'geminid[ray]'")
+    from geminid.serve.raybench import DidNotFinish, compare, small_jobs
+
+    sizes = [int(share) for share in shares.split(",") if share.strip().isdigit() and int(share) > 0]
+    try:
+        with reporting_trouble(), error_console.status("starting …") as status:
+            rows = compare(small_jobs(jobs), nodes=nodes, slots=slots, shares=sizes, progress=status.update)
+    except (DidNotFinish, TimeoutError) as problem:
+        give_up(str(problem))
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"{jobs} small real jobs on {nodes} raylets × {slots} CPU slots",
+        ["shares", "average JCT", "median", "makespan", "resizes", "plan to training", "plan to resized"],
+        [
+            [
+                row.shares,
+                f"{row.avg_jct_s:.1f} s",
+                f"{row.median_jct_s:.1f} s",
+                f"{row.makespan_s:.1f} s",
+                str(row.rescales),
+                "" if row.start_latency_s is None else f"{row.start_latency_s:.2f} s",
+                "" if row.rescale_latency_s is None else f"{row.rescale_latency_s:.2f} s",
+            ]
+            for row in rows
+        ],
+    )
+    for where, pauses in (("within a node", rows[0].pauses_within_s), ("across nodes", rows[0].pauses_across_s)):
+        if pauses:
+            middle = sorted(pauses)[len(pauses) // 2]
+            console.print(
+                f"{len(pauses)} live rescales {where}: paused {middle:.2f} s (median), at most {max(pauses):.2f} s"
+            )

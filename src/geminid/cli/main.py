@@ -42,6 +42,7 @@ bench.app.command()(bench_training.overhead)
 bench.app.command()(bench_training.saving)
 bench.app.command()(bench_service.service)
 bench.app.command()(bench_service.live)
+bench.app.command()(bench_service.ray)
 app.add_typer(bench.app, name="bench")
 
 

@@ -107,18 +107,19 @@ class LoopbackCluster:
             self.wait_for({name})
 
     def restart_head(self, away_s: float = 2.0) -> None:
-        """Kill the head's control store and what watches it, and start it again as it was.
+        """Kill the head's control store, and start it again as it was.
 
         ``ray start --head`` would refuse: on one machine it sees the other nodes' raylets and takes them for a head.
+        Whoever watches the store is stopped, not to end the head's raylet with it.
         """
         store = next(pid for pid, command in self._processes("head") if "gcs/gcs_server" in command)
         command = Path(f"/proc/{store}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         entries = Path(f"/proc/{store}/environ").read_bytes().split(b"\0")
         environment = dict(entry.split(b"=", 1) for entry in entries if b"=" in entry)
         for pid, words in self._processes("head"):
-            if pid == store or "ray.scripts.scripts" in words or "monitor.py" in words or "dashboard" in words:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            if "ray.scripts.scripts" in words:
+                os.kill(pid, signal.SIGSTOP)
+        os.kill(store, signal.SIGKILL)
         sleep(away_s)
         again = subprocess.Popen(
             command,

@@ -1,0 +1,165 @@
+"""The service on a Ray cluster, measured: completion times against fixed shares, pauses of rescales, and latencies.
+
+The cluster is one of loopback addresses on this machine (``raycluster.py``), the jobs are real but sleep for what a
+device would compute (``slotjob.py``). Everything is read from the service's log afterwards.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from geminid.configuration import Placement
+from geminid.serve import records as r
+from geminid.serve.client import Client
+from geminid.serve.raycluster import LoopbackCluster
+from geminid.serve.server import DEFAULT_POLICY, Options
+from geminid.serve.store import Entry, last_entries
+from geminid.serve.temporary import temporary_service
+
+#: The script that jobs run.
+SCRIPT = Path(__file__).with_name("slotjob.py")
+
+#: A run that takes longer than this is given up.
+PATIENCE_S = 900.0
+
+
+class DidNotFinish(Exception):
+    """A job did not end well."""
+
+
+@dataclass(frozen=True, slots=True)
+class SmallJob:
+    """When a job comes, and how much it has to do."""
+
+    at_s: float
+    samples: int
+    epochs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One way of running the jobs. Times are in seconds; latencies are from the plan to the job training by it."""
+
+    shares: str
+    jobs: int
+    avg_jct_s: float
+    median_jct_s: float
+    makespan_s: float
+    rescales: int
+    start_latency_s: float | None
+    rescale_latency_s: float | None
+    pauses_within_s: tuple[float, ...] = field(default=())
+    pauses_across_s: tuple[float, ...] = field(default=())
+
+
+def small_jobs(count: int) -> list[SmallJob]:
+    """Jobs of mixed sizes, most of them short, that come one after the other."""
+    draw = np.random.default_rng(5)
+    sizes = np.exp(draw.normal(0.0, 0.7, count))
+    arrivals = np.cumsum(draw.exponential(2.5, count)) - 2.0
+    return [
+        SmallJob(float(max(0.0, at)), 512, max(2, round(6 * float(size))))
+        for at, size in zip(arrivals, sizes, strict=True)
+    ]
+
+
+def compare(
+    jobs: Sequence[SmallJob],
+    *,
+    nodes: int,
+    slots: int,
+    shares: Sequence[int],
+    progress: Callable[[str], None] = lambda text: None,
+) -> list[Measured]:
+    """The jobs under the default policy, and with each of some fixed shares, on one cluster."""
+    progress(f"starting {nodes} raylets")
+    with LoopbackCluster(nodes, slots) as cluster:
+        ways: list[tuple[str, str, int | None]] = [(DEFAULT_POLICY.partition(":")[0], DEFAULT_POLICY, None)]
+        ways += [(f"fixed {share}", "fifo", share) for share in shares]
+        found = []
+        for name, policy, share in ways:
+            progress(f"{len(jobs)} jobs: {name}")
+            found.append(run(cluster, jobs, name, policy, nodes * slots, share))
+        return found
+
+
+def run(
+    cluster: LoopbackCluster, jobs: Sequence[SmallJob], name: str, policy: str, most: int, share: int | None
+) -> Measured:
+    """Run the jobs in a service of their own, and read its log."""
+    options = Options(home=Path(), policy=policy, grace_s=20.0, executor="ray", address=cluster.address)
+    with temporary_service(options) as (client, home):
+        began_s, ids = time.monotonic(), []
+        for job in jobs:
+            time.sleep(max(0.0, began_s + job.at_s - time.monotonic()))
+            ids.append(_submit(client, job, most, share))
+        _wait(client, ids)
+        entries = last_entries(home, 1_000_000, after=0)
+    return _measure(name, entries)
+
+
+def _submit(client: Client, job: SmallJob, most: int, share: int | None) -> str:
+    sizes = {"min_slots": 1, "max_slots": most} if share is None else {"min_slots": share, "max_slots": share}
+    command = [sys.executable, str(SCRIPT), "--samples", str(job.samples), "--epochs", str(job.epochs)]
+    return str(client.post("jobs", {"name": "small", "command": command, **sizes})["id"])
+
+
+def _wait(client: Client, ids: Sequence[str]) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while True:
+        jobs = {job["id"]: job for job in client.get("jobs")}
+        if all(jobs[job_id]["finished_at_s"] is not None for job_id in ids):
+            break
+        if time.monotonic() > deadline_s:
+            raise DidNotFinish(f"the jobs did not end within {PATIENCE_S:g} s")
+        time.sleep(0.5)
+    bad = [job for job in jobs.values() if job["phase"] != "succeeded"]
+    if bad:
+        raise DidNotFinish(f"job {bad[0]['id']} is {bad[0]['phase']}: {bad[0]['reason']}")
+
+
+def _measure(name: str, entries: Sequence[Entry]) -> Measured:
+    submitted: dict[str, float] = {}
+    ended: dict[str, float] = {}
+    planned: dict[str, tuple[float, Placement]] = {}
+    placed: dict[str, Placement] = {}
+    within: list[float] = []
+    across: list[float] = []
+    starts: list[float] = []
+    changes: list[float] = []
+    for entry in entries:
+        match entry.record:
+            case r.JobSubmitted(job_id=job_id):
+                submitted[job_id] = entry.at_s
+            case r.Planned(targets=targets):
+                planned |= {job_id: (entry.at_s, target) for job_id, target in targets.items() if target is not None}
+            case r.JobFormed(job_id=job_id, placement=placement, pause_s=pause_s):
+                at_s, target = planned.get(job_id, (entry.at_s, placement))
+                before = placed.get(job_id)
+                if placement == target and before != placement:
+                    (starts if before is None else changes).append(entry.at_s - at_s)
+                if pause_s is not None and before is not None:
+                    nodes = {*before.node_names, *placement.node_names}
+                    (within if len(nodes) == 1 else across).append(pause_s)
+                placed[job_id] = placement
+            case r.JobEnded(job_id=job_id, how="succeeded"):
+                ended[job_id] = entry.at_s
+    times = [ended[job_id] - submitted[job_id] for job_id in submitted]
+    return Measured(
+        shares=name,
+        jobs=len(times),
+        avg_jct_s=float(np.mean(times)),
+        median_jct_s=float(np.median(times)),
+        makespan_s=max(ended.values()) - min(submitted.values()),
+        rescales=len(changes),
+        start_latency_s=float(np.median(starts)) if starts else None,
+        rescale_latency_s=float(np.median(changes)) if changes else None,
+        pauses_within_s=tuple(within),
+        pauses_across_s=tuple(across),
+    )
