@@ -28,6 +28,9 @@ class OnRay(Live):
         self.options = ["--executor", "ray", "--address", cluster.address, "--grace", "10"]
         self.options += ["--policy", "geminid:gap=1,refresh=5"]
 
+    def submit(self, *command: str, **fields: object) -> str:
+        return str(self.client.post("jobs", {"name": "test", "command": list(command), **fields})["id"])
+
     def nodes(self) -> dict[str, dict]:
         return {node["name"]: node for node in self.client.get("nodes")}
 
@@ -70,6 +73,15 @@ def test_jobs_spread_over_nodes_and_their_logs_are_here(ray):
     assert ray.exactly_once("a", 400, 30)
     assert ray.over(plain)["phase"] == "succeeded"
     assert ray.run("logs", plain).stdout.strip() in {f"on n{number}" for number in range(1, 5)}
+    code = ray.home / "code"
+    code.mkdir()
+    (code / "hello.py").write_text("import os, pathlib\nprint(pathlib.Path('word.txt').read_text(), os.getcwd())\n")
+    (code / "word.txt").write_text("shipped")
+    shipped = ray.submit(sys.executable, "hello.py", working_dir=str(code), name="shipped")
+    assert ray.over(shipped)["phase"] == "succeeded", ray.run("logs", shipped).stdout
+    word, where = ray.run("logs", shipped).stdout.split()
+    assert word == "shipped"
+    assert where != str(code)
     failing = ray.submit(sys.executable, "-c", "raise SystemExit('no such luck')", max_retries=0)
     assert "exit code 1" in ray.over(failing)["reason"]
     assert "no such luck" in ray.run("logs", failing).stdout
@@ -158,10 +170,16 @@ def test_nodes_drained_by_either_side_are_left_alive(ray):
     assert ray.run("drain", first).returncode == 0
     ray.until(job, lambda job: job["phase"] == "running" and first not in (job["placement"] or {first}))
     assert ray.run("drain", "--undo", first).returncode == 0
+    second = sorted(ray.on(job))[0]
+    ray.cluster.drain(second)
+    ray.until(job, lambda job: job["phase"] == "running" and second not in (job["placement"] or {second}))
+    ray.cluster.kill(second)
+    ray.cluster.start_node(second)
+    ray.wait_for(lambda: not (ray.nodes()[second]["down"] or ray.nodes()[second]["drained"]))
     done = ray.over(job)
     assert (done["phase"], done["failures"]) == ("succeeded", 0)
     assert ray.exactly_once("f", 400, 60)
-    assert "from its last checkpoint" not in ray.story(job)
+    assert "from its last checkpoint" not in ray.story(job), ray.story(job)
 
 
 def test_gpus_are_the_ones_that_ray_gives(ray):
@@ -190,6 +208,20 @@ def test_a_raylet_cut_off_for_too_long_comes_back_as_a_new_node(ray):
     done = ray.over(job)
     assert (done["phase"], done["failures"]) == ("succeeded", 0)
     assert ray.exactly_once("g", 400, 60)
+
+
+def test_a_restarted_head_disturbs_nobody(ray):
+    job = ray.counting("h", "--samples", 400, "--epochs", 40, "--max-batch", 64, min_slots=3, max_slots=3)
+    ray.settled(job, 3)
+    workers = ray.worker_pids(job)
+    ray.cluster.restart_head()
+    later = ray.counting("i", "--samples", 50, "--epochs", 2, min_slots=5, max_slots=5)
+    assert ray.over(later)["phase"] == "succeeded"
+    assert ray.worker_pids(job) == workers
+    done = ray.over(job)
+    assert (done["phase"], done["failures"]) == ("succeeded", 0)
+    assert ray.exactly_once("h", 400, 40)
+    assert ray.exactly_once("i", 50, 2)
 
 
 def test_everything_is_given_back_at_the_end(ray):

@@ -155,3 +155,29 @@ def ray(
             console.print(
                 f"{len(pauses)} live rescales {where}: paused {middle:.2f} s (median), at most {max(pauses):.2f} s"
             )
+
+
+def scale(
+    nodes: Annotated[
+        str, typer.Option(help="Sizes of clusters to look at, in nodes of eight slots.")
+    ] = "100,1000,10000",
+    json: Json = False,
+) -> None:
+    """What the service costs on large clusters, from measurements of its parts; the first bottleneck."""
+    from geminid.serve.scale import measure
+
+    sizes = [int(size) for size in nodes.split(",") if size.strip().isdigit() and int(size) > 0]
+    rows = []
+    with error_console.status("…") as status:
+        for size in sizes:
+            rows += measure(size, status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    for size in sizes:
+        mine = [row for row in rows if row.nodes == size]
+        print_table(
+            f"{size:,} nodes, {mine[0].jobs:,} jobs: {sum(row.share for row in mine):.2f} cores in all",
+            ["part", "a second", "each", "share of a core"],
+            [[row.part, f"{row.per_s:,.3g}", f"{row.each_ms:,.3g} ms", f"{100 * row.share:.1f} %"] for row in mine],
+        )

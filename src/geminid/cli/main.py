@@ -43,6 +43,7 @@ bench.app.command()(bench_training.saving)
 bench.app.command()(bench_service.service)
 bench.app.command()(bench_service.live)
 bench.app.command()(bench_service.ray)
+bench.app.command()(bench_service.scale)
 app.add_typer(bench.app, name="bench")
 
 

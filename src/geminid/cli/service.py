@@ -45,6 +45,9 @@ def up(
         str | None,
         typer.Option(help="With `ray`: where checkpoints go, a folder or URL that all nodes reach."),
     ] = None,
+    shared_code: Annotated[
+        bool, typer.Option("--shared-code", help="With `ray`: all nodes see jobs' folders; do not bring them there.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print where the service is as JSON.")] = False,
 ) -> None:
     """Start the service on this machine, for its own slots or for those of a Ray cluster."""
@@ -72,6 +75,7 @@ def up(
         executor=executor,
         address=address,
         storage=storage,
+        ship_code=not shared_code,
     )
     if detach:
         with reporting_trouble():

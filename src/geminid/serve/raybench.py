@@ -113,7 +113,7 @@ def _submit(client: Client, job: SmallJob, most: int, share: int | None) -> str:
 def _wait(client: Client, ids: Sequence[str]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
     while True:
-        jobs = {job["id"]: job for job in client.get("jobs")}
+        jobs = {job["id"]: job for job in client.get("jobs", all=True)}
         if all(jobs[job_id]["finished_at_s"] is not None for job_id in ids):
             break
         if time.monotonic() > deadline_s:

@@ -146,6 +146,16 @@ class LoopbackCluster:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
+    def drain(self, name: str, within_s: float = 120.0) -> None:
+        """Tell Ray that a node will go away."""
+        code = (
+            "from ray._raylet import GcsClient\n"
+            "import time\n"
+            f"node = next(n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeName'] == {name!r})\n"
+            f"GcsClient(address={self.address!r}).drain_node(node, 2, 'test', int(1000 * (time.time() + {within_s})))\n"
+        )
+        self.run(code)
+
     def pids(self, name: str) -> list[int]:
         """All processes of a node."""
         return [pid for pid, _ in self._processes(name)]

@@ -63,6 +63,7 @@ class Options:
     executor: str = "local"
     address: str = "auto"
     storage: str | None = None
+    ship_code: bool = True
 
 
 class _Lines(logging.Formatter):
@@ -117,7 +118,9 @@ def _executor(options: Options) -> Executor:
 
     patience = Patience(grace=options.grace_s, orphan=ORPHANS_S, hang=HANG_S)
     try:
-        return RayExecutor(options.home, options.address, patience=patience, storage=options.storage)
+        return RayExecutor(
+            options.home, options.address, patience=patience, storage=options.storage, ship=options.ship_code
+        )
     except NoCluster as problem:
         raise StoreProblem(str(problem)) from None
 
@@ -169,6 +172,7 @@ def start_detached(options: Options) -> dict[str, object]:
         *(() if options.slot_memory_bytes is None else ("--slot-memory", str(options.slot_memory_bytes))),
         *(() if options.slots is None else ("--slots", str(options.slots))),
         *(() if options.storage is None else ("--storage", options.storage)),
+        *(() if options.ship_code else ("--shared-code",)),
     )
     with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         child = subprocess.Popen(

@@ -74,7 +74,13 @@ class RayExecutor(SupervisedExecutor):
     """The executor of a Ray cluster. A slot is named ``node/index``."""
 
     def __init__(
-        self, folder: Path, address: str, *, patience: Patience | None = None, storage: str | None = None
+        self,
+        folder: Path,
+        address: str,
+        *,
+        patience: Patience | None = None,
+        storage: str | None = None,
+        ship: bool = True,
     ) -> None:
         self._heard: SimpleQueue[Happening] = SimpleQueue()
         self._forward: Callable[[Happening], None] = self._heard.put
@@ -84,13 +90,14 @@ class RayExecutor(SupervisedExecutor):
         self._taken: dict[str, tuple[int, ...]] = {}
         self._draining: frozenset[str] = frozenset()
         self._devices: dict[str, Sequence[str]] = {}
-        self._pending: dict[int, tuple[str, ...]] = {}
+        self._pending: dict[int, tuple[str, tuple[str, ...]]] = {}
         self._asked = 0
         self._idle_since_s: dict[str, float] = {}
         self._wished: list[Mapping[str, float]] | None = None
         self._exits: dict[str, PlainExit] = {}
-        self._storage = storage
-        self._nodes = Nodes(lambda event: self._forward(event))
+        self._storage, self._ship = storage, ship
+        self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on)
         self._bridge = _Bridge(address, _service_id(folder), lambda document: self._forward(_Bridged(document)))
         try:
             self._await_nodes()
@@ -122,6 +129,8 @@ class RayExecutor(SupervisedExecutor):
         """What keeps this job from ever being run here. Nodes may still come: there is no limit to sizes."""
         if spec.working_dir is not None and not Path(spec.working_dir).is_absolute():
             return [Problem("working_dir", spec.working_dir, "must be an absolute path")]
+        if self._ship and spec.working_dir is not None and not Path(spec.working_dir).is_dir():
+            return [Problem("working_dir", spec.working_dir, "must be a folder of the service's machine")]
         return []
 
     def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
@@ -155,6 +164,9 @@ class RayExecutor(SupervisedExecutor):
         now_s = monotonic()
         self._idle_since_s = {slot: self._idle_since_s.get(slot, now_s) for slot in self._devices if slot not in needed}
         self._release([slot for slot, since_s in self._idle_since_s.items() if now_s - since_s > LINGER_S])
+        for job_id in self._places.keys() - self._wanted.keys() - self._running.keys():
+            if self._places.pop(job_id):
+                self._bridge.send({"do": "unship", "job": job_id})
         for job_id in list(self._wanted):
             told += self._lead(job_id)
         return told
@@ -201,8 +213,15 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "nodes"} as document):
                 return self._look_at(document)
             case _Bridged(document={"told": "leased"} as document):
-                self._pending.pop(document["id"], None)
+                job_id, _ = self._pending.pop(document["id"], ("", ()))
                 self._devices |= document["devices"]
+                self._places.setdefault(job_id, {}).update(document["places"])
+            case _Bridged(document={"told": "unshippable"} as document):
+                job_id, _ = self._pending.pop(document["id"], ("", ()))
+                self._devices |= document["devices"]
+                if job_id in self._wanted and job_id not in self._running:
+                    del self._wanted[job_id]
+                    return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
             case _Bridged(document={"told": "refused"} as document):
                 self._pending.pop(document["id"], None)
                 refused = Counter(self._where(slot)[0] for slot in document["slots"])
@@ -220,7 +239,7 @@ class RayExecutor(SupervisedExecutor):
                 self._nodes.know(name, place["host"], place["port"], place["token"])
         held = set(document["leases"])
         for slot in held - set(self._devices):  # an earlier bridge held it
-            if not any(slot in slots for slots in self._pending.values()):
+            if not any(slot in slots for _, slots in self._pending.values()):
                 self._devices[slot] = document["devices"].get(slot, [])
         told: list[r.Record] = []
         draining = frozenset(name for name, node in self._seen.items() if node["draining"])
@@ -252,6 +271,8 @@ class RayExecutor(SupervisedExecutor):
         mine = {self._slot(name, index) for index in range(self._known[name].slots)}
         self._release([slot for slot in self._devices if slot in mine])
         self._taken.pop(name, None)
+        for places in self._places.values():
+            places.pop(name, None)
         told: list[r.Record] = [r.NodeLeft(node=name, reason=reason)]
         return told + self._lose(mine, reason)
 
@@ -265,14 +286,18 @@ class RayExecutor(SupervisedExecutor):
         return node, int(index)
 
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
-        missing = tuple(slot for slot in slots if slot not in self._devices and self._where(slot)[0] in self._up)
-        pending = {slot for asked in self._pending.values() for slot in asked}
+        code = self._wanted[job_id][0].spec.working_dir if self._ship else None
+        here = self._places.get(job_id, {})
+        ready = {slot for slot in slots if slot in self._devices and (code is None or self._where(slot)[0] in here)}
+        missing = tuple(slot for slot in slots if slot not in ready and self._where(slot)[0] in self._up)
+        pending = {slot for _, asked in self._pending.values() for slot in asked}
         taken = {self._slot(node, index) for node, indices in self._taken.items() for index in indices}
         if missing and not pending & set(missing) and not taken & set(missing):
             self._asked += 1
-            self._pending[self._asked] = missing
-            self._bridge.send({"do": "lease", "id": self._asked, "slots": list(missing)})
-        return tuple(slot for slot in slots if slot in self._devices)
+            self._pending[self._asked] = (job_id, missing)
+            request = {"do": "lease", "id": self._asked, "slots": list(missing), "job": job_id, "code": code}
+            self._bridge.send(request)
+        return tuple(slot for slot in slots if slot in ready)
 
     def _release(self, slots: Sequence[str]) -> None:
         if slots:
@@ -280,12 +305,24 @@ class RayExecutor(SupervisedExecutor):
                 self._devices.pop(slot, None)
             self._bridge.send({"do": "release", "slots": list(slots)})
 
-    def _environment_of(self, node: str, slots: Sequence[str]) -> dict[str, str]:
+    def _environment_of(self, job: LiveJob, node: str, slots: Sequence[str]) -> dict[str, str]:
         """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
-        indices = [self._where(slot)[1] for slot in slots]
-        found = dict(slot_environment("cpu", indices))
+        found = dict(slot_environment("cpu", [self._where(slot)[1] for slot in slots]))
         devices = [device for slot in slots for device in self._devices.get(slot, ())]
-        return found | {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+        place = self._places.get(job.id, {}).get(node, {"environment": {}})
+        threads = {"OMP_NUM_THREADS": "1"} if self._known[node].gpu_type == "cpu" else {}
+        return {
+            **threads,
+            **place["environment"],
+            **dict(job.spec.env),
+            **found,
+            "CUDA_VISIBLE_DEVICES": ",".join(devices),
+        }
+
+    def _folder_on(self, job_id: str, node: str) -> str | None:
+        """Where a job's code is on a node, if it was brought there."""
+        place = self._places.get(job_id, {}).get(node)
+        return None if place is None else str(place["folder"])
 
     # --- Processes ---
 
@@ -296,18 +333,14 @@ class RayExecutor(SupervisedExecutor):
             folder=self.folder_of(job.id),
             name=job.id,
             working_folder=Path(job.spec.working_dir or ""),
-            environment=self._environment(job),
-            slot_environment=lambda slot: self._environment_of(self._where(slot)[0], [slot]),
+            environment={},
+            slot_environment=lambda slot: self._environment_of(job, self._where(slot)[0], [slot]),
             options=worker_options(job.spec),
             checkpoints=checkpoints,
             address=Address(host=self._host),
             most_failures=job.spec.max_retries,
             patience=self._patience,
         )
-
-    def _environment(self, job: LiveJob) -> dict[str, str]:
-        cpu = all(node.gpu_type == "cpu" for node in self._known.values())
-        return {**({"OMP_NUM_THREADS": "1"} if cpu else {}), **dict(job.spec.env)}
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
         self._exits.pop(job.id, None)
@@ -317,8 +350,7 @@ class RayExecutor(SupervisedExecutor):
         processes = []
         for rank, (node, mine) in enumerate(by_node.items()):
             environment = {
-                **self._environment(job),
-                **self._environment_of(node, mine),
+                **self._environment_of(job, node, mine),
                 "GEMINID_JOB": job.id,
                 "GEMINID_NODES": ",".join(by_node),
                 "GEMINID_NODE_RANK": str(rank),

@@ -6,7 +6,8 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 
 | from the service | meaning |
 |---|---|
-| ``{"do": "lease", "id", "slots"}`` | hold these slots, all of them or none |
+| ``{"do": "lease", "id", "slots", "job", "code"}`` | hold these slots, all of them or none, with a job's code there |
+| ``{"do": "unship", "job"}`` | its code is not needed any more |
 | ``{"do": "release", "slots"}`` | give them back |
 | ``{"do": "wish", "bundles"}`` | the autoscaler may make room for this |
 | ``{"do": "end"}`` | give everything back and end the agents |
@@ -14,8 +15,9 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | to the service | meaning |
 |---|---|
 | ``{"told": "nodes", "nodes", "leases", "devices"}`` | all nodes with slots, and the slots that are held |
-| ``{"told": "leased", "id", "devices"}`` | the devices of each slot that was asked for |
+| ``{"told": "leased", "id", "devices", "places"}`` | the devices of each slot, and where the code is on each node |
 | ``{"told": "refused", "id", "slots"}`` | these could not be had |
+| ``{"told": "unshippable", "id", "devices", "reason"}`` | the slots are held, but the code could not be brought there |
 | ``{"told": "trouble", "text"}`` | why it ends |
 """
 
@@ -32,10 +34,12 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import ray
+import yaml
 from ray._private import state as ray_state
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
@@ -52,6 +56,9 @@ SLOTS = "geminid_slot"
 
 #: The cluster is looked at so often.
 LOOK_S = 0.4
+
+#: Bringing code to a node, with what has to be installed for it, may take so long.
+SHIP_S = 300.0
 
 #: A slot that cannot be held within so long is somebody else's.
 LEASE_S = 5.0
@@ -200,7 +207,9 @@ class Bridge:
     def _obey(self, document: dict[str, Any]) -> None:
         match document["do"]:
             case "lease":
-                self._pool.submit(self._lease, document["id"], document["slots"])
+                self._pool.submit(self._lease, document["id"], document["slots"], document["job"], document["code"])
+            case "unship":
+                self._pool.submit(self._unship, document["job"])
             case "release":
                 for slot in document["slots"]:
                     self._release(slot)
@@ -209,8 +218,8 @@ class Bridge:
 
                 request_resources(bundles=document["bundles"])
 
-    def _lease(self, number: int, slots: list[str]) -> None:
-        """Hold slots, all or none of them."""
+    def _lease(self, number: int, slots: list[str], job: str, code: str | None) -> None:
+        """Hold slots, all or none of them, and have a job's code on their nodes."""
         groups: dict[str, PlacementGroup] = {}
         try:
             with self._lock:
@@ -231,7 +240,38 @@ class Bridge:
             return
         with self._lock:
             self._leases |= groups
-        self._tell({"told": "leased", "id": number, "devices": devices})
+        places: dict[str, Any] = {}
+        if code is not None:
+            try:
+                places = self._ship(job, code, {slot.rpartition("/")[0] for slot in slots})
+            except Exception as problem:  # what it asks for cannot be had, or is too large
+                reason = f"its code could not be brought to its nodes: {_first_line(problem)}"
+                self._tell({"told": "unshippable", "id": number, "devices": devices, "reason": reason})
+                return
+        self._tell({"told": "leased", "id": number, "devices": devices, "places": places})
+
+    def _ship(self, job: str, code: str, nodes: set[str]) -> dict[str, Any]:
+        """Have Ray bring a job's folder to some nodes, with whatever its ``runtime_env.yaml`` asks for."""
+        environment = runtime_env(Path(code))
+        asked = {}
+        for name in nodes:
+            options = {
+                "name": f"{self._service}/{job}/{self._units[name][0]}",
+                "namespace": NAMESPACE,
+                "lifetime": "detached",
+                "get_if_exists": True,
+                "num_cpus": 0,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(self._units[name][0], soft=False),
+                "runtime_env": environment,
+            }
+            asked[name] = ray.remote(_Code).options(**options).remote().place.remote()
+        return {name: ray.get(place, timeout=SHIP_S) for name, place in asked.items()}
+
+    def _unship(self, job: str) -> None:
+        for name in ray.util.list_named_actors():
+            if name.startswith(f"{self._service}/{job}/"):
+                with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                    ray.kill(ray.get_actor(name))
 
     def _hold(self, slot: str) -> PlacementGroup:
         name, _, index = slot.rpartition("/")
@@ -286,9 +326,19 @@ class Bridge:
     def _give_all_back(self) -> None:
         for slot in list(self._leases):
             self._release(slot)
-        for actor in self._agents.values():
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.kill(actor)
+        for name in ray.util.list_named_actors():
+            if name.startswith(f"{self._service}/"):
+                with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                    ray.kill(ray.get_actor(name))
+
+
+class _Code:
+    """Stays where a job's code is for as long as it is needed: Ray removes code that nobody uses."""
+
+    def place(self) -> dict[str, Any]:
+        """Where it is, and what makes it run."""
+        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
+        return {"folder": os.getcwd(), "environment": environment}
 
 
 class _Holder:
@@ -297,6 +347,15 @@ class _Holder:
     def devices(self) -> list[str]:
         """The devices of this slot."""
         return [str(device) for device in ray.get_gpu_ids()]
+
+
+def runtime_env(folder: Path) -> dict[str, Any]:
+    """The runtime environment of a job: its folder, and what the file ``runtime_env.yaml`` in it says."""
+    described = folder / "runtime_env.yaml"
+    told = yaml.safe_load(described.read_text(encoding="utf-8")) if described.is_file() else {}
+    if not isinstance(told, dict):
+        raise ValueError(f"{described} must be a mapping, as Ray describes runtime environments")
+    return {**told, "working_dir": str(folder)}
 
 
 def _slots_of(node: dict[str, Any], *, by_cpu: bool) -> tuple[str, int] | None:
@@ -330,6 +389,11 @@ def _names(nodes: list[dict[str, Any]]) -> list[str]:
     return [name if good else node["NodeManagerAddress"] for name, good, node in zip(own, usable, nodes, strict=True)]
 
 
+def _first_line(problem: BaseException) -> str:
+    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]
+
+
 def main(descriptor: int, address: str, service: str, forsaken_s: float) -> None:
     """Join the cluster and serve; whatever goes wrong is told, and ends this process."""
     line = Line(socket.socket(fileno=descriptor), timeout_s=None)
@@ -342,7 +406,7 @@ def main(descriptor: int, address: str, service: str, forsaken_s: float) -> None
         pass  # the service is gone; agents and slots stay for the next one
     except BaseException as problem:
         with contextlib.suppress(OSError):
-            line.send({"told": "trouble", "text": f"{type(problem).__name__}: {str(problem).splitlines()[0][:300]}"})
+            line.send({"told": "trouble", "text": _first_line(problem)})
     os._exit(0)  # Ray's own way out may wait for a raylet that is gone
 
 

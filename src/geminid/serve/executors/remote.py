@@ -57,6 +57,7 @@ class _Node:
     here: bool = False
     running: set[str] = field(default_factory=set)
     ended: dict[str, int] = field(default_factory=dict)
+    unsent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     again_at_s: float = 0.0
 
 
@@ -104,10 +105,17 @@ class RemoteProcess:
 
 
 class Nodes:
-    """The lines to all nodes; also a launcher, whose processes run where their slot is (``node/slot``)."""
+    """The lines to all nodes; also a launcher, whose processes run where their slot is (``node/slot``).
 
-    def __init__(self, on_event: Callable[[NodeHere | NodeGone], None]) -> None:
-        self._on_event = on_event
+    ``folder_on`` says where a job's code was brought to on a node, if it was.
+    """
+
+    def __init__(
+        self,
+        on_event: Callable[[NodeHere | NodeGone], None],
+        folder_on: Callable[[str, str], str | None] = lambda job, node: None,
+    ) -> None:
+        self._on_event, self._folder_on = on_event, folder_on
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._lock = threading.RLock()
@@ -176,7 +184,8 @@ class Nodes:
             "key": key,
             "command": list(launch.command),
             "environment": dict(launch.environment),
-            "folder": "" if launch.folder == Path() else str(launch.folder),
+            "folder": self._folder_on(launch.name.partition("/")[0], node)
+            or ("" if launch.folder == Path() else str(launch.folder)),
         }
         self._do(lambda: self._begin(process, document))
         return process
@@ -225,6 +234,8 @@ class Nodes:
         for node in self._nodes.values():
             if node.line is not None:
                 node.line.close()
+        for part in (self._selector, self._wake_in, self._wake_out):
+            part.close()
 
     def _replace(self, name: str, node: _Node) -> None:
         """A new server on a node: whatever the last one had is gone."""
@@ -274,8 +285,12 @@ class Nodes:
         if process.node not in self._nodes:
             process.over(AdoptedProcess.UNKNOWN_CODE, f"node {process.node} is not there")
         else:
-            self._nodes[process.node].running.add(process.key)
-            self._send(process.node, document)
+            node = self._nodes[process.node]
+            node.running.add(process.key)
+            if node.line is not None and node.here:
+                self._send(process.node, document)
+            else:
+                node.unsent[process.key] = document
 
     def _hear(self, name: str, node: _Node) -> None:
         if node.line is None:
@@ -312,8 +327,12 @@ class Nodes:
         with self._changed:
             first, node.here = not node.here, True
             node.running, node.ended = set(document["running"]), dict(document["ended"])
-            mine = [one for one in self._processes.values() if one.node == name]
+            mine = [one for one in self._processes.values() if one.node == name and one.key not in node.unsent]
             self._changed.notify_all()
+        for key, request in node.unsent.items():
+            node.running.add(key)
+            self._send(name, request)
+        node.unsent = {}
         for process in mine:
             if process.key in node.running or process.key in node.ended:
                 size = process.log.stat().st_size if process.log.exists() else 0

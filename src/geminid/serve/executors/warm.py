@@ -30,6 +30,8 @@ class WarmLauncher:
                 zygote = self._zygote = self._zygote or Zygote(keep=self._keep)
             try:
                 return zygote.start(launch)
+            except FileNotFoundError:
+                raise  # there is no such program, or no such folder
             except OSError:
                 with self._lock:
                     self._zygote = None if self._zygote is zygote else self._zygote

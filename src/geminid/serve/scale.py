@@ -1,0 +1,212 @@
+"""What the service costs on a large cluster, by its parts: how often each is needed, and how long it takes.
+
+Everything but the machines is real: the store on this disk, the state, the planner with the default policy, the answers
+of the interface, the lines of the workers. There is a job for every four slots; jobs report as often as live ones do
+when they have settled, and live for an hour; one node in a hundred comes or goes in an hour. Times are of one core.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from geminid.cluster import Cluster
+from geminid.configuration import Placement
+from geminid.job import JobSpec
+from geminid.nodes import NodeGroup
+from geminid.policies.registry import make_policy
+from geminid.serve import records as r
+from geminid.serve.clock import Clock
+from geminid.serve.documents import job_document, node_documents
+from geminid.serve.executors.supervised import REPORTS_LATE_S
+from geminid.serve.planner import NEWS_S, Planner
+from geminid.serve.state import ServiceState
+from geminid.serve.store import Store
+from geminid.sim.run import load_policy
+from geminid.train.messages import Heartbeat, decode, encode
+
+#: Slots of a node, and slots that there are for every job.
+NODE_SLOTS, SLOTS_PER_JOB = 8, 4
+
+#: How long a job lives, and how many of the nodes come or go in an hour.
+JOB_S, NODES_PER_HOUR = 3600.0, 0.01
+
+#: The service looks at what came in so often at least, and somebody asks for the queue and the nodes so often.
+BATCHES_PER_S, LOOKS_PER_S = 4.0, 0.1
+
+#: The default policy, which decides whenever it is asked.
+POLICY = "geminid:gap=0"
+
+#: Workers say that they live so often.
+HEARTBEATS_PER_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One thing that the service does: how often at this size, how long it takes, and which share of a core that is."""
+
+    part: str
+    nodes: int
+    jobs: int
+    per_s: float
+    each_ms: float
+    share: float
+
+
+def measure(nodes: int, progress: Callable[[str], None] = lambda text: None) -> list[Part]:
+    """The parts of a service for so many nodes, the most expensive first."""
+    scene = _Scene(nodes)
+    jobs = len(scene.state.jobs)
+    reports_per_s = jobs / REPORTS_LATE_S
+    changes_per_s = jobs / JOB_S
+    found: list[Part] = []
+
+    def add(
+        part: str,
+        per_s: float,
+        work: Callable[[], object],
+        *,
+        before: Callable[[], None] = lambda: None,
+        repeat: int = 3,
+        at_once: int = 1,
+    ) -> None:
+        progress(f"{nodes:,} nodes: {part}")
+        seconds = []
+        for _ in range(repeat):
+            before()
+            began_s = time.perf_counter()
+            work()
+            seconds.append(time.perf_counter() - began_s)
+        each_s = min(seconds) / at_once
+        found.append(Part(part=part, nodes=nodes, jobs=jobs, per_s=per_s, each_ms=1e3 * each_s, share=per_s * each_s))
+
+    some = scene.reports(500)
+    beats_per_s = HEARTBEATS_PER_S * nodes * NODE_SLOTS
+    add("heartbeats: read from a worker's line", beats_per_s, scene.hear_beats, at_once=1000)
+    add("reports: written to the log", reports_per_s, lambda: scene.write(some), at_once=len(some))
+    add("reports: taken into the state", reports_per_s, lambda: scene.apply(some), at_once=len(some))
+    add("batches: a copy of the state for readers", BATCHES_PER_S, scene.state.copy)
+    add("decisions: after news only", 1.0 / NEWS_S, scene.planner.decide, before=scene.some_news)
+    add("decisions: jobs that come and go", min(changes_per_s, 1.0), scene.planner.decide, before=scene.a_job_comes)
+    add("nodes that come and go: plan anew", nodes * NODES_PER_HOUR / 3600.0, scene.follow)
+    add("interface: the whole queue", LOOKS_PER_S, scene.queue)
+    add("interface: all nodes", LOOKS_PER_S, scene.node_list)
+    add("snapshot of the state", 1.0 / 300.0, scene.snapshot, repeat=1)
+    scene.close()
+    return sorted(found, key=lambda part: -part.share)
+
+
+class _Scene:
+    """A service's parts at some size, with jobs that have been measured."""
+
+    def __init__(self, nodes: int) -> None:
+        self.cluster = Cluster.of_groups([NodeGroup(gpu_type="a100", slots=NODE_SLOTS, count=nodes, prefix="n")])
+        names = [node.name for node in self.cluster.nodes]
+        self.state, self.clock = ServiceState(), Clock()
+        self._folder = tempfile.TemporaryDirectory(prefix="geminid-")
+        self._store = Store(Path(self._folder.name))
+        types = dict.fromkeys(names, "a100")
+        self._tell(r.ServiceStarted(epoch=1, version="0", policy="", cluster={"gpu_types_by_node": types}))
+        draw = np.random.default_rng(3)
+        per_node = NODE_SLOTS // SLOTS_PER_JOB
+        for number in range(nodes * per_node):
+            job_id = f"j{number}"
+            spec = JobSpec(
+                name=f"kind{number % 50}", command=("python", "train.py"), owner=f"u{number % 200}", max_slots=64
+            )
+            first = SLOTS_PER_JOB * (number % per_node)
+            place = Placement.of({names[number // per_node]: range(first, first + SLOTS_PER_JOB)})
+            self._tell(r.JobSubmitted(job_id=job_id, spec=spec, elastic=True, request=None))
+            self._tell(r.Planned(targets={job_id: place}, reasons={}))
+            self._tell(r.JobStarting(job_id=job_id, placement=place))
+            self._tell(_ready(job_id, float(draw.uniform(1e6, 1e8))))
+            self._tell(r.JobFormed(job_id=job_id, placement=place))
+            for batch in (32, 64):
+                self._tell(_report(job_id, batch, 0.1 + 0.002 * batch * float(draw.uniform(0.8, 1.2))))
+        self.policy = make_policy(POLICY, load_policy)
+        self.planner = Planner(self.cluster, self.policy, "geminid", self.state, self.clock)
+        beat = Heartbeat(generation=3, step=1234, phase="training", phase_s=0.2)
+        self.line, self._count = encode(beat).rstrip(b"\n"), 0
+
+    def _tell(self, record: r.Record) -> None:
+        self.state.apply(self.state.seq + 1, self.clock.now_s(), record)
+
+    def reports(self, count: int) -> list[r.Record]:
+        return [_report(f"j{number % len(self.state.jobs)}", 32, 0.2) for number in range(count)]
+
+    def hear_beats(self) -> None:
+        for _ in range(1000):
+            decode(self.line)
+
+    def write(self, records: list[r.Record]) -> None:
+        self._store.append(self.clock.now_s(), records, self._count)
+        self._count += len(records)
+
+    def apply(self, records: list[r.Record]) -> None:
+        for record in records:
+            self._tell(record)
+            self.planner.notice(record)
+
+    def some_news(self) -> None:
+        self.apply(self.reports(len(self.state.jobs) // 20))
+
+    def a_job_comes(self) -> None:
+        job_id = f"new{self.state.seq}"
+        spec = JobSpec(name="kind1", command=("python", "train.py"), owner="u1", max_slots=64)
+        self._tell(r.JobSubmitted(job_id=job_id, spec=spec, elastic=True, request=None))
+        self.planner.sync([job_id])
+
+    def follow(self) -> None:
+        self.planner.follow(self.cluster)
+
+    def queue(self) -> str:
+        now_s = self.clock.now_s()
+        return json.dumps([job_document(job, now_s) for job in self.state.jobs.values()])
+
+    def node_list(self) -> str:
+        return json.dumps(node_documents(self.state, self.cluster))
+
+    def snapshot(self) -> None:
+        self._store.snapshot(self.state)
+
+    def close(self) -> None:
+        self._store.close()
+        self._folder.cleanup()
+
+
+def _ready(job_id: str, work: float) -> r.JobReady:
+    return r.JobReady(
+        job_id=job_id,
+        initial_batch=128,
+        largest_batch=4096,
+        smallest_per_slot=1,
+        largest_per_slot=64,
+        parameter_count=1_000_000,
+        dataset_samples=1_000_000,
+        work_samples=int(work),
+    )
+
+
+def _report(job_id: str, batch: int, step_s: float) -> r.JobProgressed:
+    return r.JobProgressed(
+        job_id=job_id,
+        progress=1000.0,
+        samples=1000,
+        step=100,
+        epoch=0,
+        slots=SLOTS_PER_JOB,
+        nodes=1,
+        per_slot_batch=batch,
+        accumulation_steps=0,
+        accumulation_s=0.9 * step_s,
+        step_s=step_s,
+        squared_gradient=1.0,
+        variance=10.0,
+        metrics={"loss": 1.0},
+    )
