@@ -129,7 +129,7 @@ def test_jobs_are_taken_over_by_the_next_service(ray):
     ray.up()
     assert ray.until(job, lambda job: job["step"] > step)["phase"] == "running"
     assert ray.worker_pids(job) == workers
-    time.sleep(5.0)  # longer than a worker may be silent
+    time.sleep(2.0)
     assert ray.worker_pids(job) == workers
     done = ray.over(job)
     assert (done["phase"], done["failures"]) == ("succeeded", 0)

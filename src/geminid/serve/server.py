@@ -107,16 +107,15 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
 
 
 def _executor(options: Options) -> Executor:
+    patience = Patience(grace=options.grace_s, orphan=ORPHANS_S)
     if options.executor == "local":
-        patience = Patience(grace=options.grace_s, orphan=ORPHANS_S)
         return LocalExecutor(
             options.home, machine(options.slots), patience=patience, slot_memory_bytes=options.slot_memory_bytes
         )
     if importlib.util.find_spec("ray") is None:
         raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")
-    from geminid.serve.executors.ray import HANG_S, NoCluster, RayExecutor
+    from geminid.serve.executors.ray import NoCluster, RayExecutor
 
-    patience = Patience(grace=options.grace_s, orphan=ORPHANS_S, hang=HANG_S)
     try:
         return RayExecutor(
             options.home, options.address, patience=patience, storage=options.storage, ship=options.ship_code

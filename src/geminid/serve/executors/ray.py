@@ -41,9 +41,6 @@ from geminid.train.launcher import Launch, how_it_ended
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 
-#: Whoever hangs on a cluster is noticed sooner than on one machine: more wait for it.
-HANG_S = 4.0
-
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
 
@@ -83,7 +80,8 @@ class RayExecutor(SupervisedExecutor):
         ship: bool = True,
     ) -> None:
         self._heard: SimpleQueue[Happening] = SimpleQueue()
-        self._forward: Callable[[Happening], None] = self._heard.put
+        self._early: Callable[[Happening], None] = self._heard.put
+        self._forward = self._early
         self._seen: dict[str, Mapping[str, Any]] = {}
         self._known: dict[str, NodeGroup] = {}
         self._up: set[str] = set()
@@ -106,8 +104,7 @@ class RayExecutor(SupervisedExecutor):
             self._nodes.close()
             raise
         self._host = own_address(next(iter(self._seen.values()))["address"], address)
-        patience = patience or Patience(hang=HANG_S, orphan=ORPHANS_S)
-        super().__init__(folder, self._make_cluster(), self._nodes, patience)
+        super().__init__(folder, self._make_cluster(), self._nodes, patience or Patience(orphan=ORPHANS_S))
 
     def _await_nodes(self) -> None:
         """Wait until all nodes that Ray has are here, or some are and time is up."""
@@ -206,6 +203,8 @@ class RayExecutor(SupervisedExecutor):
                 self._known[name] = NodeGroup(gpu_type=seen["gpu_type"], slots=seen["slots"], name=name, **place)
                 self._up.add(name)
                 joined = r.NodeJoined(node=name, gpu_type=seen["gpu_type"], slots=seen["slots"])
+                if self._forward is not self._early:
+                    self._nodes.end_strangers(name)  # those of jobs that have gone on without them
                 return [joined, *self._count_others()]
             case NodeGone(node=name) if name in self._up:
                 self._up.discard(name)
@@ -222,6 +221,9 @@ class RayExecutor(SupervisedExecutor):
                 if job_id in self._wanted and job_id not in self._running:
                     del self._wanted[job_id]
                     return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
+            case _Bridged(document={"told": "away"}):  # whatever it was asked for is asked for again
+                self._pending.clear()
+                self._wished = None
             case _Bridged(document={"told": "refused"} as document):
                 self._pending.pop(document["id"], None)
                 refused = Counter(self._where(slot)[0] for slot in document["slots"])
@@ -241,6 +243,10 @@ class RayExecutor(SupervisedExecutor):
         for slot in held - set(self._devices):  # an earlier bridge held it
             if not any(slot in slots for _, slots in self._pending.values()):
                 self._devices[slot] = document["devices"].get(slot, [])
+        pending = {slot for _, slots in self._pending.values() for slot in slots}
+        lost = [slot for slot in self._devices if slot not in held | pending and self._where(slot)[0] in self._seen]
+        if lost:  # somebody removed what held them for us
+            self._lease("", lost, None)
         told: list[r.Record] = []
         draining = frozenset(name for name, node in self._seen.items() if node["draining"])
         told += [r.NodeDrained(node=name, drained=True, by="Ray") for name in sorted(draining - self._draining)]
@@ -293,11 +299,14 @@ class RayExecutor(SupervisedExecutor):
         pending = {slot for _, asked in self._pending.values() for slot in asked}
         taken = {self._slot(node, index) for node, indices in self._taken.items() for index in indices}
         if missing and not pending & set(missing) and not taken & set(missing):
-            self._asked += 1
-            self._pending[self._asked] = (job_id, missing)
-            request = {"do": "lease", "id": self._asked, "slots": list(missing), "job": job_id, "code": code}
-            self._bridge.send(request)
+            self._lease(job_id, missing, code)
         return tuple(slot for slot in slots if slot in ready)
+
+    def _lease(self, job_id: str, slots: Sequence[str], code: str | None) -> None:
+        self._asked += 1
+        self._pending[self._asked] = (job_id, tuple(slots))
+        request = {"do": "lease", "id": self._asked, "slots": list(slots), "job": job_id, "code": code}
+        self._bridge.send(request)
 
     def _release(self, slots: Sequence[str]) -> None:
         if slots:

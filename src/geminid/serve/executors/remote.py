@@ -166,6 +166,15 @@ class Nodes:
         self.tell(node, {"do": "follow", "key": key, "offset": 1 << 62})
         self.tell(node, {"do": "signal", "key": key, "signal": int(signal.SIGKILL)})
 
+    def end_strangers(self, node: str) -> None:
+        """End the processes of a node that nobody here watches."""
+        with self._lock:
+            strangers = (
+                [key for key in self._nodes[node].running if key not in self._processes] if node in self._nodes else []
+            )
+        for key in strangers:
+            self.end(key, node)
+
     def tell(self, node: str, document: Mapping[str, Any]) -> None:
         """Send something to a node's server, if there is a line."""
         self._do(lambda: self._send(node, document))
