@@ -19,8 +19,13 @@ from geminid.policies.kinds import KindMemory
 Array = NDArray[np.float64]
 
 
-def configurations_of(cluster: Cluster, rigid_sizes: Iterable[int] = ()) -> list[Configuration]:
-    """Powers of two within a node, then whole nodes, and what rigid jobs ask for, for every GPU type."""
+def configurations_of(
+    cluster: Cluster, rigid_sizes: Iterable[int] = (), most_slots: int | None = None
+) -> list[Configuration]:
+    """Powers of two within a node, then whole nodes, and what rigid jobs ask for, for every GPU type.
+
+    More than ``most_slots`` are left out, as far as whole nodes go: on a large cluster nobody may have most of them.
+    """
     result = []
     for gpu_type, index in cluster.type_index.items():
         sizes = cluster.node_slots[cluster.node_type == index]
@@ -31,7 +36,9 @@ def configurations_of(cluster: Cluster, rigid_sizes: Iterable[int] = ()) -> list
             result.append(Configuration(gpu_type=gpu_type, nodes=1, slots=slots))
             slots *= 2
         result += [
-            Configuration(gpu_type=gpu_type, nodes=nodes, slots=nodes * per_node) for nodes in range(1, full_nodes + 1)
+            Configuration(gpu_type=gpu_type, nodes=nodes, slots=nodes * per_node)
+            for nodes in range(1, full_nodes + 1)
+            if most_slots is None or (nodes - 1) * per_node < most_slots
         ]
         have = {c.slots for c in result if c.gpu_type == gpu_type}
         result += [
@@ -68,6 +75,7 @@ class Goodputs:
     _table: GoodputTable | None = None
     _nodes: tuple[object, ...] = ()
     _rigid_sizes: set[int] = field(default_factory=set)
+    _widest: int = 0
     _completed: dict[str, _Completed] = field(default_factory=dict)
 
     def of(self, view: ClusterView) -> tuple[tuple[Configuration, ...], Array]:
@@ -93,10 +101,13 @@ class Goodputs:
 
     def _refreshed(self, view: ClusterView) -> GoodputTable:
         rigid = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
-        if self._table is None or not rigid <= self._rigid_sizes or view.cluster.nodes != self._nodes:
+        most = max((job.facts.max_slots for job in view.jobs), default=1)
+        known = rigid <= self._rigid_sizes and most <= self._widest
+        if self._table is None or not known or view.cluster.nodes != self._nodes:
             self._rigid_sizes |= rigid
+            self._widest = max(self._widest, 1 << (most - 1).bit_length())
             self._nodes = view.cluster.nodes
-            self._table = GoodputTable.empty(configurations_of(view.cluster, self._rigid_sizes))
+            self._table = GoodputTable.empty(configurations_of(view.cluster, self._rigid_sizes, self._widest))
         models = {job.id: self._complete(job) for job in view.jobs}
         self._completed = {job_id: self._completed[job_id] for job_id in models}
         self._table = self._table.refresh(models)

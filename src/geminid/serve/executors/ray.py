@@ -81,7 +81,7 @@ class RayExecutor(SupervisedExecutor):
     ) -> None:
         self._heard: SimpleQueue[Happening] = SimpleQueue()
         self._early: Callable[[Happening], None] = self._heard.put
-        self._forward = self._early
+        self._forward: Callable[[Happening], None] = self._early
         self._seen: dict[str, Mapping[str, Any]] = {}
         self._known: dict[str, NodeGroup] = {}
         self._up: set[str] = set()
