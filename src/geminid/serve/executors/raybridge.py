@@ -30,6 +30,7 @@ import re
 import select
 import socket
 import sys
+import tempfile
 import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,7 @@ from typing import Any
 import ray
 import yaml
 from ray._private import state as ray_state
+from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -252,7 +254,8 @@ class Bridge:
 
     def _ship(self, job: str, code: str, nodes: set[str]) -> dict[str, Any]:
         """Have Ray bring a job's folder to some nodes, with whatever its ``runtime_env.yaml`` asks for."""
-        environment = runtime_env(Path(code))
+        environment = upload_working_dir_if_needed(runtime_env(Path(code)), True, tempfile.gettempdir())
+        environment.pop("excludes", None)  # they have been left out
         asked = {}
         for name in nodes:
             options = {
