@@ -31,7 +31,7 @@ def reasons(job):
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, launcher, where):
     """Its heartbeats go on: only what it is doing, and for how long, tells."""
-    patience = replace(PATIENCE, step=1.0)
+    patience = replace(PATIENCE, step=2.0)
     options = ("--samples", 240, "--epochs", 3, "--hang", where)
     with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
         job.resized("abc")
@@ -71,22 +71,22 @@ def test_rescales_leave_no_descriptors_and_threads_behind(tmp_path, launcher):
 
 def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher):
     """It takes longer than any patience but one, and the job is resized meanwhile."""
-    patience = replace(PATIENCE, step=0.3, form=0.3)
-    options = ("--samples", 64, "--epochs", 3, "--evaluate", 1.3)
+    patience = replace(PATIENCE, step=2.0, form=2.0)
+    options = ("--samples", 64, "--epochs", 2, "--evaluate", 3)
     with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
         job.resized("ab")
         job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))
         job.resized("abc")
         job.resized("b")
         assert job.ended() == "finished"
-    assert exactly_once(job, 64, 3)
+    assert exactly_once(job, 64, 2)
     assert reasons(job) == []
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
 
 
 def test_what_the_leader_does_after_training_may_take_long(tmp_path, launcher):
-    patience = replace(PATIENCE, step=0.5, grace=0.5, form=0.5)
-    options = ("--samples", 64, "--epochs", 1, "--conclude", 2)
+    patience = replace(PATIENCE, step=1.0, grace=1.0)
+    options = ("--samples", 64, "--epochs", 1, "--conclude", 2.5)
     with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
         job.resized("ab")
         assert job.ended() == "finished"
@@ -116,8 +116,8 @@ def test_members_that_died_while_nobody_supervised_are_replaced(tmp_path, launch
 
 def test_a_job_whose_loop_is_left_early_has_finished_and_saved(tmp_path, launcher):
     """Although the leader takes longer after its loop than those who have ended are waited for."""
-    patience = replace(PATIENCE, grace=0.5)
-    options = ("--samples", 64, "--epochs", 5, "--leave-after", 1, "--conclude", 1.5)
+    patience = replace(PATIENCE, grace=1.0)
+    options = ("--samples", 64, "--epochs", 5, "--leave-after", 1, "--conclude", 2.5)
     with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
         job.resized("ab")
         assert job.ended() == "finished"
