@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
 
-def test_the_short_demo_ends_well_and_leaves_nothing_behind(tmp_path, monkeypatch):
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
+@pytest.fixture
+def folder(monkeypatch):
+    """Where temporary files go; the paths of sockets must not be too long."""
+    with tempfile.TemporaryDirectory(prefix="gmd-", dir="/tmp") as made:
+        monkeypatch.setenv("TMPDIR", made)
+        yield Path(made)
+
+
+def test_the_short_demo_ends_well_and_leaves_nothing_behind(folder):
     command = [sys.executable, "-m", "geminid", "demo", "--short", "--slots", "2", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -26,4 +35,4 @@ def test_the_short_demo_ends_well_and_leaves_nothing_behind(tmp_path, monkeypatc
     assert result["killed"] is not None
     assert result["resizes"] >= 1
     assert max(job["most_slots"] for job in result["jobs"]) == 2
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("geminid-")] == []
+    assert [path.name for path in folder.iterdir() if path.name.startswith("geminid-")] == []

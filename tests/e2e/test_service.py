@@ -52,6 +52,11 @@ def test_the_mistakes_have_one_sentence_and_an_exit_code_each(live, tmp_path):
     assert nobody.returncode == 3
     assert nobody.stderr.startswith("error: no service is running on")
     assert live.run("show", "j999").returncode == 5
+    live.env = {**live.env, "GEMINID_HOME": str(tmp_path / ("x" * 100))}
+    long = live.run("up", "--slots", 1)
+    live.env = before
+    assert long.returncode == 1
+    assert "set GEMINID_HOME to a shorter one" in long.stderr
 
 
 def test_elastic_jobs_and_plain_commands_run_to_their_end(live):

@@ -75,11 +75,14 @@ def queue(
     owner: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
     queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
     all: Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")] = False,
+    limit: Annotated[
+        int, typer.Option(min=1, max=100_000, help="At most so many, those first that start next.")
+    ] = 1000,
     json: JsonOption = False,
 ) -> None:
     """List jobs: what they do, what they have, and when they will be done."""
     with reporting_trouble():
-        jobs = client().get("jobs", state=state, owner=owner, queue=queue, all=all)
+        jobs = client().get("jobs", state=state, owner=owner, queue=queue, all=all, limit=limit)
     if json:
         print_json(jobs)
         return
@@ -92,6 +95,8 @@ def queue(
         [job_row(job) for job in jobs],
         text_columns=4,
     )
+    if len(jobs) == limit:
+        console.print(f"there may be more than these {limit}: --limit shows them")
 
 
 def job_row(job: dict[str, Any]) -> list[str]:

@@ -156,7 +156,10 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         all: bool = False,
         limit: Annotated[int, Query(ge=1, le=100_000)] = 1000,
     ) -> JSONResponse:
-        """The jobs, newest last; those that are over only if asked for."""
+        """The jobs, newest last; those that are over only if asked for.
+
+        Of more than ``limit``, those that run and that start next; with those that are over, the newest.
+        """
         published = service.published
         if state is not None and state not in set(JobPhase):
             raise Refused(422, f"state {state[:40]!r} must be one of {', '.join(JobPhase)}")
@@ -166,9 +169,13 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             if (owner is None or job.spec.owner == owner)
             and (queue is None or job.spec.queue == queue)
             and (job.phase.value == state if state is not None else all or not job.phase.is_terminal)
-        ][-limit:]
+        ]
         await asyncio.to_thread(forecaster.freshen)
         places, now_s = positions(), max(published.now_s, service.clock.now_s())
+        if len(chosen) > limit and not all:
+            first = {job.id for job in sorted(chosen, key=lambda job: places.get(job.id, 0))[:limit]}
+            chosen = [job for job in chosen if job.id in first]
+        chosen = chosen[-limit:]
         return JSONResponse(  # made here, because FastAPI would look at every value once more
             [
                 {

@@ -30,6 +30,7 @@ from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.store import Store, StoreProblem
 from geminid.sim.run import load_policy
+from geminid.train.channel import LONGEST_SOCKET_PATH
 from geminid.train.supervisor import Patience
 
 #: What decides if nothing else is said: looks at most every two seconds, at least every twenty.
@@ -43,6 +44,9 @@ GRACE_S = 2
 
 #: Threads give way to each other so often: answers, many and short, must not wait for decisions and forecasts.
 SWITCH_S = 0.0005
+
+#: Workers talk to their supervisors through sockets in the home folder, whose paths the system limits.
+LONGEST_HOME = LONGEST_SOCKET_PATH - len("/jobs/j1234567890/control")
 
 #: Starting includes importing half of scientific Python on a cold disk.
 START_PATIENCE_S = 60.0
@@ -109,6 +113,11 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
 def _executor(options: Options) -> Executor:
     patience = Patience(grace=options.grace_s, orphan=ORPHANS_S)
     if options.executor == "local":
+        if len(os.fsencode(options.home)) > LONGEST_HOME:
+            told = (
+                f"{options.home} has {len(os.fsencode(options.home))} bytes, and sockets in it need a path of at most"
+            )
+            raise StoreProblem(f"{told} {LONGEST_HOME}: set GEMINID_HOME to a shorter one")
         return LocalExecutor(
             options.home, machine(options.slots), patience=patience, slot_memory_bytes=options.slot_memory_bytes
         )

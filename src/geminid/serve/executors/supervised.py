@@ -81,6 +81,14 @@ class _Begun:
 
 
 @dataclass(frozen=True, slots=True)
+class _NotStarted:
+    """A job's processes could not be started."""
+
+    job_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Over:
     """A plain command's process is gone."""
 
@@ -139,7 +147,7 @@ class SupervisedExecutor(ABC):
         self._post: Callable[[Happening], None] = lambda happening: None
         self._running: dict[str, _Elastic | _Plain] = {}
         self._wanted: dict[str, tuple[LiveJob, tuple[str, ...]]] = {}
-        self._todo: list[Callable[[], None]] = []
+        self._todo: list[tuple[str, Callable[[], None]]] = []
         self._logs_at_s = 0.0
 
     # --- What differs ---
@@ -219,8 +227,11 @@ class SupervisedExecutor(ABC):
     def flush(self) -> None:
         """Start what was announced: the service has written it down."""
         todo, self._todo = self._todo, []
-        for start in todo:
-            start()
+        for job_id, start in todo:
+            try:
+                start()
+            except OSError as problem:  # a full disk, say: this job's misfortune and nobody else's
+                self._post(_NotStarted(job_id, problem.strerror or str(problem)))
 
     def tick(self) -> list[r.Record]:
         """Grace periods, progress that has waited, and logs that have grown."""
@@ -250,6 +261,8 @@ class SupervisedExecutor(ABC):
         elif isinstance(happening, _Begun):
             begun = self._running.get(happening.job_id)
             return [] if begun is None else [r.JobFormed(job_id=happening.job_id, placement=self._placed(begun.holds))]
+        elif isinstance(happening, _NotStarted):
+            told = self._not_started(happening.job_id, happening.reason)
         elif isinstance(happening, _Over):
             job = self._running.get(happening.job_id)
             if not isinstance(job, _Plain) or job.command is not happening.command:
@@ -307,7 +320,15 @@ class SupervisedExecutor(ABC):
         free = self._usable(job_id, tuple(slot for slot in slots if slot not in taken))
         running = self._running.get(job_id)
         if running is None:
-            return self._begin(job, slots) if free == slots else []
+            if free != slots:
+                return []
+            starting = r.JobStarting(job_id=job_id, placement=self._placed(slots))
+            try:
+                self._begin(job, slots)
+            except (OSError, ValueError) as problem:
+                reason = str(getattr(problem, "strerror", None) or problem)
+                return [starting, *self._not_started(job_id, reason)]
+            return [starting]
         if running.stopping:
             return []
         if isinstance(running, _Plain):
@@ -319,7 +340,7 @@ class SupervisedExecutor(ABC):
             return []
         held = running.holds | set(free)
         running.asked = free
-        self._todo.append(lambda: self._resize(job_id, running))
+        self._todo.append((job_id, lambda: self._resize(job_id, running)))
         return self._moving(job_id, running, held)
 
     def _moving(self, job_id: str, running: _Elastic, held: set[str]) -> list[r.Record]:
@@ -327,7 +348,13 @@ class SupervisedExecutor(ABC):
         running.told, running.settled = held, False
         return [r.JobRescaling(job_id=job_id, placement=self._placed(held))]
 
-    def _begin(self, job: LiveJob, slots: tuple[str, ...]) -> list[r.Record]:
+    def _not_started(self, job_id: str, reason: str) -> list[r.Record]:
+        """A job could not be started: it is tried again, as after any other crash."""
+        self._running.pop(job_id, None)
+        self._wanted.pop(job_id, None)
+        return [r.JobEnded(job_id=job_id, how="crashed", reason=f"it could not be started: {reason}"[:500])]
+
+    def _begin(self, job: LiveJob, slots: tuple[str, ...]) -> None:
         folder = self.folder_of(job.id)
         if job.state.first_started_at_s is None and folder.exists():
             shutil.rmtree(folder, ignore_errors=True)  # of another job, whose log is gone: not this one's checkpoints
@@ -335,11 +362,10 @@ class SupervisedExecutor(ABC):
         if job.elastic:
             supervisor = self._supervise(job, adopt=False)
             running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots))
-            self._todo.append(lambda: self._resize(job.id, running, begin=True))
+            self._todo.append((job.id, lambda: self._resize(job.id, running, begin=True)))
         else:
             plain = self._running[job.id] = _Plain(slots)
-            self._todo.append(lambda: self._start_plain(job, plain))
-        return [r.JobStarting(job_id=job.id, placement=self._placed(slots))]
+            self._todo.append((job.id, lambda: self._start_plain(job, plain)))
 
     def _resize(self, job_id: str, running: _Elastic, *, begin: bool = False) -> None:
         if begin:
