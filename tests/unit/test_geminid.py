@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
@@ -335,6 +337,9 @@ class HalfBusy:
         kinds = {first.kind, second.kind}
         speed = 0.0 if "huge" in kinds else 0.4 if "busy" in kinds else 0.8
         return speed, speed
+
+    def speeds_together(self, jobs: Sequence[JobFacts], gpu_type: str, batches: Sequence[int]) -> NDArray[np.float64]:
+        return np.array([[self.relative_speeds(a, b, gpu_type)[0] for b in jobs] for a in jobs])
 
 
 def sharing_view(*jobs: JobView, now_s: float = 600.0) -> ClusterView:

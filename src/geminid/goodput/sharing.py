@@ -13,12 +13,22 @@ with a mean error of 4 % of a job's speed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 #: c: what two jobs lose to each other that hardly use the accelerator.
 OVERHEAD = 0.08
 
 
-def shared_speed(utilisation: float, other: float) -> float:
+@overload
+def shared_speed(utilisation: float, other: float) -> float: ...
+@overload
+def shared_speed(utilisation: Array, other: Array) -> Array: ...
+def shared_speed(utilisation: float | Array, other: float | Array) -> float | Array:
     """What is left of a job's speed beside another one.
 
     >>> shared_speed(1.0, 1.0)

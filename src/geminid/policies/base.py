@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.goodput.batchplan import BatchLimits
@@ -142,6 +145,12 @@ class SharingModel(Protocol):
         """Speeds of both on shared slots of a type, relative to having them alone; zeros if they cannot share.
 
         Not numbers where nobody has measured the two together: policies may estimate them, and try.
+        """
+
+    def speeds_together(self, jobs: Sequence[JobFacts], gpu_type: str, batches: Sequence[int]) -> NDArray[np.float64]:
+        """The same for every job (rows) beside every other (columns), at these batches per slot.
+
+        A batch of zero stands for the requested one.
         """
 
 

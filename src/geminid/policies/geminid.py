@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminid.configuration import Configuration
+from geminid.job import Adaptivity
 from geminid.policies.autoscale import Wish, wishes
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
 from geminid.policies.claims import (
@@ -30,10 +31,10 @@ from geminid.policies.claims import (
 from geminid.policies.geminid_objective import JobArrays, Objective, slowest
 from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
-from geminid.policies.lodging import lodge
 from geminid.policies.options import AtLeast, AtMost, Positive
+from geminid.policies.pairing import Paired, Worth, pair_up
 from geminid.policies.remaining import RemainingWork
-from geminid.solve.prices import Choices, Priced, solve
+from geminid.solve.prices import Choices, Priced, Prices, solve
 
 Array = NDArray[np.float64]
 
@@ -77,6 +78,7 @@ class Geminid(Policy):
     half_life_s: Positive | None = None
     economy: Annotated[float, AtLeast(0.0)] | None = None
     share: bool = True
+    share_adaptive: bool = False
     kinds: bool = True
     interval_s: float | None = None
     _solution: Priced | None = None
@@ -99,21 +101,18 @@ class Geminid(Policy):
             return _unchanged(view, self._decided_s + self.gap_s)
         self._decided_s = view.now_s
         configurations, goodput = self._goodputs.of(view)
-        utility = self._utilities(view, configurations, goodput)
-        choices = _choices(view, configurations, utility)
-        found = self._solve(choices, view.jobs)
-        self._solution = found
+        worth = self._worth(view, configurations, goodput)
+        found = self._decided(view, configurations, worth)
+        self._solution = found.solution
         assignments: dict[str, Configuration | Allocation] = {
             job.id: configurations[column]
-            for job, column in zip(view.jobs, found.choice.tolist(), strict=True)
+            for job, column in zip(view.jobs, found.solution.choice.tolist(), strict=True)
             if column >= 0
         }
-        pairs = []
-        for host, guest in lodge(view, configurations, utility, found.choice) if self.share else ():
-            pairs.append((view.jobs[host].id, view.jobs[guest].id))
-            assignments[view.jobs[guest].id] = configurations[found.choice[host]]
+        pairs = [(view.jobs[host].id, view.jobs[guest].id) for host, guest, *_ in found.pairs]
         return Decision(
             assignments,
+            reasons=_reasons(view, found),
             wake_at_s=self._wake_at_s(view, assignments),
             desired_nodes=_nodes(view, self._wishes),
             pairs=tuple(pairs),
@@ -129,7 +128,7 @@ class Geminid(Policy):
         """What an autoscaled cluster should have, and why."""
         return self._wishes
 
-    def _utilities(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> Array:
+    def _worth(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> Worth:
         """What each configuration is worth to each job, with everybody's claims."""
         jobs, now_s = view.jobs, view.now_s
         least = slowest(goodput)
@@ -164,36 +163,76 @@ class Geminid(Policy):
             pause_power=self.pause_power,
             restart_power=self.restart_power,
         )
-        utility = objective.utilities(arrays, goodput)
+        staying = objective.utilities(arrays, goodput)
+        moving = staying
+        if self._sharers(view).any():
+            moving = objective.utilities(replace(arrays, current=np.zeros_like(arrays.current)), goodput)
         preferred = preference_factors(jobs, configurations)
-        if preferred is not None:
-            utility *= preferred
         affordable = within_budget(view, configurations, left_s, speedup)
-        if affordable is not None:
-            utility[~affordable] = -np.inf
+        for utility in (staying, moving)[: 1 if moving is staying else 2]:
+            if preferred is not None:
+                utility *= preferred
+            if affordable is not None:
+                utility[~affordable] = -np.inf
         if self.economy is not None:
             dollars = {name: view.cluster.gpu_type(name).relative_cost for name in view.cluster.type_index}
             self._wishes = wishes(configurations, goodput, dollars, self.economy)
-        return utility
+        return Worth(staying, moving, _partners(jobs))
 
-    def _solve(self, choices: Choices, jobs: Sequence[JobView]) -> Priced:
-        """Find the decision; where queues have quotas, first within them, and then with what is left over lent out."""
-        start = self._solution.prices if self._solution is not None else None
-        limited = [q for q in self._queues.values() if q.quota is not None or q.limit is not None]
+    def _sharers(self, view: ClusterView) -> NDArray[np.bool_]:
+        """Which jobs may share their slots."""
+        if not self.share or view.sharing is None:
+            return np.zeros(len(view.jobs), dtype=bool)
+        return np.array(
+            [self.share_adaptive or job.facts.adaptivity is not Adaptivity.ADAPTIVE for job in view.jobs], dtype=bool
+        )
+
+    def _decided(self, view: ClusterView, configurations: Sequence[Configuration], worth: Worth) -> Paired:
+        """The best decision, with pairs where they pay."""
+        choices = self._choices(view, configurations, worth.alone())
+        found = self._solve(choices, self._solution.prices if self._solution is not None else None)
+        sharers, sharing = self._sharers(view), view.sharing
+        if sharing is None or np.count_nonzero(sharers) < 2:
+            return Paired(found)
+        batch = self._goodputs.per_slot_batch
+
+        def speeds(rows: NDArray[np.intp], column: int) -> Array:
+            facts = [view.jobs[row].facts for row in rows]
+            return sharing.speeds_together(facts, configurations[column].gpu_type, batch[rows, column].tolist())
+
+        return pair_up(choices, found, worth, sharers, speeds, self.q, self._solve)
+
+    def _choices(self, view: ClusterView, configurations: Sequence[Configuration], utility: Array) -> Choices:
+        """The problem; queues with a quota are groups that may have what is their limit at most."""
+        types, capacity = view.cluster.type_index, _slots_by_type(view)
+        slots = np.array([c.slots for c in configurations], dtype=float)
+        resource = np.array([types[c.gpu_type] for c in configurations], dtype=np.intp)
+        limited = self._limited_queues
         if not limited:
-            return solve(choices, start=start, finish_above=None)
+            return Choices(utility, slots, resource, capacity)
         index = {queue.name: i for i, queue in enumerate(limited)}
-        group = np.array([index.get(job.facts.queue, -1) for job in jobs])
-        whole = float(choices.capacity.sum())
+        group = np.array([index.get(job.facts.queue, -1) for job in view.jobs], dtype=np.intp)
+        whole = float(capacity.sum())
         limit = np.array([whole if q.limit is None else q.limit for q in limited])
-        quota = np.minimum(limit, [whole if q.quota is None else q.quota for q in limited])
-        within = replace(choices, group=group, group_capacity=quota)
+        return Choices(utility, slots, resource, capacity, group, limit)
+
+    @property
+    def _limited_queues(self) -> list[Queue]:
+        return [q for q in self._queues.values() if q.quota is not None or q.limit is not None]
+
+    def _solve(self, choices: Choices, start: Prices | None) -> Priced:
+        """Find the decision; where queues have quotas, first within them, and then with what is left over lent out."""
+        if choices.group is None or choices.group_capacity is None:
+            return solve(choices, start=start, finish_above=None)
+        whole, limit = float(choices.capacity.sum()), choices.group_capacity
+        quota = np.minimum(limit, [whole if q.quota is None else q.quota for q in self._limited_queues])
+        within = replace(choices, group_capacity=quota)
         found = solve(within, start=start, finish_above=None)
         served = np.flatnonzero(found.choice >= 0)
         slots = choices.slots[found.choice[served]]
         left_over = whole - float(slots.sum())
-        member = group[served] >= 0
-        used = np.bincount(group[served][member], slots[member], len(limited))
+        group = choices.group[served]
+        used = np.bincount(group[group >= 0], slots[group >= 0], len(limit))
         lent = np.minimum(limit, np.maximum(quota, used + left_over))
         if left_over < 1.0 or (lent <= quota).all():
             return found
@@ -221,13 +260,6 @@ def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:
     return Decision(kept, wake_at_s=wake_at_s, pairs=tuple(pairs))
 
 
-def _choices(view: ClusterView, configurations: Sequence[Configuration], utility: Array) -> Choices:
-    types = view.cluster.type_index
-    capacity = _slots_by_type(view)
-    slots = np.array([c.slots for c in configurations], dtype=float)
-    return Choices(utility, slots, np.array([types[c.gpu_type] for c in configurations], dtype=np.intp), capacity)
-
-
 def _slots_by_type(view: ClusterView) -> Array:
     slots = np.zeros(len(view.cluster.type_index))
     np.add.at(slots, view.cluster.node_type, np.array(view.usable_slots, dtype=float))
@@ -244,6 +276,27 @@ def _current(view: ClusterView, configurations: Sequence[Configuration]) -> NDAr
             if column is not None:
                 current[row, column] = True
     return current
+
+
+def _partners(jobs: Sequence[JobView]) -> NDArray[np.intp]:
+    """The rows of the jobs that others share their slots with, −1 for none."""
+    partner = np.full(len(jobs), -1, dtype=np.intp)
+    if any(job.partner for job in jobs):
+        rows = {job.id: row for row, job in enumerate(jobs)}
+        partner[:] = [rows.get(job.partner or "", -1) for job in jobs]
+    return partner
+
+
+def _reasons(view: ClusterView, found: Paired) -> dict[str, str]:
+    """Why jobs share."""
+    reasons = {}
+    for host, guest, one, other in found.pairs:
+        for row, partner, speed in ((host, guest, one), (guest, host, other)):
+            reasons[view.jobs[row].id] = (
+                f"shares its slots with {view.jobs[partner].id}: both together get {one + other:.2f} jobs' work done, "
+                f"this one {100 * speed:.0f} % of what it would alone"
+            )
+    return reasons
 
 
 def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array) -> Array:

@@ -99,6 +99,12 @@ class Goodputs:
         goodput[(slots > most[:, None]) | (slots < least[:, None])] = 0.0
         return configurations, goodput
 
+    @property
+    def per_slot_batch(self) -> NDArray[np.int64]:
+        """The batch per slot that each job of the last view would choose on each configuration; 0 if not known."""
+        assert self._table is not None
+        return self._table.per_slot_batch
+
     def _refreshed(self, view: ClusterView) -> GoodputTable:
         rigid = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
         most = max((job.facts.max_slots for job in view.jobs), default=1)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from geminid.goodput.sharing import shared_speed, utilisation
+from geminid.job import Adaptivity
 from geminid.policies.base import JobFacts
 from geminid.sim.application import Application
 from geminid.sim.tuner import for_total
@@ -22,6 +26,7 @@ class ApplicationSharing:
 
     applications: Mapping[str, Application]
     _known: dict[tuple[str, int, int | None, str], tuple[float, float]] = field(default_factory=dict)
+    _busy: dict[tuple[str, str, int], float] = field(default_factory=dict)
 
     def relative_speeds(self, first: JobFacts, second: JobFacts, gpu_type: str) -> tuple[float, float]:
         """Speeds of two jobs on shared slots, relative to having them alone."""
@@ -29,6 +34,36 @@ class ApplicationSharing:
         if one[1] + other[1] > 1.0:
             return 0.0, 0.0
         return shared_speed(one[0], other[0]), shared_speed(other[0], one[0])
+
+    def speeds_together(self, jobs: Sequence[JobFacts], gpu_type: str, batches: Sequence[int]) -> NDArray[np.float64]:
+        """The same for every job (rows) beside every other (columns), at these batches per slot.
+
+        The memory of jobs that choose their batch size is halved for as long as they share. Whatever they choose, what
+        their users asked for has to fit as well: they start with it.
+        """
+        asked = [self._use(facts, gpu_type) for facts in jobs]
+        busy = np.array([use[0] for use in asked])
+        memory, most = np.array([use[1] for use in asked]), np.array([use[1] for use in asked])
+        for row, (facts, batch) in enumerate(zip(jobs, batches, strict=True)):
+            if batch and memory[row] <= 1.0:
+                largest = self.applications[facts.kind].limits[gpu_type].largest_per_slot
+                busy[row] = self.busy(facts.kind, gpu_type, batch)
+                memory[row] = batch / largest
+                if facts.adaptivity is Adaptivity.ADAPTIVE:
+                    memory[row] = 0.5 if 2 * batch <= largest else 2.0
+        most = np.maximum(most, memory)
+        fits = most[:, None] + most <= 1.0
+        return np.where(fits, shared_speed(busy[:, None], busy), 0.0)
+
+    def busy(self, kind: str, gpu_type: str, per_slot_batch: int) -> float:
+        """How busy an application keeps a slot at a batch size."""
+        key = (kind, gpu_type, per_slot_batch)
+        if key not in self._busy:
+            app = self.applications[kind]
+            limits, truth = app.limits[gpu_type], app.truth[gpu_type]
+            pass_s = {m: truth.step_times((1,), m)[0] for m in (per_slot_batch, limits.largest_per_slot)}
+            self._busy[key] = utilisation(pass_s.__getitem__, per_slot_batch, limits.largest_per_slot)
+        return self._busy[key]
 
     def _use(self, facts: JobFacts, gpu_type: str) -> tuple[float, float]:
         """How much of a slot's time and of its memory a job uses; more than all of it where it cannot run."""
@@ -41,9 +76,8 @@ class ApplicationSharing:
         app = self.applications.get(facts.kind)
         if app is None or gpu_type not in app.limits:
             return 1.0, 2.0
-        limits, truth = app.limits[gpu_type], app.truth[gpu_type]
+        limits = app.limits[gpu_type]
         batch = for_total(limits, facts.requested_slots, facts.requested_batch or limits.initial)
         if batch is None:
             return 1.0, 2.0
-        busy = utilisation(lambda m: truth.step_times((1,), m)[0], batch.per_slot, limits.largest_per_slot)
-        return busy, batch.per_slot / limits.largest_per_slot
+        return self.busy(facts.kind, gpu_type, batch.per_slot), batch.per_slot / limits.largest_per_slot

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminid.cluster import Cluster
+from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats, efficiency, gain
 from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.profile import Observation, Profile
@@ -41,6 +42,12 @@ def _epoch_rates(application: ByIdentity, gpu_type: str, placement: tuple[int, .
     gains = gain(squared, variance, batch.total / app.initial_batch)
     rates: Array = gains / ((batch.accumulation * accumulation_s + step_s) * app.speed_divisor)
     return rates
+
+
+@lru_cache(maxsize=4096)
+def _halved(limits: BatchLimits) -> BatchLimits:
+    """What fits into half of the memory."""
+    return replace(limits, largest_per_slot=max(limits.largest_per_slot // 2, limits.smallest_per_slot))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -222,10 +229,11 @@ class SimJob:
         """Go on with another batch plan, without a pause."""
         self._go_on(now_s).batch = batch
 
-    def share(self, now_s: float, partner: str | None, speed: float) -> None:
+    def share(self, now_s: float, partner: str | None, speed: float) -> Stint:
         """Go on beside another job on the same slots, or alone again, without a pause."""
         stint = self._go_on(now_s)
         stint.partner, stint.speed = partner, speed
+        return stint
 
     def _go_on(self, now_s: float) -> Stint:
         """The stint that goes on where the current one ends now; a stint that has only begun goes on itself."""
@@ -287,11 +295,19 @@ class SimJob:
         return for_total(limits, slots, total)
 
     def tuned_batch(
-        self, fitted: ThroughputFit | None, gradient: GradientStats, gpu_type: str, placement: tuple[int, ...]
+        self,
+        fitted: ThroughputFit | None,
+        gradient: GradientStats,
+        gpu_type: str,
+        placement: tuple[int, ...],
+        *,
+        shared: bool = False,
     ) -> Batch | None:
-        """The best plan under the job's own fit; without one, the smallest possible."""
+        """The best plan under the job's own fit, in half of the memory beside a partner; without one, the smallest."""
         assert self.application is not None
         limits = self.application.value.limits[gpu_type]
+        if shared:
+            limits = _halved(limits)
         if fitted is None or fitted.source == "prior":
             return untuned(limits, sum(placement))
         tuner = self._tuner

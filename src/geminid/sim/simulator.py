@@ -26,6 +26,7 @@ from geminid.engine.models import ModelKeeper
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Profile
+from geminid.goodput.sharing import shared_speed
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, JobFacts, Policy
 from geminid.sim.application import Application
@@ -473,15 +474,37 @@ class Simulator:
 
     def _share(self, job: SimJob, partner: str | None) -> None:
         """Let a job share its slots with a partner, or have them alone."""
-        stint, sharing, speed = job.stint, self.engine.sharing, 1.0
-        assert stint is not None
-        assert sharing is not None
-        if partner is not None:
-            speed, _ = sharing.relative_speeds(job.facts, self.jobs[partner].facts, stint.gpu_type)
-        job.share(self.now_s, partner, speed)
-        self._schedule(job)
+        stint = job.share(self.now_s, partner, 1.0)
+        if stint.batch is not None and job.facts.adaptivity is Adaptivity.ADAPTIVE:
+            stint.batch = self._batch(job, stint.gpu_type, stint.allocation, shared=partner is not None) or stint.batch
+        self._slow_down(job)
 
-    def _batch(self, job: SimJob, gpu_type: str, allocation: Allocation) -> Batch | None:
+    def _slow_down(self, job: SimJob) -> None:
+        """Let a job and its partner be as fast as their batches allow beside each other."""
+        stint = job.stint
+        assert stint is not None
+        other = self.jobs[stint.partner] if stint.partner is not None else None
+        if other is None or other.stint is None:
+            self._schedule(job)
+            return
+        for one, beside in ((job, other), (other, job)):
+            if one.stint is not None and one.stint.partner == beside.facts.id:
+                one.advance(self.now_s)
+                one.share(self.now_s, beside.facts.id, self._speed_beside(one, beside))
+                self._schedule(one)
+
+    def _speed_beside(self, job: SimJob, other: SimJob) -> float:
+        """What is left of a job's speed: by the batches of both, where they have any."""
+        mine, theirs, sharing = job.stint, other.stint, self.engine.sharing
+        assert mine is not None
+        assert theirs is not None
+        assert sharing is not None
+        if isinstance(sharing, ApplicationSharing) and mine.batch is not None and theirs.batch is not None:
+            busy = sharing.busy(job.facts.kind, mine.gpu_type, mine.batch.per_slot)
+            return shared_speed(busy, sharing.busy(other.facts.kind, mine.gpu_type, theirs.batch.per_slot))
+        return sharing.relative_speeds(job.facts, other.facts, mine.gpu_type)[0]
+
+    def _batch(self, job: SimJob, gpu_type: str, allocation: Allocation, *, shared: bool = False) -> Batch | None:
         if job.application is None:
             return None
         placement = tuple(slots for _, slots in allocation)
@@ -491,8 +514,8 @@ class Simulator:
         gradient = known.gradient if known is not None else None
         fitted = self.models.fit_of(job.facts.id, gpu_type)
         if gradient is None or fitted is None:
-            return job.tuned_batch(None, job.application.value.gradient.at(0, 1.0), gpu_type, placement)
-        return job.tuned_batch(fitted, gradient, gpu_type, placement)
+            return job.tuned_batch(None, job.application.value.gradient.at(0, 1.0), gpu_type, placement, shared=shared)
+        return job.tuned_batch(fitted, gradient, gpu_type, placement, shared=shared)
 
     def _schedule(self, job: SimJob) -> None:
         """Schedule the next moment at which something changes for a running job by itself."""
@@ -532,10 +555,11 @@ class Simulator:
         gradient = job.gradient()
         if fitted is None or gradient is None or self.now_s < stint.works_from_s:
             return
-        batch = job.tuned_batch(fitted, gradient, stint.gpu_type, stint.placement)
+        shared = stint.partner is not None
+        batch = job.tuned_batch(fitted, gradient, stint.gpu_type, stint.placement, shared=shared)
         if batch is not None and batch != stint.batch:
             job.retune(self.now_s, batch)
-            self._schedule(job)
+            self._slow_down(job)
 
     def _report_news(self) -> None:
         """Jobs report what they have measured since the last decision."""

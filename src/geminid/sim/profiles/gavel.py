@@ -11,10 +11,13 @@ from __future__ import annotations
 import ast
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.policies.base import JobFacts
@@ -69,6 +72,15 @@ class ThroughputTable:
         if min(*together, *alone) <= 0:
             return 0.0, 0.0
         return together[0] / alone[0], together[1] / alone[1]
+
+    def speeds_together(self, jobs: Sequence[JobFacts], gpu_type: str, batches: Sequence[int]) -> NDArray[np.float64]:
+        """The same for every job (rows) beside every other (columns); batches are part of a job's kind here."""
+        kinds: dict[JobType, tuple[int, JobFacts]] = {}
+        place = [kinds.setdefault((job.kind, job.requested_slots), (len(kinds), job))[0] for job in jobs]
+        of_kinds = np.array(
+            [[self.relative_speeds(a, b, gpu_type)[0] for _, b in kinds.values()] for _, a in kinds.values()]
+        )
+        return np.asarray(of_kinds[np.ix_(place, place)])
 
 
 def find_throughputs(path: Path) -> Path | None:
