@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from geminid.policies.pairing import Paired, Worth, pair_up
+from geminid.policies.pairing import LEAST_TOGETHER, Paired, Worth, pair_up
 from geminid.solve.prices import Choices, Priced, Prices, solve
 
 Array = NDArray[np.float64]
@@ -41,7 +41,7 @@ def paired(problem: Choices, worth: Worth, speeds: Array, may_share: NDArray[np.
 
 def pair_worth(worth: Worth, speeds: Array, j: int, k: int, column: int) -> float:
     one, other = speeds[column, j, k], speeds[column, k, j]
-    if min(one, other) <= 0 or one + other <= 1.0 or not np.isfinite(worth.staying[[j, k], column]).all():
+    if min(one, other) <= 0 or one + other <= LEAST_TOGETHER or not np.isfinite(worth.staying[[j, k], column]).all():
         return -np.inf
     a, b = np.sqrt(one), np.sqrt(other)
     stay, move = worth.staying[:, column], worth.moving[:, column]
@@ -82,7 +82,7 @@ def best_of_all(problem: Choices, worth: Worth, speeds: Array) -> float:
 def test_the_best_decision_with_pairs_lies_within_the_certificate() -> None:
     rng = np.random.default_rng(0)
     lost, shared = [], 0
-    for _ in range(300):
+    for _ in range(200):
         jobs = int(rng.integers(2, 5))
         problem, worth, speeds = random_problem(rng, jobs)
         found, together = paired(problem, worth, speeds, np.ones(jobs, dtype=bool))
@@ -91,7 +91,7 @@ def test_the_best_decision_with_pairs_lies_within_the_certificate() -> None:
         _assert_carried_out(problem, worth, speeds, together)
         lost.append(1.0 - solution.value / best if best > 0 else 0.0)
         shared += len(together.pairs)
-    assert shared > 100
+    assert shared > 60
     assert float(np.mean(lost)) < 0.03
 
 

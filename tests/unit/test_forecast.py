@@ -9,13 +9,17 @@ import pytest
 from geminid.cluster import Cluster
 from geminid.configuration import BatchPlan, Placement
 from geminid.engine.engine import Engine
+from geminid.engine.events import Submitted
 from geminid.engine.explain import Quota, explain
 from geminid.engine.models import ModelKeeper
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Observation, Profile
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase, JobState
+from geminid.policies.base import JobFacts
 from geminid.policies.fifo import Fifo
+from geminid.policies.geminid import Geminid
+from geminid.serve.documents import market_document
 from geminid.serve.forecast import forecast, waiting_order
 from geminid.serve.state import Limits, LiveJob, Stretch
 from geminid.serve.translation import view_of
@@ -153,3 +157,16 @@ def test_explanations_name_the_numbers():
     assert held is not None
     assert held.reason == "its size is fixed"
     assert explain(engine.view(), "nobody") is None
+
+
+def test_operators_see_prices_certificate_and_wishes() -> None:
+    engine = Engine(Cluster.parse("cpu:2x2"), policy := Geminid(economy=0.5, gap_s=0.0), ModelKeeper("pollux"))
+    assert market_document(policy, engine.cluster) == {"prices": {}, "gap": None, "wishes": []}
+    for name in "abcdefgh":
+        engine.handle(Submitted(0.0, JobFacts(id=name, submitted_s=0.0, requested_slots=1, max_slots=2)))
+    told = market_document(policy, engine.cluster)
+    assert told["prices"]["cpu"] > 0
+    assert 0 <= told["gap"] < 0.1
+    assert told["wishes"][0]["reason"].endswith("of their best goodput per dollar")
+    assert market_document(policy, Cluster.parse("cpu:2x2,t4:1x4"))["prices"] == {}
+    assert market_document(Fifo(), engine.cluster) == {"prices": {}, "gap": None, "wishes": []}

@@ -325,6 +325,8 @@ def test_the_policy_wishes() -> None:
     assert policy.wishes[0].gpu_type == "t4"
     assert decision.desired_nodes is not None
     assert decision.desired_nodes > 4
+    too_soon = policy.decide(view(*(job(f"j{i}") for i in range(40)), now_s=601.0))
+    assert too_soon.desired_nodes == decision.desired_nodes
 
 
 # --- Sharing ---
@@ -346,7 +348,7 @@ def sharing_view(*jobs: JobView, now_s: float = 600.0) -> ClusterView:
     return replace(view(*jobs, cluster="t4:1x4", now_s=now_s), sharing=HalfBusy())
 
 
-def test_jobs_that_would_wait_lodge_where_it_pays() -> None:
+def test_jobs_share_where_it_pays() -> None:
     jobs = [opaque(f"j{i}") for i in range(6)]
     decision = Geminid().decide(sharing_view(*jobs))
     assert len(decision.assignments) == 6
@@ -356,8 +358,30 @@ def test_jobs_that_would_wait_lodge_where_it_pays() -> None:
     assert not Geminid(share=False).decide(sharing_view(*jobs)).pairs
     for kind in ("busy", "huge"):
         assert not Geminid().decide(sharing_view(*(opaque(f"j{i}", kind=kind) for i in range(6)))).pairs
-    adaptive = Geminid().decide(sharing_view(*(job(f"j{i}") for i in range(6))))
-    assert not adaptive.pairs
+    adaptive = sharing_view(*(job(f"j{i}") for i in range(6)))
+    assert not Geminid().decide(adaptive).pairs
+    assert Geminid(share_adaptive=True).decide(adaptive).pairs
+
+
+def test_who_shares_is_told_why_and_the_certificate_covers_it() -> None:
+    jobs = [opaque(f"j{i}") for i in range(6)]
+    alone, policy = Geminid(share=False), Geminid()
+    decision = policy.decide(sharing_view(*jobs))
+    alone.decide(sharing_view(*jobs))
+    host, guest = decision.pairs[0]
+    assert decision.reasons[guest] == (
+        f"shares its slots with {host}: both together get 1.60 jobs' work done, this one 80 % of what it would alone"
+    )
+    assert policy.solution is not None
+    assert alone.solution is not None
+    assert alone.solution.value < policy.solution.value <= policy.solution.bound
+
+
+def test_jobs_of_different_quotas_do_not_share() -> None:
+    queues = [opaque(f"j{i}", queue=("prod", "dev")[i % 2], kind="") for i in range(8)]
+    decision = Geminid(queues=("prod:1:2", "dev:1:2")).decide(sharing_view(*queues))
+    assert len(decision.pairs) == 4
+    assert all((int(a[1:]) - int(b[1:])) % 2 == 0 for a, b in decision.pairs)
 
 
 def test_a_pair_lasts_between_decisions() -> None:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from geminid.cluster import Cluster
 from geminid.goodput.sharing import shared_speed, utilisation
+from geminid.job import Adaptivity
 from geminid.policies.base import JobFacts
+from geminid.policies.geminid import Geminid
 from geminid.sim.profiles import built_in_applications
 from geminid.sim.sharing import ApplicationSharing
+from geminid.sim.simulator import Settings, Simulator
+from geminid.sim.workloads.generate import SizeCategory, generate_workload
 
 # Milliseconds per step on one H200, and steps per second alone and together of two processes on it.
 STEP_MS = {
@@ -51,3 +56,44 @@ def test_profiles_tell_who_can_share() -> None:
     assert sharing.relative_speeds(small, large, "h200") == sharing.relative_speeds(large, small, "h200")[::-1]
     assert sharing.relative_speeds(large, large, "t4") == (0.0, 0.0)
     assert sharing.relative_speeds(facts("unknown"), small, "h200") == (0.0, 0.0)
+
+
+def test_it_follows_the_batches_that_jobs_really_have() -> None:
+    sharing = ApplicationSharing(built_in_applications())
+    fixed, chooses = Adaptivity.FIXED_BATCH, Adaptivity.ADAPTIVE
+
+    def facts(kind: str, batch: int, adaptivity: Adaptivity) -> JobFacts:
+        return JobFacts(
+            id=kind, submitted_s=0.0, requested_slots=1, kind=kind, requested_batch=batch, adaptivity=adaptivity
+        )
+
+    small, tuned = facts("resnet18-cifar10", 128, fixed), facts("resnet18-cifar10", 128, chooses)
+    large = facts("resnet50-imagenet", 2400, fixed)
+    as_asked = sharing.speeds_together([small, large], "h200", [0, 0])
+    assert as_asked[0, 1] == sharing.relative_speeds(small, large, "h200")[0]
+    assert as_asked[1, 0] == sharing.relative_speeds(small, large, "h200")[1]
+    # A larger batch keeps the slot busier; one that chooses its batch needs half of the memory to itself.
+    speeds = [sharing.speeds_together([tuned, tuned], "h200", [b, b])[0, 1] for b in (128, 2048, 4096, 4097)]
+    assert speeds[0] > speeds[1] > speeds[2] > speeds[3] == 0.0
+    assert sharing.speeds_together([small, large], "h200", [128, 2400])[0, 1] > 0
+    assert sharing.speeds_together([tuned, large], "h200", [128, 2400])[0, 1] == 0
+
+
+def test_jobs_that_choose_their_batch_share_in_half_of_the_memory() -> None:
+    apps = built_in_applications()
+    workload = generate_workload(
+        jobs=10, hours=0.1, seed=1, sizes={SizeCategory.SMALL: 1.0}, slots={1: 1.0}, name="crowded"
+    )
+    policy, cluster = Geminid(share_adaptive=True), Cluster.parse("h200:1x2")
+    result = Simulator(workload, apps, cluster, policy, Settings(rescale_s=1.0, debug=True)).run()
+    assert not result.rejected
+    sharing, shared = ApplicationSharing(apps), 0
+    for job in result.jobs:
+        for stint in (s for s in job.stints if s.partner is not None and s.start_s < (s.end_s or 0.0)):
+            shared += 1
+            assert stint.batch is not None
+            assert 2 * stint.batch.per_slot <= apps[job.facts.kind].limits["h200"].largest_per_slot
+            most = shared_speed(sharing.busy(job.facts.kind, "h200", stint.batch.per_slot), 0.0)
+            assert 0.5 <= stint.speed <= most
+    assert shared > 0
+    assert all(job.completed_s is not None for job in result.jobs)

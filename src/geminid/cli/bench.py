@@ -563,6 +563,54 @@ def fidelity(
 
 
 @app.command()
+def sharing(
+    cluster: Annotated[
+        list[str] | None, typer.Option(help="Only on this cluster, such as h200:1x4 (repeatable).")
+    ] = None,
+    rescale: Annotated[
+        float | None, typer.Option(min=0.0, help="What a change costs in seconds (the profiles').")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Workloads drawn; the figures are means over them.")] = 4,
+    jobs: Annotated[int, typer.Option(min=1, help="Jobs of each, over an hour.")] = 40,
+    json: Json = False,
+) -> None:
+    """What two jobs on the same slots bring to the geminid policy, for jobs that keep or choose their batch size."""
+    from geminid.bench.sharing import CLUSTERS, run
+
+    clusters = cluster or CLUSTERS
+    with error_console.status("simulating …") as status:
+        rows = run(clusters=clusters, rescale_s=rescale, seeds=range(1, seeds + 1), jobs=jobs, progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"The geminid policy with sharing against without, mean of {seeds} drawn",
+        ["jobs", "cluster", "alone", "avg JCT", "worst", "median", "p99", "makespan", "worst FTF", "rescales"],
+        [
+            [
+                row.jobs,
+                row.cluster,
+                f"{row.alone_avg_jct_s:,.0f} s",
+                *(
+                    f"{100 * value:+.0f} %"
+                    for value in (
+                        row.avg_jct,
+                        row.worst_avg_jct,
+                        row.median_jct,
+                        row.p99_jct,
+                        row.makespan,
+                        row.worst_ftf,
+                    )
+                ),
+                f"{row.alone_rescales_per_job:.1f} → {row.rescales_per_job:.1f}",
+            ]
+            for row in rows
+        ],
+        text_columns=2,
+    )
+
+
+@app.command()
 def objectives(
     workload: Annotated[str, typer.Option(help="A built-in workload (see `geminid workloads`).")] = "small",
     load: Annotated[float, typer.Option(min=0.01, help="Scales its arrivals.")] = 1.0,

@@ -142,6 +142,13 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         "decisions": f"{told['decisions']}, the last in {told['last_decision_ms']:.1f} ms,"
         f" {told['rejected_decisions']} rejected",
     }
+    if told["gap"] is not None:
+        facts["decisions"] += f", within {100 * told['gap']:.2g} % of the best"
+    if told["prices"]:
+        worth = ", ".join(f"{price:.3g} for {name}" for name, price in told["prices"].items())
+        facts["prices"] = f"one more slot is worth {worth}"
+    if told["wishes"]:
+        facts["wishes"] = "; ".join(wish["reason"] for wish in told["wishes"])
     if told["trouble"]:
         facts["TROUBLE"] = told["trouble"]
     for name, fact in facts.items():

@@ -34,7 +34,8 @@ class Wish:
     def reason(self) -> str:
         """The wish in words."""
         share = f"{100 * self.goodput_per_dollar:.0f} %"
-        return f"{self.slots} slots of {self.gpu_type} for {self.jobs} jobs at {share} of their best goodput per dollar"
+        slots, jobs = (f"{n} {word}{'' if n == 1 else 's'}" for n, word in ((self.slots, "slot"), (self.jobs, "job")))
+        return f"{slots} of {self.gpu_type} for {jobs} at {share} of their best goodput per dollar"
 
 
 def wishes(

@@ -53,7 +53,8 @@ class Geminid(Policy):
     ``pause_power`` and ``restart_power`` say how a pause is amortised (``geminid_objective.py``); ``queues`` are
     NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` is that of usage in fair shares, none for no fair shares; ``economy`` the
     share of the best goodput per dollar up to which an autoscaled cluster should grow, none for no wishes; ``share``
-    whether jobs that would wait may lodge with others.
+    whether two jobs may have the same slots (``pairing.py``), and ``share_adaptive`` whether those that choose their
+    batch size may, too.
     """
 
     name = "geminid"
@@ -98,7 +99,7 @@ class Geminid(Policy):
         """Solve the problem, unless the last decision is too recent: then all stays as it is until it is not."""
         self._remaining.learn(view.ended)
         if view.now_s < self._decided_s + self.gap_s:
-            return _unchanged(view, self._decided_s + self.gap_s)
+            return replace(_unchanged(view, self._decided_s + self.gap_s), desired_nodes=_nodes(view, self._wishes))
         self._decided_s = view.now_s
         configurations, goodput = self._goodputs.of(view)
         worth = self._worth(view, configurations, goodput)

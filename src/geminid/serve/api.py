@@ -333,7 +333,13 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
     @app.get(f"{PREFIX}/status")
     async def status(request: Request) -> dict[str, Any]:
         """The service at a glance."""
-        extra = {"url": url, "version": __version__, "uptime_s": time.time() - started_s, "user": who(request).user}
+        extra = {
+            "url": url,
+            "version": __version__,
+            "uptime_s": time.time() - started_s,
+            "user": who(request).user,
+            **documents.market_document(service.policy, service.cluster),
+        }
         return documents.status_document(service.published, service.cluster, service.policy_text, extra)
 
     @app.get(f"{PREFIX}/snapshot")

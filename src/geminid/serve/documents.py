@@ -9,6 +9,7 @@ from typing import Any
 
 from geminid.cluster import Cluster
 from geminid.jobstate import JobPhase
+from geminid.policies.base import Policy
 from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState
 
@@ -143,6 +144,23 @@ def status_document(published: Published, cluster: Cluster, policy: str, extra: 
         "last_decision_ms": published.last_decision_ms,
         "trouble": published.trouble,
         "notes": [{"at_s": at_s, "level": level, "text": text} for at_s, level, text in state.notes[-10:]],
+    }
+
+
+def market_document(policy: Policy, cluster: Cluster) -> dict[str, Any]:
+    """What a policy's last decision says of the cluster's worth, where it does.
+
+    The price of a slot of each GPU type (what the jobs that want one more would gain), at most which share of the best
+    decision was lost, and what an autoscaled cluster should have, with reasons.
+    """
+    solution, wished = getattr(policy, "solution", None), getattr(policy, "wishes", ())
+    prices = [] if solution is None else solution.prices.types.tolist()
+    if len(prices) != len(cluster.type_index):  # nothing was decided yet, or not since the cluster has other GPU types
+        prices = []
+    return {
+        "prices": dict(zip(cluster.type_index, prices, strict=False)),
+        "gap": None if solution is None else solution.gap,
+        "wishes": [{**asdict(wish), "reason": wish.reason} for wish in wished],
     }
 
 

@@ -22,6 +22,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.policies.base import Allocation, ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
+from geminid.serve.documents import market_document
 from geminid.serve.guard import Guard
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
@@ -191,11 +192,8 @@ class Forecaster:
 
     def prices(self) -> dict[str, float]:
         """What a slot of each GPU type is worth in the last decision, if the policy has prices."""
-        solution = getattr(self._service.policy, "solution", None)
-        if solution is None:
-            return {}
-        types = self._service.cluster.type_index
-        return {name: float(price) for name, price in zip(types, solution.prices.types, strict=True)}
+        prices: dict[str, float] = market_document(self._service.policy, self._service.cluster)["prices"]
+        return prices
 
     def begin(self) -> None:
         """Have the forecast made anew if it is old; somebody will ask for it soon."""
