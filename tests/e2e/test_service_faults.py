@@ -33,10 +33,10 @@ pytest.importorskip("torch")
 
 DOWNTIME_S = float(os.environ.get("GEMINID_TEST_DOWNTIME_S", "2"))
 
-#: Write points at which a service with real jobs is killed, one service after the other: in its first five batches, or
+#: Write points at which a service with real jobs is killed, one service after the other: in its first four batches, or
 #: at all up to a number.
 THOROUGH = int(os.environ.get("GEMINID_TEST_WRITE_POINTS", "0"))
-WRITE_POINTS = range(1, THOROUGH + 1) if THOROUGH else (1, 5, 8, 12, 15)
+WRITE_POINTS = range(1, THOROUGH + 1) if THOROUGH else (1, 5, 9, 12)
 
 
 #: How long the jobs are that live through these.
@@ -119,7 +119,7 @@ def submit_once(live: Live, key: str) -> str:
 def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
     """Rows 2 and 4: down for a while, nobody restarts; then everything dies, and what nobody wants is ended."""
     with Live(slots=2) as live:
-        elastic = live.patient("a", "--max-batch", 16, epochs=EPOCHS)
+        elastic = live.patient("a", "--max-batch", 16, epochs=EPOCHS, min_slots=2)
         live.until(elastic, lambda job: job["samples"] > 100 and (job["slots"], job["phase"]) == (2, "running"))
         pids, before = live.worker_pids(elastic), live.job(elastic)
         live.kill()
@@ -131,7 +131,7 @@ def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
         story = [line["text"] for line in after["story"]]
         assert sum(line.startswith("starting") for line in story) == 1
         orphan = live.submit("sleep", "1000", slots=1, max_retries=0, priority=1000)
-        live.client.patch(f"jobs/{elastic}", {"max_slots": 1})
+        live.client.patch(f"jobs/{elastic}", {"min_slots": 1, "max_slots": 1})
         live.until(orphan, lambda job: job["phase"] == "running")
         pid = json.loads((live.home / "jobs" / orphan / "plain.json").read_text())["pid"]
         live.kill()
@@ -171,9 +171,10 @@ def test_crashes_are_named_counted_and_given_up():
 def test_flapping_slots_and_sizes_do_not_make_a_storm_of_resizes():
     """Row 18: a slot comes and goes many times a second; a job that has changed is left alone for a while."""
     with Live(slots=2) as live:
-        job = live.patient("a", "--max-batch", 16)
+        job = live.patient("a", "--max-batch", 16, min_slots=2)
         live.until(job, lambda job: job["slots"] == 2 and job["phase"] == "running")
         before = live.job(job)["rescales"]
+        live.client.patch(f"jobs/{job}", {"min_slots": 1})
         for number in range(40):
             live.client.post(f"slots/local/1/{'uncordon' if number % 2 else 'cordon'}")
             live.client.patch(f"jobs/{job}", {"max_slots": 1 + number % 2, "priority": number})
