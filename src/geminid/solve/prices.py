@@ -14,7 +14,7 @@ whatsoever bound the optimum from above, so (dual − primal)/dual is a certific
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,10 @@ STEPS_PER_TEMPERATURE = 3
 #: Where there are many jobs, the prices of a sample of them, with as large a share of the capacity, are found first:
 #: one in eight, but not fewer than leave prices of some use, nor more than any use.
 SAMPLE_SHARE, LEAST_SAMPLE, MOST_SAMPLE = 8, 256, 4096
+
+#: With this many slots or more, a certificate above this is not left at that: there it means a search that went wrong,
+#: and not that a slot is a large part of the whole.
+LARGE_SLOTS, LARGE_GAP = 2000, 1e-3
 
 #: Utilities computed on at a time.
 BLOCK_ELEMENTS = 1 << 17
@@ -127,8 +131,16 @@ def solve(
         # The dual of a sample is off by about one part in its size: no use in finding its minimum more exactly.
         enough = max(tolerance, 1.0 / size)
         start, steps, temperature = _descend(_Dual.of(problem, sample), None, temperature, enough)
-    prices, more, _ = _descend(_Dual.of(problem), start, temperature, tolerance)
-    return _round(problem, prices, steps + more, tolerance, finish_above)
+    dual = _Dual.of(problem)
+    prices, more, _ = _descend(dual, start, temperature, tolerance)
+    found = _round(problem, prices, steps + more, tolerance, finish_above)
+    if found.gap <= LARGE_GAP or float(problem.capacity.sum()) < LARGE_SLOTS:
+        return found
+    # Now and then the descent settles where it seems flat, or rounding was unlucky.
+    prices, more, _ = _descend(dual, found.prices, temperature, 0.1 * tolerance)
+    again = _round(problem, prices, found.steps + more, 0.1 * tolerance, finish_above, thorough=True)
+    best = again if again.value > found.value else found
+    return replace(best, bound=min(found.bound, again.bound), steps=again.steps)
 
 
 # --- The dual ---
@@ -498,10 +510,11 @@ class _Rounding:
         delta[each, row] += self.use[column] - self.use[before]
         return delta
 
-    def exchange(self, tolerance: float) -> bool:
+    def exchange(self, tolerance: float, *, thorough: bool = False) -> bool:
         """Try pairs of changes: one job gives up what another gains more from. Whether any was made.
 
-        A better decision loses nowhere more than what this one loses in total, which leaves few changes to try.
+        A better decision loses nowhere more than what this one loses in total, which leaves few changes to try. Where
+        they are many, those that lose least are, if it is to be ``thorough``.
         """
         for attempt in range(20):
             gap = self.bound - self.value
@@ -512,6 +525,10 @@ class _Rounding:
             job, column = np.concatenate([job, idle]), np.concatenate([column, np.full(len(idle), -1)])
             other = column != self.choice[job]
             job, column = job[other], column[other]
+            if thorough and len(job) > MOST_EXCHANGES:
+                loss = self.best[job] - np.where(column >= 0, self.paid[job, column], 0.0)
+                least = np.argpartition(loss, MOST_EXCHANGES)[:MOST_EXCHANGES]
+                job, column = job[least], column[least]
             if not len(job) or len(job) > MOST_EXCHANGES or not self._exchange_once(job, column):
                 return attempt > 0
         return True
@@ -562,12 +579,20 @@ class _Rounding:
         return min(self.bound, max(-found.bound, self.value))
 
 
-def _round(problem: Choices, prices: Prices, steps: int, tolerance: float, finish_above: float | None) -> Priced:
+def _round(
+    problem: Choices,
+    prices: Prices,
+    steps: int,
+    tolerance: float,
+    finish_above: float | None,
+    *,
+    thorough: bool = False,
+) -> Priced:
     """Everybody's best choice, made feasible and full."""
     rounding = _Rounding(problem, np.concatenate([prices.types, prices.groups]))
     rounding.repair()
     rounding.fill()
-    if rounding.exchange(tolerance):
+    if rounding.exchange(tolerance, thorough=thorough):
         rounding.fill()
     bound = rounding.bound
     if finish_above is not None and bound - rounding.value > finish_above * bound:
