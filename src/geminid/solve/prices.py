@@ -52,6 +52,9 @@ LARGE_SLOTS, LARGE_GAP = 2000, 1e-3
 #: Utilities computed on at a time.
 BLOCK_ELEMENTS = 1 << 17
 
+#: Multiplications of a matrix product up to which OpenBLAS does it on one core.
+MOST_ON_ONE_CORE = 1 << 18
+
 #: Candidates for free slots that are kept in order between two looks at all of them.
 MOST_FILLS = 4096
 
@@ -211,7 +214,7 @@ class _Dual:
             nothing = np.exp(-best)
             total = weights.sum(axis=1) + nothing
             spread = np.einsum("jc,jc->j", weights, rest) - nothing * best
-            moments = (weights @ self.takes) / total[:, None]
+            moments = _product(weights, self.takes) / total[:, None]
             demand = moments[:, :types]
             used[:types] += demand.sum(axis=0)
             varies = -(demand.T @ demand)
@@ -242,6 +245,17 @@ class _Dual:
             cross = np.bincount(group, both - mean * demand[member, t], groups)
             hessian[t, types:] += cross
             hessian[types:, t] += cross
+
+
+def _product(rows: NDArray[Any], matrix: NDArray[Any]) -> NDArray[Any]:
+    """The matrix product, on this core: linear-algebra libraries give larger ones to several, and wait for them."""
+    size = max(1, MOST_ON_ONE_CORE // matrix.size)
+    if len(rows) <= size:
+        return np.asarray(rows @ matrix)
+    result = np.empty((len(rows), matrix.shape[1]), dtype=rows.dtype)
+    for begin in range(0, len(rows), size):
+        np.matmul(rows[begin : begin + size], matrix, out=result[begin : begin + size])
+    return result
 
 
 @dataclass(frozen=True, slots=True)
