@@ -48,8 +48,8 @@ SWITCH_S = 0.0005
 #: Workers talk to their supervisors through sockets in the home folder, whose paths the system limits.
 LONGEST_HOME = LONGEST_SOCKET_PATH - len("/jobs/j1234567890/control")
 
-#: Starting includes importing half of scientific Python on a cold disk.
-START_PATIENCE_S = 60.0
+#: Starting includes importing half of scientific Python on a cold disk; on a Ray cluster also an agent on every node.
+START_PATIENCE_S, CLUSTER_PATIENCE_S = 60.0, 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +191,8 @@ def start_detached(options: Options) -> dict[str, object]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    deadline = time.monotonic() + START_PATIENCE_S
+    patience_s = START_PATIENCE_S + (CLUSTER_PATIENCE_S if options.executor == "ray" else 0.0)
+    deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if child.poll() is not None:
             told = [line.removeprefix("error: ") for line in out.read_text(errors="replace").splitlines() if line]
@@ -203,7 +204,7 @@ def start_detached(options: Options) -> dict[str, object]:
                 return document
         time.sleep(0.05)
     child.kill()
-    raise Trouble(FAILED, f"the service did not answer within {START_PATIENCE_S:g} s; see {options.home / LOG}")
+    raise Trouble(FAILED, f"the service did not answer within {patience_s:g} s; see {options.home / LOG}")
 
 
 def _bound(host: str, port: int) -> socket.socket:
