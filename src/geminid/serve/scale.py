@@ -11,7 +11,7 @@ import json
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -26,10 +26,13 @@ from geminid.serve.clock import Clock
 from geminid.serve.documents import job_document, node_documents
 from geminid.serve.executors.supervised import REPORTS_LATE_S
 from geminid.serve.planner import NEWS_S, Planner
-from geminid.serve.state import ServiceState
+from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Store
 from geminid.sim.run import load_policy
 from geminid.train.messages import Heartbeat, decode, encode
+
+#: So many kinds of jobs are told apart.
+KINDS = 50
 
 #: Slots of a node, and slots that there are for every job.
 NODE_SLOTS, SLOTS_PER_JOB = 8, 4
@@ -92,8 +95,14 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None) -> 
     add("reports: written to the log", reports_per_s, lambda: scene.write(some), at_once=len(some))
     add("reports: taken into the state", reports_per_s, lambda: scene.apply(some), at_once=len(some))
     add("batches: a copy of the state for readers", BATCHES_PER_S, scene.state.copy)
-    add("decisions: after news only", 1.0 / NEWS_S, scene.planner.decide, before=scene.some_news)
-    add("decisions: jobs that come and go", min(changes_per_s, 1.0), scene.planner.decide, before=scene.a_job_comes)
+    add("decisions: after news only", 1.0 / NEWS_S, scene.planner.decide, before=scene.some_news, repeat=2)
+    add(
+        "decisions: jobs that come and go",
+        min(changes_per_s, 1.0),
+        scene.planner.decide,
+        before=scene.a_job_comes,
+        repeat=2,
+    )
     add("nodes that come and go: plan anew", nodes * NODES_PER_HOUR / 3600.0, scene.follow)
     add("interface: the whole queue", LOOKS_PER_S, scene.queue)
     add("interface: all nodes", LOOKS_PER_S, scene.node_list)
@@ -115,20 +124,14 @@ class _Scene:
         self._tell(r.ServiceStarted(epoch=1, version="0", policy="", cluster={"gpu_types_by_node": types}))
         draw = np.random.default_rng(3)
         per_node = NODE_SLOTS // SLOTS_PER_JOB
+        kinds = [self._measured(f"kind{kind}", names[0], float(draw.uniform(0.8, 1.2))) for kind in range(KINDS)]
+        self.state.jobs.clear()
         for number in range(nodes * per_node):
-            job_id = f"j{number}"
-            spec = JobSpec(
-                name=f"kind{number % 50}", command=("python", "train.py"), owner=f"u{number % 200}", max_slots=64
-            )
+            like = kinds[number % KINDS]
             first = SLOTS_PER_JOB * (number % per_node)
             place = Placement.of({names[number // per_node]: range(first, first + SLOTS_PER_JOB)})
-            self._tell(r.JobSubmitted(job_id=job_id, spec=spec, elastic=True, request=None))
-            self._tell(r.Planned(targets={job_id: place}, reasons={}))
-            self._tell(r.JobStarting(job_id=job_id, placement=place))
-            self._tell(_ready(job_id, float(draw.uniform(1e6, 1e8))))
-            self._tell(r.JobFormed(job_id=job_id, placement=place))
-            for batch in (32, 64):
-                self._tell(_report(job_id, batch, 0.1 + 0.002 * batch * float(draw.uniform(0.8, 1.2))))
+            state = replace(like.state, job_id=f"j{number}", placement=place)
+            self.state.jobs[f"j{number}"] = replace(like, state=state, target=place)
         self.policy = make_policy(POLICY, load_policy)
         self.planner = Planner(self.cluster, self.policy, "geminid", self.state, self.clock)
         beat = Heartbeat(generation=3, step=1234, phase="training", phase_s=0.2)
@@ -136,6 +139,19 @@ class _Scene:
 
     def _tell(self, record: r.Record) -> None:
         self.state.apply(self.state.seq + 1, self.clock.now_s(), record)
+
+    def _measured(self, name: str, node: str, slower: float) -> LiveJob:
+        """A running job that has told how fast it is."""
+        spec = JobSpec(name=name, command=("python", "train.py"), owner=name, max_slots=64)
+        place = Placement.of({node: range(SLOTS_PER_JOB)})
+        self._tell(r.JobSubmitted(job_id=name, spec=spec, elastic=True, request=None))
+        self._tell(r.Planned(targets={name: place}, reasons={}))
+        self._tell(r.JobStarting(job_id=name, placement=place))
+        self._tell(_ready(name, 1e7 * slower))
+        self._tell(r.JobFormed(job_id=name, placement=place))
+        for batch in (32, 64):
+            self._tell(_report(name, batch, 0.1 + 0.002 * batch * slower))
+        return self.state.jobs[name]
 
     def reports(self, count: int) -> list[r.Record]:
         return [_report(f"j{number % len(self.state.jobs)}", 32, 0.2) for number in range(count)]
