@@ -172,9 +172,11 @@ def test_what_others_use_is_left_to_them_and_a_hanging_worker_is_replaced(ray):
 def test_nodes_drained_by_either_side_are_left_alive(ray):
     job = ray.spread("f", 2, epochs=50)
     first = sorted(ray.on(job))[0]
+    time.sleep(2.0)  # within the policy's gap after a decision, jobs leave through a checkpoint
     assert ray.run("drain", first).returncode == 0
     ray.until(job, lambda job: job["phase"] == "running" and first not in (job["placement"] or {first}))
     assert ray.run("drain", "--undo", first).returncode == 0
+    time.sleep(2.0)
     second = sorted(ray.on(job))[0]
     ray.cluster.drain(second)
     ray.until(job, lambda job: job["phase"] == "running" and second not in (job["placement"] or {second}))
@@ -193,11 +195,6 @@ def test_gpus_are_the_ones_that_ray_gives(ray):
     jobs = [ray.submit(*show, name=f"gpu{number}", gpu_types=["a100"]) for number in range(2)]
     assert [ray.over(job)["phase"] for job in jobs] == ["succeeded", "succeeded"]
     assert {ray.run("logs", job).stdout.strip() for job in jobs} == {"0", "1"}
-    many = ray.submit(*show, name="many", gpu_types=["a100"], slots=3)
-    asked = "from ray.experimental.internal_kv import _internal_kv_get as get\n"
-    asked += "print(get('autoscaler_resource_request').decode())"
-    ray.wait_for(lambda: _wishes(ray, asked) == [{"GPU": 1.0, "accelerator_type:A100": 0.001}] * 3)
-    assert ray.run("cancel", many).returncode == 0
     ray.cluster.kill("n5")
     ray.wait_for(lambda: ray.nodes()["n5"]["down"])
 
@@ -208,6 +205,7 @@ def test_a_raylet_cut_off_for_too_long_comes_back_as_a_new_node(ray):
     raylet = ray.cluster.raylet(victim)
     os.kill(raylet, signal.SIGSTOP)
     ray.until(job, lambda job: job["phase"] == "running" and victim not in (job["placement"] or {victim}))
+    ray.wait_for(lambda: ray.nodes()[victim]["down"])
     os.kill(raylet, signal.SIGCONT)  # it learns that it is dead, and its processes end with it
     ray.wait_for(lambda: not [pid for pid in ray.cluster.pids(victim) if "zygote" in _command(pid)])
     ray.cluster.kill(victim)
@@ -238,16 +236,11 @@ def test_everything_is_given_back_at_the_end(ray):
     deadline = time.monotonic() + 20.0
     while True:
         total, free = json.loads(ray.cluster.run(code))
-        if total == free or time.monotonic() > deadline:
+        if total == free == 8.0 or time.monotonic() > deadline:
             break
         time.sleep(0.5)
     assert total == free == 8.0
     assert not [pid for name in ("n1", "n2", "n3", "n4") for pid in ray.cluster.pids(name) if "zygote" in _command(pid)]
-
-
-def _wishes(ray: OnRay, code: str) -> list:
-    wishes = json.loads(ray.cluster.run(code) or "[]")
-    return [wish for wish in wishes if "GPU" in wish]
 
 
 def _command(pid: int) -> str:
