@@ -26,6 +26,9 @@ from geminid.policies.geminid import Geminid
 from geminid.policies.geminid_objective import JobArrays, Objective, rank, restart_share, slowest
 from geminid.policies.registry import make_policy
 from geminid.policies.remaining import RemainingWork, expected_left
+from geminid.sim.profiles import built_in_applications
+from geminid.sim.simulator import Settings, Simulator
+from geminid.sim.workloads.generate import ApplicationShare, SizeCategory, generate_workload
 
 LIMITS = BatchLimits(initial=128, largest=4096, smallest_per_slot=32, largest_per_slot=1024)
 
@@ -394,3 +397,25 @@ def test_a_pair_lasts_between_decisions() -> None:
     again = policy.decide(sharing_view(*pair, opaque("c"), now_s=601.0))
     assert again.pairs == (("a", "b"),)
     assert set(again.assignments) == {"a", "b"}
+
+
+# --- Wrong estimates ---
+
+
+def test_wrong_estimates_and_none_cost_little() -> None:
+    """Jobs that err by a log-normal factor, or tell nothing, wait not much longer than where everybody knows."""
+    apps = {name: app for name, app in built_in_applications().items() if name in ("neumf-ml20m", "dlrm-small")}
+    shares = {name: ApplicationShare(SizeCategory.SMALL) for name in apps}
+    workload = generate_workload(
+        jobs=12, hours=0.2, seed=3, sizes={SizeCategory.SMALL: 1.0}, slots={1: 1.0}, applications=shares
+    )
+
+    def mean_jct_s(error: float | None) -> float:
+        settings = Settings(rescale_s=1.0, estimate_error=error, seed=1)
+        result = Simulator(workload, apps, Cluster.parse("v100:1x2"), Geminid(), settings).run()
+        return sum((job.completed_s or np.inf) - job.facts.submitted_s for job in result.jobs) / len(result.jobs)
+
+    known = mean_jct_s(0.0)
+    assert mean_jct_s(0.5) < 1.1 * known
+    assert mean_jct_s(1.0) < 1.15 * known
+    assert mean_jct_s(None) < 1.4 * known
