@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from geminid.bench import quality, solver
+from geminid.bench import quality, sharing, solver
 from geminid.bench.quality import Case
 from geminid.fields import InvalidInput
+from geminid.job import Adaptivity
 
 
 def test_the_solver_is_measured_beside_the_integer_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,3 +55,10 @@ def test_quality_compares_with_the_baseline_and_keeps_it(monkeypatch: pytest.Mon
     kept.write_text("[")
     with pytest.raises(InvalidInput, match="earlier run"):
         run("fifo")
+
+
+def test_sharing_is_compared_with_none() -> None:
+    rows = sharing.run(clusters=["h200:1x4"], kinds=[Adaptivity.RIGID], seeds=[1], jobs=12)
+    assert [(row.jobs, row.cluster) for row in rows] == [("rigid", "h200:1x4")]
+    assert rows[0].alone_avg_jct_s > 0
+    assert rows[0].avg_jct == rows[0].worst_avg_jct < 0
