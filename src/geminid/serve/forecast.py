@@ -109,6 +109,7 @@ def forecast(
         )
         settings, here = Settings(oracle=True), FromHere(restrained, world.placed)
         simulator = Simulator(world.workload, world.applications, cluster, here, settings)
+        simulator.engine.sharing = None  # no two live jobs share slots
         with contextlib.suppress(NoProgress):  # somebody can never start: the others are as forecast
             simulator.run()
         for job in simulator.jobs.values():
