@@ -124,8 +124,10 @@ def test_a_job_that_loses_all_its_nodes_comes_back_from_its_checkpoint(ray):
     assert "from its last checkpoint" in ray.story(job)
 
 
-def test_jobs_are_taken_over_by_the_next_service(ray):
-    job = ray.counting("d", "--samples", 400, "--epochs", 40, "--max-batch", 64, min_slots=3, max_slots=3)
+def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
+    enough = tmp_path / "enough"
+    slowly = ("--pause", 0.1, "--until", enough)  # however long the next service takes to come up
+    job = ray.counting("d", "--samples", 400, "--epochs", 40, "--max-batch", 64, *slowly, min_slots=3, max_slots=3)
     plain = ray.submit("sh", "-c", "sleep 9; echo still here", name="sleeper")
     ray.settled(job, 3)
     ray.settled(plain, 1)
@@ -137,6 +139,7 @@ def test_jobs_are_taken_over_by_the_next_service(ray):
     assert ray.worker_pids(job) == workers
     time.sleep(2.0)
     assert ray.worker_pids(job) == workers
+    enough.touch()
     done = ray.over(job)
     assert (done["phase"], done["failures"]) == ("succeeded", 0)
     assert ray.exactly_once("d", 400, 40)
