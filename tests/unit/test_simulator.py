@@ -17,6 +17,7 @@ from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.sim.application import Application, GradientTruth, StepTimeTruth
 from geminid.sim.metrics import job_summaries, summary
+from geminid.sim.reasons import Reasons, is_named
 from geminid.sim.simulator import NoProgress, Result, Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads.generate import built_in_workload
@@ -303,3 +304,40 @@ def test_every_policy_finishes_every_job_of_a_mixed_cluster_with_valid_decisions
     assert not result.rejected
     assert all(job.completed_s is not None for job in result.jobs)
     assert summary(result)["utilization"] <= 1.0
+
+
+def test_cost_is_hours_of_slots_times_what_they_cost() -> None:
+    result = summary(run("fifo", [opaque("a", 0, 4, 3600), opaque("b", 0, 2, 7200)], "t4:1x4,v100:1x4"))
+    by_type = {"t4": 0.14, "v100": 1.0}
+    costs = {job["name"]: job["cost"] for job in result["per_job"]}
+    assert costs["a"] / 4 in [pytest.approx(cost) for cost in by_type.values()]
+    assert costs["b"] / 4 in [pytest.approx(cost) for cost in by_type.values()]
+    assert result["cost"] == pytest.approx(sum(costs.values()))
+
+
+def test_missed_deadlines_are_counted_and_those_without_one_are_not() -> None:
+    jobs = [replace(opaque("a", 0, 8, 100), slo_s=100.0), replace(opaque("b", 10, 8, 50), slo_s=139.0)]
+    result = summary(run("fifo", [*jobs, opaque("c", 20, 8, 5)]))
+    assert [(job["deadline_s"], job["met"]) for job in result["per_job"]] == [(100, True), (149, False), (None, None)]
+    assert result["deadlines_missed"] == 1
+    assert summary(run("fifo", [opaque("a", 0, 8, 100)]))["deadlines_missed"] is None
+
+
+def test_deadlines_that_cannot_be_met_are_a_reason_in_the_result() -> None:
+    jobs = [replace(opaque(f"j{i}", 0, 8, 1000), slo_s=10.0) for i in range(2)]
+    settings = Settings(model="pollux", oracle=True)
+    result = summary(run("max_sum_throughput_normalized_by_cost_perf_SLOs", jobs, settings=settings))
+    assert result["deadlines_missed"] == 2
+    assert [count for reason, count in result["reasons"].items() if reason.startswith("infeasible_slo: ")] == [2]
+
+
+def test_reasons_are_counted_without_names_and_numbers() -> None:
+    reasons = Reasons()
+    reasons.add({"a": "shares its slots with b: 1.32 jobs' work on k80", "b": "x_y: no; u_v: of 3 types"}, {"a": "b"})
+    reasons.add({"c-1": "shares its slots with d: 2 jobs' work on k80", "b": "x_y: no"}, {"c-1": "d"})
+    assert reasons.counts() == {
+        "shares its slots with …: … jobs' work on k80": 2,
+        "u_v: of … types": 1,
+        "x_y: no": 1,
+    }
+    assert [is_named(reason) for reason in reasons.counts()] == [False, True, True]

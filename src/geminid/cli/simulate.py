@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,6 +13,7 @@ from rich.markup import escape
 
 from geminid.cli.output import console, error_console, print_json, print_table
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
+from geminid.sim.reasons import is_named
 
 if TYPE_CHECKING:
     from geminid.cluster import Cluster
@@ -302,6 +304,8 @@ def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]
         console.print(f"[yellow]note:[/] {note}")
     header = ["policy", "avg JCT", "median", "p99", "makespan", "queued", "rescales/job", "GPU-h", "util."]
     header += ["worst FTF", "unfair", "ms/decision", "wall"]
+    late = any(r["deadlines_missed"] is not None for r in results)
+    header += ["late", "cost"] if late else []
     best = min((r["avg_jct_s"] for r in results if r["avg_jct_s"] is not None), default=None)
     rows = []
     for r in results:
@@ -321,6 +325,7 @@ def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]
                 _percent(r["unfair_fraction"]),
                 _number(r["decision_ms_mean"], 1),
                 "–" if r["wall_s"] is None else f"{r['wall_s']:.1f} s",
+                *([_late(r), _number(r["cost"], 1)] if late else []),
             ]
         )
     print_table(f"{workload.name}: {len(workload.jobs)} jobs on {slots} slots", header, rows)
@@ -330,6 +335,14 @@ def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]
             console.print(f"[yellow]{escape(text)} ({escape(r['rejected_because'])})[/]")
         if r["unfinished_jobs"]:
             console.print(f"[red]{escape(r['policy'])}: {r['unfinished_jobs']} jobs never finished[/]")
+        for reason, jobs in r["reasons"].items():
+            if is_named(reason):
+                console.print(f"[yellow]{escape(_label(r['policy']))}: {escape(reason)} (jobs: {jobs})[/]")
+
+
+def _late(result: Mapping[str, Any]) -> str:
+    """Missed deadlines, of how many."""
+    return f"{result['deadlines_missed']} of {sum(job['met'] is not None for job in result['per_job'])}"
 
 
 def _label(policy: str) -> str:

@@ -37,13 +37,17 @@ class InvariantBroken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an event led to: commands, when to wake the engine next, and a rejected decision's reasons."""
+    """What an event led to: commands, when to wake the engine next, and a rejected decision's reasons.
+
+    ``reasons`` are those of a decision that was carried out, by job.
+    """
 
     commands: tuple[Command, ...] = ()
     wake_at_s: float | None = None
     rejected: tuple[str, ...] = ()
     decided: bool = False
     desired_nodes: int | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -189,7 +193,7 @@ class Engine:
         if isinstance(plan, Rejected):
             return Outcome(rejected=plan.reasons, decided=True)
         commands = tuple(self._carry_out(plan))
-        return Outcome(commands, plan.wake_at_s, decided=True, desired_nodes=plan.desired_nodes)
+        return Outcome(commands, plan.wake_at_s, decided=True, desired_nodes=plan.desired_nodes, reasons=plan.reasons)
 
     def _carry_out(self, plan: Plan) -> list[Command]:
         """Commands that lead from the current allocations to the plan: first those that free slots, then grants."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,10 +13,16 @@ import numpy as np
 from geminid.sim.simjob import SimJob
 from geminid.sim.simulator import Result
 
+#: A deadline is met up to this: ends of jobs are sums of many times.
+ROUNDING_S = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """One job's life. Times are seconds since the start of the workload."""
+    """One job's life. Times are seconds since the start of the workload.
+
+    ``cost`` is what its slots cost: hours times the relative cost of a slot of their type, whose unit it has.
+    """
 
     name: str
     application: str
@@ -28,23 +35,35 @@ class JobSummary:
     gpu_s: float
     rescales: int
     finish_time_ratio: float | None
+    cost: float
+    deadline_s: float | None
+
+    @property
+    def met(self) -> bool | None:
+        """Whether it was done by its deadline; None without one."""
+        if self.deadline_s is None:
+            return None
+        return self.completion_s is not None and self.completion_s <= self.deadline_s + ROUNDING_S
 
 
 def job_summaries(result: Result) -> list[JobSummary]:
     """Summaries of all jobs in the order of their submission."""
     ratios = _finish_time_ratios(result)
-    return [_job_summary(job, ratio) for job, ratio in zip(result.jobs, ratios, strict=True)]
+    prices = {gpu_type: result.cluster.gpu_type(gpu_type).relative_cost for gpu_type in result.cluster.type_index}
+    return [_job_summary(job, ratio, prices) for job, ratio in zip(result.jobs, ratios, strict=True)]
 
 
-def _job_summary(job: SimJob, ratio: float | None) -> JobSummary:
-    held = paused = gpu_s = 0.0
+def _job_summary(job: SimJob, ratio: float | None, prices: Mapping[str, float]) -> JobSummary:
+    held = paused = gpu_s = cost = 0.0
     changes = 0
     previous = None
     for stint in job.stints:
         end_s = stint.end_s if stint.end_s is not None else job.at_s
         held += end_s - stint.start_s
         paused += max(0.0, min(stint.works_from_s, end_s) - stint.start_s)
-        gpu_s += (end_s - stint.start_s) * sum(stint.placement) * (1.0 if stint.partner is None else 0.5)
+        slot_s = (end_s - stint.start_s) * sum(stint.placement) * (1.0 if stint.partner is None else 0.5)
+        gpu_s += slot_s
+        cost += slot_s / 3600.0 * prices[stint.gpu_type]
         new_slots = previous is None or previous.allocation != stint.allocation or previous.end_s != stint.start_s
         changes += new_slots
         previous = stint
@@ -62,6 +81,8 @@ def _job_summary(job: SimJob, ratio: float | None) -> JobSummary:
         gpu_s=gpu_s,
         rescales=max(changes - 1, 0),
         finish_time_ratio=ratio,
+        cost=cost,
+        deadline_s=job.facts.deadline_s,
     )
 
 
@@ -106,6 +127,7 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
     end_s = max((job.completion_s for job in jobs if job.completion_s is not None), default=0.0)
     gpu_s = sum(job.gpu_s for job in jobs)
     ratios = np.array([job.finish_time_ratio for job in jobs if job.finish_time_ratio is not None])
+    deadlines = [job.met for job in jobs]
     decisions = 1000.0 * np.array(result.decision_s or [0.0])
     return {
         "policy": result.policy,
@@ -121,6 +143,11 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
         "unfair_fraction": float((ratios > 1.0).mean()) if ratios.size else None,
         "utilization": gpu_s / (result.cluster.total_slots * end_s - result.returned_slot_s) if end_s else None,
         "decisions": len(result.decision_s),
+        "cost": sum(job.cost for job in jobs),
+        "deadlines_missed": sum(met is False for met in deadlines)
+        if any(met is not None for met in deadlines)
+        else None,
+        "reasons": result.reasons.counts(),
         "unfinished_jobs": sum(job.completion_s is None for job in jobs),
         "rejected_decisions": len(result.rejected),
         "rejected_because": Counter(reason for _, reason in result.rejected).most_common(1)[0][0]
@@ -144,6 +171,9 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
                 "gpu_s": job.gpu_s,
                 "rescales": job.rescales,
                 "ftf": job.finish_time_ratio,
+                "cost": job.cost,
+                "deadline_s": job.deadline_s,
+                "met": job.met,
                 **({"stints": _stints(sim_job)} if stints else {}),
             }
             for job, sim_job in zip(jobs, result.jobs, strict=True)

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from geminid.cluster import Cluster
 from geminid.sim import reportdata
+from geminid.sim.reasons import is_named
 from geminid.sim.workload import Workload
 
 #: Parts of the page's script, in the order in which they build on each other.
@@ -99,6 +100,9 @@ def _notes(workload: Workload, results: Iterable[Mapping[str, Any]]) -> Iterator
         rejected = result.get("rejected_decisions") or 0
         if rejected:
             yield f"{result['policy']}: {rejected:,} {_plural('decision', rejected)} were invalid and not used."
+        for reason, jobs in result.get("reasons", {}).items():
+            if is_named(reason):
+                yield f"{result['policy']}: {reason} (for {jobs:,} {_plural('job', jobs)})."
 
 
 def _plural(word: str, number: int) -> str:
@@ -143,6 +147,8 @@ COLUMNS: Final = (
     Column("avg_queue_s", "Average queued", durations, hint="Time without slots, mean of all jobs"),
     Column("rescales_per_job", "Rescales per job", _as("{:.1f}")),
     Column("gpu_hours", "GPU-hours", _as("{:,.0f}")),
+    Column("cost", "Cost", _as("{:,.1f}"), hint="GPU-hours times the relative cost of their GPU types"),
+    Column("deadlines_missed", "Late", _as("{:,.0f}"), hint="Jobs that were done after their deadline, or never"),
     Column("utilization", "Utilisation", _as("{:.0f} %", 100), max, "Slots held, mean over the makespan"),
     Column("worst_ftf", "Worst FTF", _as("{:.2f}"), hint="Finish-time fairness: JCT over that with a fair share"),
     Column("unfair_fraction", "Unfair", _as("{:.0f} %", 100), hint="Jobs with a finish-time fairness above 1"),

@@ -31,6 +31,7 @@ from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, JobFacts, Policy
 from geminid.sim.application import Application
 from geminid.sim.profiles.gavel import ThroughputTable
+from geminid.sim.reasons import Reasons
 from geminid.sim.sharing import ApplicationSharing
 from geminid.sim.simjob import ByIdentity, SimJob, by_identity
 from geminid.sim.tuner import Batch
@@ -77,13 +78,14 @@ class Settings:
 
 @dataclass(slots=True)
 class Result:
-    """What happened: the jobs with all their stints, and what deciding cost."""
+    """What happened: the jobs with all their stints, what deciding cost, and why jobs got less than they should."""
 
     policy: str
     cluster: Cluster
     jobs: list[SimJob]
     decision_s: list[float] = field(default_factory=list)
     rejected: list[tuple[float, str]] = field(default_factory=list)
+    reasons: Reasons = field(default_factory=Reasons)
     failures: int = 0
     node_s: float = 0.0
     returned_slot_s: float = 0.0
@@ -424,6 +426,10 @@ class Simulator:
     def _carry_out(self, outcome: Outcome) -> None:
         for reason in outcome.rejected:
             self.result.rejected.append((self.now_s, reason))
+        if outcome.reasons:
+            jobs = self.engine.jobs
+            partners = {job_id: jobs[job_id].partner for job_id in outcome.reasons if job_id in jobs}
+            self.result.reasons.add(outcome.reasons, partners)
         for command in outcome.commands:
             self._execute(command)
         if outcome.desired_nodes is not None:
