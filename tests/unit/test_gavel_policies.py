@@ -19,8 +19,8 @@ from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.totals import MaxSumThroughputByCostPerfSLOs
 from geminid.policies.registry import BUILT_IN, make_policy
-from geminid.sim.run import Experiment, simulate
-from geminid.sim.simulator import Settings
+from geminid.sim.run import Experiment, applications_of, simulate
+from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads.generate import built_in_workload
 
@@ -235,11 +235,40 @@ def test_themis_refuses_options_that_make_no_sense(text: str) -> None:
         make_policy(f"themis:{text}")
 
 
-def test_unaware_policies_need_no_models_unless_adaptive() -> None:
+def test_unaware_policies_need_no_models_unless_adaptive_or_looking_ahead() -> None:
     assert not make_policy("max_min_fairness").needs_models
     assert make_policy("max_min_fairness_perf").needs_models
     assert make_policy("max_min_fairness:adaptive=true").needs_models
+    assert make_policy("min_total_duration").needs_models  # or it would not know how long the steps left will take
     assert make_policy("max_min_fairness_perf:adaptive=true").adapts_batch
+
+
+def first_problem(name: str, experiment: Experiment) -> AllocationProblem:
+    """What a policy sees when the first jobs have come."""
+    policy = make_policy(name)
+    assert isinstance(policy, TimeSharingPolicy)
+    seen: list[AllocationProblem] = []
+    solve = policy.solve
+
+    def remember(problem: AllocationProblem) -> TimeFractions:
+        seen.append(problem)
+        return solve(problem)
+
+    policy.solve = remember  # type: ignore[method-assign]
+    applications = applications_of(experiment)
+    Simulator(experiment.workload, applications, experiment.cluster, policy, experiment.settings).run()
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", ["finish_time_fairness", "min_total_duration"])
+def test_unaware_policies_that_look_ahead_see_profiled_jobs_as_fast_as_their_fastest_type(name: str) -> None:
+    experiment = small(0, 0.2, at_once=True)
+    few = replace(experiment, workload=replace(experiment.workload, jobs=experiment.workload.jobs[:4]))
+    unaware, aware = first_problem(name, few), first_problem(f"{name}_perf", few)
+    fastest = aware.usable.max(axis=1)
+    assert len(set(fastest.tolist())) > 1
+    assert unaware.usable == pytest.approx(np.where(aware.usable > 0, fastest[:, None], 0.0))
+    assert (unaware.steps_left > 1).all()
 
 
 class Halves:

@@ -100,7 +100,7 @@ class TimeSharingPolicy(Policy):
 
     def __post_init__(self) -> None:
         self.adapts_batch = self.adaptive
-        self.needs_models = self.brings_profiles = self.aware or self.adaptive
+        self.needs_models = self.brings_profiles = self.reads_speeds
         self._speeds.adaptive, self._speeds.profiled = self.adaptive, self.profiled
         self._speeds.seed = self.seed
         self._rng = np.random.default_rng(self.seed)
@@ -108,6 +108,11 @@ class TimeSharingPolicy(Policy):
     @abstractmethod
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """The policy itself: which fraction of the time everyone should have each type."""
+
+    @property
+    def reads_speeds(self) -> bool:
+        """Whether speeds matter: to tell types apart, to tune jobs, or to know how long their steps left will take."""
+        return self.aware or self.adaptive or self.needs_oracle
 
     @property
     def memory(self) -> Memory | None:
@@ -138,7 +143,7 @@ class TimeSharingPolicy(Policy):
 
     def decide(self, view: ClusterView) -> Decision:
         """At the end of a round choose who runs in the next; within one, keep who runs (and fill what is free)."""
-        if self.aware or self.adaptive:  # jobs that bring their throughputs need no models, nor the reports behind them
+        if self.reads_speeds:  # jobs that bring their throughputs need no models, nor the reports behind them
             self.needs_models = any(job.facts.limits for job in view.jobs)
         jobs = frozenset(job.id for job in view.jobs)
         was_idle, self._present = self._present.isdisjoint(jobs), jobs
