@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from geminid.policies.gavel.fairness import MaxMinFairnessPerf
 from geminid.policies.gavel.gangs import place_gangs
 from geminid.policies.gavel.problem import Combination, TimeFractions
 from geminid.policies.gavel.rounds import Account
+from geminid.serve.guard import Guard
 
 ROUND_S = 360.0
 TYPES = ("v100", "k80")
@@ -200,3 +202,72 @@ def test_with_nobody_left_running_a_new_round_begins_at_once() -> None:
     outcome = running.handle(Completed(100.0, "a"))
     assert outcome.commands == (Start("b", ((0, 1),)),)
     assert outcome.wake_at_s == 460.0
+
+
+def test_a_policy_that_knows_nothing_of_what_runs_keeps_it() -> None:
+    """As after a restart of the service: nobody who runs is a newcomer to wait with."""
+    cluster = Cluster.parse("v100:1x2")
+    running = Engine(cluster, MaxMinFairnessPerf(), ModelKeeper(), debug=True)
+    for name in "ab":
+        facts = JobFacts(id=name, submitted_s=0.0, requested_slots=1, kind=name, throughputs={"v100": 1.0})
+        running.handle(Submitted(0.0, facts))
+    running.handle(Tick(1.0))
+    held = {job.id: job.allocation for job in running.jobs.values()}
+    assert all(held.values())
+    assert MaxMinFairnessPerf().decide(replace(running.view(), now_s=100.0)).assignments == held
+
+
+def test_jobs_that_are_left_alone_for_a_while_keep_their_slots_when_they_are_shown_again() -> None:
+    """A guard does not show the policy who has just been started; that is neither a newcomer nor a lost node."""
+    guarded = Guard(MaxMinFairnessPerf(), protected=lambda job: job.since_s + 10.0)
+    running = Engine(Cluster.parse("v100:1x3"), guarded, ModelKeeper(), debug=True)
+    slots = {"a": 1, "b": 1, "c": 1, "d": 2}
+
+    def submit(name: str, now_s: float) -> None:
+        facts = JobFacts(
+            id=name,
+            submitted_s=now_s,
+            requested_slots=slots[name],
+            max_slots=slots[name],
+            kind=name,
+            throughputs={"v100": 1.0},
+        )
+        running.handle(Submitted(now_s, facts))
+
+    def held() -> str:
+        return "".join(job.id for job in running.jobs.values() if job.allocation)
+
+    submit("a", 0.0)
+    submit("b", 0.0)
+    running.handle(Tick(1.0))
+    assert held() == "ab"
+    running.handle(Tick(2.0))  # nobody is shown
+    running.handle(Tick(12.0))  # both are again
+    assert held() == "ab"
+    submit("c", 13.0)  # waits for the end of the round
+    submit("d", 14.0)
+    assert held() == "ab"
+    outcome = running.handle(Tick(200.0))
+    assert (held(), outcome.wake_at_s) == ("ab", 361.0)
+    running.handle(Tick(361.0))
+    second = held()
+    assert "d" in second or "c" in second
+    for now_s in (362.0, 372.0, 400.0, 720.0):
+        running.handle(Tick(now_s))
+        assert held() == second
+
+
+def test_who_runs_ends_the_wait_for_others_when_it_is_shown_again() -> None:
+    """The second that the first job of an idle cluster waits is not at the cost of a job that ran all along."""
+    guarded = Guard(MaxMinFairnessPerf(), protected=lambda job: job.since_s + 10.0)
+    running = Engine(Cluster.parse("v100:1x2"), guarded, ModelKeeper(), debug=True)
+    first, second = (
+        JobFacts(id=name, submitted_s=at_s, requested_slots=1, kind=name, throughputs={"v100": 1.0})
+        for name, at_s in (("a", 0.0), ("b", 10.5))
+    )
+    running.handle(Submitted(0.0, first))
+    running.handle(Tick(1.0))
+    running.handle(Submitted(10.5, second))  # the first is not shown until 11
+    assert not running.jobs["b"].allocation
+    outcome = running.handle(Tick(11.2))
+    assert outcome.commands == (Start("b", ((0, 1),)),)

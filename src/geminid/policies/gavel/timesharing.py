@@ -26,6 +26,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import le
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -92,6 +93,7 @@ class TimeSharingPolicy(Policy):
     _gathering: bool = field(default=False, repr=False)
     _present: frozenset[str] = field(default=frozenset(), repr=False)
     _running: dict[Combination, tuple[str, float, float]] = field(default_factory=dict, repr=False)
+    _placed: dict[Combination, Allocation] = field(default_factory=dict, repr=False)
     _notes: tuple[Note, ...] = field(default=(), repr=False)
     _fractions: TimeFractions | None = field(default=None, repr=False)
     _speeds: SpeedReader = field(default_factory=SpeedReader, repr=False)
@@ -146,16 +148,40 @@ class TimeSharingPolicy(Policy):
         if self.reads_speeds:  # jobs that bring their throughputs need no models, nor the reports behind them
             self.needs_models = any(job.facts.limits for job in view.jobs)
         jobs = frozenset(job.id for job in view.jobs)
-        was_idle, self._present = self._present.isdisjoint(jobs), jobs
-        if was_idle:
+        runs = any(job.allocation for job in view.jobs)
+        if jobs and not runs and self._present.isdisjoint(jobs):
             self._gathering, self._round_ends_s = True, view.now_s + GATHERING_S
-        if view.now_s < self._round_ends_s - INSTANT_S:
-            if self._gathering:
+        self._present = jobs
+        within = view.now_s < self._round_ends_s - INSTANT_S
+        if not jobs:  # or none that is shown: the round of those who run goes on
+            return Decision({}, wake_at_s=self._round_ends_s if within else None)
+        if within:
+            if self._gathering and not runs:
                 return self._decision({})
-            if view.usable_slots == self._usable and any(job.allocation for job in view.jobs):
+            if runs and not self._gathering and self._has_its_slots(view):
                 return self._go_on(view)
         self._gathering = False
         return self._next_round(view)
+
+    def _has_its_slots(self, view: ClusterView) -> bool:
+        """Whether the round has the slots that it began with.
+
+        Jobs that may not be touched for a while are not shown, nor are their slots (``serve/guard.py``): those who are
+        back bring theirs along, and those who are not to be seen may have taken theirs with them.
+        """
+        most, least = list(self._usable), list(self._usable)
+        shown = {job.id for job in view.jobs}
+        for combination, allocation in self._placed.items():
+            if shown.isdisjoint(combination):
+                for node, slots in allocation:
+                    least[node] -= slots
+        placed = {job_id for combination in self._placed for job_id in combination}
+        for job in view.jobs:
+            if job.id not in placed and (job.partner is None or job.id < job.partner):
+                for node, slots in job.allocation:
+                    most[node] += slots
+                    least[node] += slots
+        return all(map(le, least, view.usable_slots)) and all(map(le, view.usable_slots, most))
 
     def _next_round(self, view: ClusterView) -> Decision:
         self._settle(view)
@@ -170,7 +196,7 @@ class TimeSharingPolicy(Policy):
             chosen = [(combination, gpu_type) for combination, gpu_type in chosen if known.issuperset(combination)]
         chosen = self._fitting(view, chosen)
         placed = place_gangs(view, chosen, gangs, worth=self._worth_spread(view))
-        self._running = self._started(view, chosen, placed)
+        self._running, self._placed = self._started(view, chosen, placed), placed
         self._round_ends_s = view.now_s + self.round_s
         self._usable = view.usable_slots
         return self._decision(placed)
@@ -198,6 +224,7 @@ class TimeSharingPolicy(Policy):
                 chosen = self._fitting(view, chosen)
                 placed = place_gangs(view, chosen, gangs, list(kept.values()), worth=self._worth_spread(view))
                 kept |= placed
+                self._placed |= placed
                 self._running |= self._started(view, chosen, placed)
         return self._decision(kept)
 
