@@ -26,7 +26,7 @@ from typing import Self
 MARK = "GEMINID_RAY_MARK"
 
 #: How long starting may take on a busy machine.
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 
 HEALTH = {
     "RAY_health_check_initial_delay_ms": "0",
