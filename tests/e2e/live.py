@@ -97,7 +97,7 @@ class Live:
     def job(self, job_id: str) -> dict:
         return dict(self.client.get(f"jobs/{job_id}"))
 
-    def until(self, job_id: str, reached, timeout_s: float = 60.0) -> dict:
+    def until(self, job_id: str, reached, timeout_s: float = 180.0) -> dict:
         """Wait until a job is such."""
         deadline = time.monotonic() + timeout_s
         while True:
@@ -107,7 +107,7 @@ class Live:
             assert time.monotonic() < deadline, job
             time.sleep(0.1)
 
-    def over(self, job_id: str, timeout_s: float = 90.0) -> dict:
+    def over(self, job_id: str, timeout_s: float = 240.0) -> dict:
         return self.until(job_id, lambda job: job["finished_at_s"] is not None, timeout_s)
 
     def worker_pids(self, job_id: str) -> set[int]:

@@ -52,7 +52,7 @@ class OnRay(Live):
     def settled(self, job_id: str, slots: int) -> dict:
         return self.until(job_id, lambda job: job["phase"] == "running" and job["slots"] == slots)
 
-    def wait_for(self, reached, timeout_s: float = 40.0) -> None:
+    def wait_for(self, reached, timeout_s: float = 150.0) -> None:
         deadline = time.monotonic() + timeout_s
         while not reached():
             assert time.monotonic() < deadline, (self.nodes(), self.run("status").stdout)
