@@ -326,6 +326,24 @@ def test_a_loop_that_does_not_do_the_same_on_all_workers_is_told_so(tmp_path, la
     assert "optimizer.step() was called on 1 of 2 workers" in job.status.reason
 
 
+def results(folder, size):
+    """What every worker of the script ``together.py`` ended with."""
+    return [json.loads((folder / f"out-{rank}").read_text()) for rank in range(size)]
+
+
+@pytest.mark.parametrize("options", [(), ("--within",)])
+def test_layers_that_are_unfrozen_later_are_trained_together_by_newcomers_too(tmp_path, launcher, options):
+    options = ("--thaw", 1, "--epochs", 6, "--until-size", 3, *options)
+    with Job(tmp_path, "together.py", *options, launcher=launcher) as job:
+        job.resized("ab")
+        job.trained(64 * 2 + 16)  # after the epoch in which the script unfreezes them
+        job.resized("abc")
+        assert job.ended() == "finished"
+    first, *others = results(tmp_path, 3)
+    assert first["thawed"]
+    assert all(other["weights"] == first["weights"] for other in others)
+
+
 def test_a_sampler_that_is_different_on_every_worker_is_refused(tmp_path, launcher):
     with Job(tmp_path, "branches.py", "--disorder", launcher=launcher, most_failures=0) as job:
         job.resize(["a", "b"])

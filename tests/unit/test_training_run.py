@@ -596,6 +596,8 @@ def test_misuse_is_told_in_one_sentence():
         run.state("x", 1)
     with pytest.raises(ValueError, match="closures run the model several times"):
         optimizer.step(lambda: 0.0)
+    with pytest.raises(ValueError, match=r"add_param_group\(\) was called after run\.prepare"):
+        optimizer.add_param_group({"params": []})
     with pytest.raises(RuntimeError, match=r"run.prepare\(\) has not been called"):
         list(geminid.init().epochs(1))
     for _ in run.epochs(1):

@@ -59,6 +59,9 @@ class Gradients:
     gradients in place, ``before_sending`` when all of a step's are known on this worker and its numbers are to be
     filled in, ``on_step`` when the averages are in place. ``failed`` says why a collective operation failed, if one
     did: the gradients are then not to be used. Outside of passes (``active`` is false) gradients are the script's own.
+
+    Which of the parameters are trained is looked at when a step begins: one that is unfrozen in the middle of a step
+    has no gradient until the next.
     """
 
     def __init__(
@@ -72,14 +75,13 @@ class Gradients:
         on_backward: Callable[[], None] = lambda: None,
         wait: Callable[[Any], None] = lambda work: work.wait(),
     ) -> None:
-        self.parameters = list(parameters)
+        self._all = list(parameters)
         self._wait = wait
         self.failed: str | None = None
         self.sync_s = 0.0
         self._extras_count = extras
         self._on_pass, self._before_sending, self._on_step = on_pass, before_sending, on_step
         self._on_backward = on_backward
-        self._extras = torch.zeros(extras + len(self.parameters), device=self.parameters[0].device)
         self._own_extras: Tensor | None = None
         self._buckets: list[_Bucket] = []
         self._bucket_of: dict[nn.Parameter, _Bucket] = {}
@@ -91,7 +93,7 @@ class Gradients:
         self.active = False
         self._queued = False
         self._trigger: nn.Parameter | None = None
-        self._hook_all()
+        self._look_again()
 
     # --------------------------------------------------------------------------------------- set-up
 
@@ -101,6 +103,16 @@ class Gradients:
         self._buckets, self._bucket_of, self._own_extras = [], {}, None
         self._trigger = None
         self._hook_all()
+
+    def _look_again(self) -> None:
+        """Find out which parameters are trained."""
+        self._trained = [parameter.requires_grad for parameter in self._all]
+        self.parameters = [parameter for parameter in self._all if parameter.requires_grad]
+        self._frozen = [parameter for parameter in self._all if not parameter.requires_grad]
+        if not self.parameters:
+            raise ValueError("none of the optimizer's parameters requires a gradient: there is nothing to train")
+        self._extras = torch.zeros(self._extras_count + len(self.parameters), device=self.parameters[0].device)
+        self.spread_over(self._size)
 
     def release(self) -> None:
         """Let go of the process group: as long as anything of it is held, peers do not notice that it is left."""
@@ -137,6 +149,8 @@ class Gradients:
 
     def begin_pass(self, *, weight: float, first: bool, last: bool, alone: bool = False) -> None:
         """The next backward belongs to this pass of a step; ``weight`` is its share of the step's samples."""
+        if first and self._trained != [parameter.requires_grad for parameter in self._all]:
+            self._look_again()
         if not self._last:  # the pass before only accumulated: its gradient is kept elsewhere
             for parameter in self.parameters:
                 parameter.grad = None
@@ -203,6 +217,9 @@ class Gradients:
         """Finish the pass: after backward, or before a step whose backward did not come past us."""
         if self.failed is not None:
             return
+        for parameter in self._frozen:
+            if parameter.requires_grad:
+                parameter.grad = None
         again = self._reached_end  # a second backward in the same pass adds to what is already averaged
         self._reached_end = True
         if not again:

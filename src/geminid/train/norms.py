@@ -58,14 +58,8 @@ class NoiseMeter:
         self._optimizer = optimizer
         self._loss_scale = loss_scale
         self.groups = len(optimizer.param_groups)
-        self._parameters: list[nn.Parameter] = []
-        index: list[int] = []
-        for number, group in enumerate(optimizer.param_groups):
-            wanted = [parameter for parameter in group["params"] if parameter.requires_grad]
-            self._parameters += wanted
-            index += [number] * len(wanted)
-        self._device = self._parameters[0].device
-        self._group_of = torch.tensor(index, device=self._device)
+        self._all = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        self._device = self._all[0].device
         self.estimate = NoiseEstimate.empty(self.groups)
         self.interval = 1
         self.enabled = True
@@ -78,6 +72,22 @@ class NoiseMeter:
         self._last_measured = 0
         self._cost_s, self._measured = 0.0, 0
         self._events: list[tuple[Any, Any]] = []
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """Find out which parameters are trained: the others have no noise."""
+        self._trained = [parameter.requires_grad for parameter in self._all]
+        self._parameters = [parameter for parameter in self._all if parameter.requires_grad]
+        self._group_of = torch.tensor(
+            [
+                number
+                for number, group in enumerate(self._optimizer.param_groups)
+                for parameter in group["params"]
+                if parameter.requires_grad
+            ],
+            device=self._device,
+        )
+        self._kept, self._kept_step = None, -2
 
     def state(self) -> dict[str, Any]:
         """What to keep besides the estimate."""
@@ -92,6 +102,8 @@ class NoiseMeter:
 
     def begin_step(self, step: int, *, micro_gradients: int, whole: bool) -> None:
         """A step begins; it is measured if its turn has come and it is a whole one."""
+        if self._trained != [parameter.requires_grad for parameter in self._all]:
+            self._look_again()
         self._single = micro_gradients == 1
         turn = step % self.interval
         self._measuring = self.enabled and whole and (turn == 0 or (self._single and turn == 1 and self.interval > 1))
@@ -132,7 +144,8 @@ class NoiseMeter:
             return None
         here = [gradient for gradient in gradients if gradient is not None]
         norms = self._squared_norms(here)
-        assert norms is not None
+        if norms is None:
+            return None
         reading = None
         if self._kept is not None and self._kept_step == step - 1:
             torch._foreach_add_(self._kept, here)
@@ -177,12 +190,17 @@ class NoiseMeter:
         return [parameter.grad for parameter in self._parameters]
 
     def _squared_norms(self, gradients: Sequence[Tensor | None]) -> Tensor | None:
-        """Squared norms by parameter group, of the gradients divided by what the optimiser divides them by."""
+        """Squared norms by parameter group, of the gradients divided by what the optimiser divides them by.
+
+        None where there are no gradients, or not yet that by which those of some are divided, while it is for others.
+        """
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
         if not present:
             return None
         here = [gradient for gradient in gradients if gradient is not None]
         divisors = self._preconditioner()
+        if divisors is None and self._preconditioned:
+            return None
         if divisors is not None:
             here = list(torch._foreach_div(here, [divisors[i] for i in present]))
         norms = torch.stack(torch._foreach_norm(here)).to(torch.float32) ** 2
@@ -195,11 +213,11 @@ class NoiseMeter:
         """sqrt(v̂) + ε of every parameter for Adam and its kin; None for others, and in the first few steps."""
         if self._divisors is not None:
             return self._divisors
-        state = self._optimizer.state
+        state, trained = self._optimizer.state, set(self._parameters)
         squares, corrections, epsilons = [], [], []
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
-                if not parameter.requires_grad:
+                if parameter not in trained:
                     continue
                 own = state.get(parameter, {})
                 square = own.get("exp_avg_sq", own.get("square_avg"))

@@ -3,6 +3,7 @@
 They stay the user's own objects; only what their methods do changes, on these very objects:
 
 - ``optimizer.step()`` does nothing in passes that only accumulate, and uses learning rates scaled for the batch size;
+- ``optimizer.add_param_group()`` is refused: workers that join later would not have the group;
 - ``scaler.unscale_()``, ``.step()`` and ``.update()`` do nothing in those passes either;
 - ``lr_scheduler.step()`` takes as many steps as samples have gone by for: one per initial batch where it is called in
   the loop over batches, one per pass over the data where it is called outside of it.
@@ -55,6 +56,13 @@ class OptimizerSteps:
             optimizer._opt_called = True  # type: ignore[attr-defined]
             steps.step()
 
+        def add_param_group(optimizer: Optimizer, group: Any) -> None:
+            raise ValueError(
+                "optimizer.add_param_group() was called after run.prepare(): give the optimizer all parameters before, "
+                "freeze those that are to be trained later with requires_grad_(False), and unfreeze them when it is time"
+            )
+
+        optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
         step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 

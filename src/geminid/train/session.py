@@ -82,7 +82,7 @@ class Session:
         self.epochs_wanted: int | None = None
         self.place = Place()
         self._source = source_of(loader, settings.seed)
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = parameters[0].device
         scaler_steps = ScalerSteps(scaler, may_step=self._may_step) if scaler is not None else None
         self._optimizer_steps = OptimizerSteps(optimizer, may_step=self._may_step, on_step=self._on_optimizer_step)
@@ -141,7 +141,7 @@ class Session:
                 stop_if_wanted=self._stop_if_wanted,
                 leave=self._leave,
             )
-        self._parameter_count = sum(parameter.numel() for parameter in parameters)
+        self._parameter_count = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         self._warns_of_batch_norm, self._warned_of_skipping = has_batch_norm(model), False
         self._reporter = Reporter(
             self.place,

@@ -50,6 +50,7 @@ class TrainingState:
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "trained": [parameter.requires_grad for parameter in self._parameters],
             "position": asdict(self.position),
             "dataset_samples": self.dataset_samples,
             "noise": {"estimate": asdict(self.meter.estimate), **self.meter.state()},
@@ -76,6 +77,8 @@ class TrainingState:
             )
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for parameter, trained in zip(self._parameters, state.get("trained", ()), strict=False):
+            parameter.requires_grad_(trained)
         self.position = Position(**state["position"])
         self.meter.estimate = NoiseEstimate(**state["noise"]["estimate"])
         self.meter.take_state(state["noise"])
@@ -89,6 +92,10 @@ class TrainingState:
             if name in self.user:
                 _restore(self.user[name], value)
         self.present = True
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 def _state_of(value: Any) -> Any:

@@ -1,0 +1,47 @@
+"""Things that workers must do together, and what some of them do alone; every worker writes what it ends with."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import geminid
+
+parser = argparse.ArgumentParser()
+parser.add_argument("out", type=Path)
+parser.add_argument("--thaw", type=int, default=-1, help="train the first layer from this epoch on")
+parser.add_argument("--within", action="store_true", help="unfreeze it in the middle of the epoch's second step")
+parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--until-size", type=int, default=0, help="let no epoch but the first end before there are so many")
+args = parser.parse_args()
+torch.set_num_threads(1)
+torch.manual_seed(3)
+run = geminid.init()
+model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+model[0].requires_grad_(args.thaw < 0)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+before = model[0].weight.tolist()
+x = torch.randn(64, 3)
+loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
+model, optimizer, loader = run.prepare(model, optimizer, loader)
+for epoch in run.epochs(args.epochs):
+    if epoch == args.thaw and not args.within:
+        model[0].requires_grad_(True)
+    for step, (inputs, wanted) in enumerate(loader):
+        if epoch == args.thaw and args.within and step == 1:
+            model[0].requires_grad_(True)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(inputs), wanted).backward()
+        optimizer.step()
+        time.sleep(0.02)
+        if epoch > args.thaw and run.size < args.until_size:
+            time.sleep(0.2)
+result = {
+    "weights": [parameter.tolist() for parameter in model.parameters()],
+    "thawed": model[0].weight.tolist() != before,
+}
+args.out.with_name(f"out-{run.rank}").write_text(json.dumps(result))
