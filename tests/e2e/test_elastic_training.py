@@ -344,6 +344,21 @@ def test_layers_that_are_unfrozen_later_are_trained_together_by_newcomers_too(tm
     assert all(other["weights"] == first["weights"] for other in others)
 
 
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--plateau",), "learning rates differ between workers: call the schedule on all workers"),
+        (("--leave", 0), "the loop over batches was left on some workers only"),
+        (("--leave", 1), "the loop over batches was left on some workers only"),
+    ],
+)
+def test_workers_that_do_not_do_the_same_are_told_in_what(tmp_path, launcher, options, sentence):
+    with Job(tmp_path, "together.py", *options, launcher=launcher, most_failures=0) as job:
+        job.resize(["a", "b"])
+        assert job.ended() == "failed"
+    assert sentence in job.status.reason
+
+
 def test_a_sampler_that_is_different_on_every_worker_is_refused(tmp_path, launcher):
     with Job(tmp_path, "branches.py", "--disorder", launcher=launcher, most_failures=0) as job:
         job.resize(["a", "b"])

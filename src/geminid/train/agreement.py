@@ -1,12 +1,14 @@
 """What workers tell each other along with the gradients of a step, so that all of them do the same after it.
 
 Every worker adds a few numbers: whether it has an order to form another group, whether it wants to stop, whether its
-last step was taken. The leader adds its wishes: the batch plan, learning-rate factors for it, its efficiency, and how
+last step was taken, and codes of what must be the same everywhere: the order of the data, the place in it, and the
+learning rates. The leader adds its wishes: the batch plan, learning-rate factors for it, its efficiency, and how
 often to measure the noise. All see the same sums. On a GPU they are read a step later, so that nobody waits for them.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -19,12 +21,27 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.learning_rate import RULES, TrainingPoint
 from geminid.goodput.noise import NoiseEstimate
 from geminid.train.agent import Agent
+from geminid.train.data import LARGEST_CODE
 from geminid.train.messages import Plan
 from geminid.train.norms import NoiseMeter, Reading
 from geminid.train.tuner import Tuner
 
 #: The numbers, in order; learning-rate factors and squared norms by parameter group follow them.
-HAS_FORM, STOPPING, STEPPED, ORDER, PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(9)
+HAS_FORM, STOPPING, STEPPED, PLACE, ORDER, RATES, PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(11)
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Small numbers of what must be the same on all workers; most likely they differ where it does."""
+
+    place: int = 0
+    order: int = 0
+    rates: int = 0
+
+
+def code_of(*values: float) -> int:
+    """A code of some numbers: small enough for those of thousands of workers to add up exactly."""
+    return zlib.crc32(repr(values).encode()) % LARGEST_CODE
 
 
 @dataclass(slots=True)
@@ -53,7 +70,7 @@ class _Pending:
     numbers: Tensor | None
     reading: Reading | None
     norms: Tensor | None
-    order: int = 0
+    codes: Codes = field(default_factory=Codes)
     event: Any = None
 
 
@@ -72,11 +89,11 @@ class Agreement:
         warmup_epochs: float,
         wants_to_stop: Callable[[], bool],
         epochs_done: Callable[[], float],
-        order_code: Callable[[], int],
+        codes: Callable[[], Codes],
     ) -> None:
         self._place, self._agent, self._tuner, self._meter = place, agent, tuner, meter
         self._limits, self._rule, self._warmup_epochs = limits, scaling_rule, warmup_epochs
-        self._wants_to_stop, self._epochs_done, self._order_code = wants_to_stop, epochs_done, order_code
+        self._wants_to_stop, self._epochs_done, self._codes = wants_to_stop, epochs_done, codes
         self._groups = meter.groups
         self._lag = 1 if meter.device.type == "cuda" else 0
         self._pending: deque[_Pending] = deque()
@@ -97,7 +114,9 @@ class Agreement:
         values = [0.0] * (FIXED + self._groups)
         values[HAS_FORM] = float(self._has_form)
         values[STOPPING] = float(self._wants_to_stop())
-        values[STEPPED], values[ORDER] = float(stepped_before), float(self._order_code())
+        codes = self._codes()
+        values[STEPPED] = float(stepped_before)
+        values[PLACE], values[ORDER], values[RATES] = float(codes.place), float(codes.order), float(codes.rates)
         if self._place.rank == 0:
             plan = self._choose_plan()
             values[FIXED:] = self._factors_of(plan)
@@ -124,7 +143,7 @@ class Agreement:
             kept, norms = _on_its_way(kept), _on_its_way(norms)
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
-        self._pending.append(_Pending(kept, reading, norms, self._order_code(), event))
+        self._pending.append(_Pending(kept, reading, norms, self._codes() if kept is not None else Codes(), event))
 
     # ------------------------------------------------------------------------------------------- between two steps
 
@@ -132,7 +151,7 @@ class Agreement:
         """What was told, of the steps that can be read without waiting; their norms go into the estimate.
 
         Raises:
-            RuntimeError: some workers took a step and others did not, or they have different orders of the data.
+            RuntimeError: workers do not do the same; the sentence says in what.
         """
         told = Told()
         while len(self._pending) > self._lag:
@@ -143,7 +162,7 @@ class Agreement:
                 values = pending.norms.tolist()
                 self._meter.fold(pending.reading, values[: self._groups], values[self._groups :])
             if pending.numbers is not None:
-                told = self._understood(pending.numbers.tolist(), pending.order)
+                told = self._understood(pending.numbers.tolist(), pending.codes)
         if self._place.size == 1:
             plan = self._choose_plan()
             factors = self._factors_of(plan)
@@ -151,18 +170,40 @@ class Agreement:
             told = Told(int(self._has_form), self._wants_to_stop(), plan, factors)
         return told
 
-    def _understood(self, values: list[float], order: int) -> Told:
-        if round(values[ORDER]) != order * self._place.size:
+    def check(self, numbers: Tensor) -> None:
+        """Compare what all told each other without a step.
+
+        Raises:
+            RuntimeError: workers do not do the same; the sentence says in what.
+        """
+        self._check(numbers.tolist(), self._codes())
+
+    def _check(self, values: list[float], codes: Codes) -> None:
+        size = self._place.size
+        if round(values[PLACE]) != codes.place * size:
+            raise RuntimeError(
+                "workers are at different places in the data: the loop over batches was left on some workers only "
+                "(break out of it on all of them or on none), or they have different data"
+            )
+        if round(values[ORDER]) != codes.order * size:
             raise RuntimeError(
                 "the loader's sampler gives workers different orders: draw from PyTorch's, numpy's or Python's global "
                 "generator, or from one in its attribute 'generator', which are seeded alike"
             )
         stepped = round(values[STEPPED])
-        if 0 < stepped < self._place.size:
+        if 0 < stepped < size:
             raise RuntimeError(
-                f"optimizer.step() was called on {stepped} of {self._place.size} workers in one step: the loop must do "
-                "the same on all of them"
+                f"optimizer.step() was called on {stepped} of {size} workers in one step: the loop must do the same on "
+                "all of them"
             )
+        if round(values[RATES]) != codes.rates * size:
+            raise RuntimeError(
+                "learning rates differ between workers: call the schedule on all workers, with the same numbers, and "
+                "give it to run.prepare() as lr_scheduler, so that newcomers have it too"
+            )
+
+    def _understood(self, values: list[float], codes: Codes) -> Told:
+        self._check(values, codes)
         self._meter.interval, self.efficiency = max(1, round(values[INTERVAL])), values[EFFICIENCY]
         return Told(
             have_form=round(values[HAS_FORM]),

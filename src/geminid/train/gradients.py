@@ -288,6 +288,28 @@ class Gradients:
                 return
             self._put_back(bucket, None)
 
+    def exchange_numbers(self) -> None:
+        """Have the workers' numbers without gradients, by the very operations of a step.
+
+        So whoever is in a step meanwhile, because it does not do what the others do, gets to see them.
+        """
+        if not self._buckets:
+            self._make_buckets()
+        numbers = self._own_extras if self._own_extras is not None else self._buckets[-1].extras
+        for bucket in self._buckets:
+            bucket.flat.zero_()
+        self._before_sending(numbers[: self._extras_count])
+        try:
+            works = [dist.all_reduce(bucket.flat, async_op=True) for bucket in self._buckets]
+            if self._own_extras is not None:
+                dist.all_reduce(self._own_extras)
+            for work in works:
+                self._wait(work)
+        except RuntimeError as problem:
+            self._fail(problem)
+            return
+        self._extras.copy_(numbers)
+
     def _put_back(self, bucket: _Bucket, used: list[float] | None) -> None:
         """Give every parameter its average; one that nobody used keeps none."""
         views, gradients = [], []

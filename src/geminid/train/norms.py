@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from geminid.goodput.noise import NoiseEstimate

@@ -59,7 +59,7 @@ class OptimizerSteps:
         def add_param_group(optimizer: Optimizer, group: Any) -> None:
             raise ValueError(
                 "optimizer.add_param_group() was called after run.prepare(): give the optimizer all parameters before, "
-                "freeze those that are to be trained later with requires_grad_(False), and unfreeze them when it is time"
+                "and freeze those that are to be trained later with requires_grad_(False)"
             )
 
         optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]

@@ -24,7 +24,7 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.noise import NoiseEstimate
 from geminid.train import channel, messages, passing, peers, rng
 from geminid.train.agent import Agent
-from geminid.train.agreement import Agreement, Place
+from geminid.train.agreement import Agreement, Codes, Place, code_of
 from geminid.train.data import source_of
 from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
@@ -118,7 +118,7 @@ class Session:
             warmup_epochs=settings.warmup_epochs,
             wants_to_stop=lambda: self._wants_to_stop,
             epochs_done=self._epochs_done,
-            order_code=self._source.order_code,
+            codes=self._codes,
         )
         self._gradients = Gradients(
             parameters,
@@ -161,6 +161,7 @@ class Session:
         self._share: StepShare | None = None
         self._lost: str | None = None
         self._stepped = self._stepped_before = True
+        self._owes_result = False
         self._fed: tuple[Any, ...] | None = None
         self._data_ended = -1
         self._begun = self._in_loop = self._report_first_step = False
@@ -201,10 +202,25 @@ class Session:
 
     def epoch_done(self, epoch: int) -> None:
         """The loop's body for an epoch has ended, whether or not it saw all of the data."""
-        if self.position.epoch == epoch:
-            self.position.epoch, self.position.cursor = epoch + 1, 0
-            if self.place.size > 1 and self._lost is None:
-                self._share_buffers()
+        if self.position.epoch != epoch:
+            return
+        if self._owes_result and self._share is not None:  # the loop was left in a step of this worker's own
+            if not self._stepped:
+                self._count(self._share, 0.0)
+            self._lead()
+        self.position.epoch, self.position.cursor = epoch + 1, 0
+        if self.place.size > 1 and self._lost is None:
+            self._compare()
+        if self.place.size > 1 and self._lost is None:
+            self._share_buffers()
+
+    def _compare(self) -> None:
+        """At the end of an epoch, make sure that all are there."""
+        self._gradients.exchange_numbers()
+        self._lost = self._gradients.failed
+        if self._lost is None:
+            self._agreement.check(self._gradients.numbers)
+        self._enter("between")
 
     @property
     def work_is_done(self) -> bool:
@@ -278,6 +294,7 @@ class Session:
                 if share.alone and self.place.rank > 0:
                     self._follow()
                     continue
+                self._owes_result = share.alone and self.place.size > 1
                 yield from self._step(share)
                 if share.alone:
                     self._lead()
@@ -354,7 +371,8 @@ class Session:
             self._lost = self._gradients.failed
             return
         self._meter.end_step()
-        self._stepped_before = self._stepped
+        if not share.alone:
+            self._stepped_before = self._stepped
         if not self._stepped:
             self._count(share, 0.0)  # skipped, by a loss scaler for example
             self._wonder_why()
@@ -404,6 +422,7 @@ class Session:
 
     def _lead(self) -> None:
         """A step was this worker's alone: hand the result to the others."""
+        self._owes_result = False
         if self._lost is None:
             self._enter("synchronising")
             try:
@@ -440,6 +459,16 @@ class Session:
     def _fill_in(self, numbers: Tensor) -> None:
         self._agreement.fill_in(numbers, stepped_before=self._stepped_before)
         self._enter("synchronising")
+
+    def _codes(self) -> Codes:
+        position, groups = self.position, self.state.optimizer.param_groups
+        rates = (group.get("lr", 0.0) for group in groups)
+        known = [float(rate) for rate in rates if not (isinstance(rate, Tensor) and rate.is_cuda)]  # without waiting
+        return Codes(
+            place=code_of(position.epoch, position.cursor, position.step),
+            order=self._source.order_code() if self._in_loop else 0,  # who has just joined may not know it yet
+            rates=code_of(*known),
+        )
 
     def _on_pass(self) -> None:
         self._enter("stepping")
@@ -567,6 +596,7 @@ class Session:
     def _settle_in(self, proposal: dict[str, Any]) -> None:
         """A generation begins: train on as its leader decided."""
         self._lost = self._share = self._fed = None
+        self._owes_result = False
         self._stepped_before = True
         told = self._agreement.begin(proposal)
         assert told.plan is not None

@@ -17,6 +17,8 @@ parser.add_argument("--thaw", type=int, default=-1, help="train the first layer 
 parser.add_argument("--within", action="store_true", help="unfreeze it in the middle of the epoch's second step")
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--until-size", type=int, default=0, help="let no epoch but the first end before there are so many")
+parser.add_argument("--plateau", action="store_true", help="have only the leader reduce its learning rate")
+parser.add_argument("--leave", type=int, default=-1, help="have only this worker leave the loop over batches")
 args = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(3)
@@ -27,7 +29,8 @@ optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 before = model[0].weight.tolist()
 x = torch.randn(64, 3)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
-model, optimizer, loader = run.prepare(model, optimizer, loader)
+schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+model, optimizer, loader = run.prepare(model, optimizer, loader, lr_scheduler=schedule)
 for epoch in run.epochs(args.epochs):
     if epoch == args.thaw and not args.within:
         model[0].requires_grad_(True)
@@ -40,6 +43,10 @@ for epoch in run.epochs(args.epochs):
         time.sleep(0.02)
         if epoch > args.thaw and run.size < args.until_size:
             time.sleep(0.2)
+        if run.rank == args.leave and step == 1:
+            break
+    if run.is_leader or not args.plateau:
+        schedule.step(1.0)
 result = {
     "weights": [parameter.tolist() for parameter in model.parameters()],
     "thawed": model[0].weight.tolist() != before,
