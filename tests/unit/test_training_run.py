@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import numpy as np  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
@@ -253,12 +254,14 @@ class Noisy(Dataset):
         return torch.tensor(index), torch.rand(1)
 
 
-def seen(loader, epochs=2, **options):
-    """What a run sees, by epoch."""
-    run = geminid.init(seed=4)
+def seen(loader, epochs=2, *, seed=4, plan=None, draw=False, **options):
+    """What a run sees, by epoch; its loop may draw random numbers too."""
+    run = geminid.init(seed=seed)
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _, _, elastic = run.prepare(model, optimizer, loader, **options)
+    if plan is not None:
+        pinned(run, plan)
     epochs_seen = []
     for _ in run.epochs(epochs):
         here = []
@@ -266,6 +269,8 @@ def seen(loader, epochs=2, **options):
             model(torch.ones(1)).sum().backward()
             optimizer.step()
             here.append(batch)
+            if draw:
+                torch.rand(3)
         epochs_seen.append(here)
     return epochs_seen
 
@@ -333,6 +338,67 @@ def test_streams_come_in_their_own_order(workers):
     epochs = seen(loader, 2, max_per_slot_batch=3)
     assert [batch.tolist() for batch in epochs[0]] == [batch.tolist() for batch in epochs[1]]
     assert [int(i) for batch in epochs[0] for i in batch] == list(range(23))
+
+
+class Drawn(IterableDataset):
+    """A stream that shuffles and augments, from all global generators."""
+
+    def __iter__(self):
+        order = torch.randperm(23).tolist()
+        random.shuffle(order)
+        for index in order:
+            yield torch.tensor(index), torch.tensor(np.random.rand())  # noqa: NPY002
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_streams_draw_depends_on_seed_and_epoch_alone(workers):
+    torch.manual_seed(1)
+    one = seen(DataLoader(Drawn(), batch_size=5, num_workers=workers))
+    torch.manual_seed(2)
+    other = seen(DataLoader(Drawn(), batch_size=5, num_workers=workers), max_per_slot_batch=2, draw=True)
+    assert [flat(epoch) for epoch in one] == [flat(epoch) for epoch in other]
+    assert sorted(index for index, _ in flat(one[0])) == list(range(23))
+    assert flat(one[0]) != flat(one[1])
+    assert flat(seen(DataLoader(Drawn(), batch_size=5, num_workers=workers), 1, seed=5)[0]) != flat(one[0])
+
+
+def test_streams_drop_what_fills_no_batch_and_start_their_process_as_asked():
+    plain = DataLoader(Stream(), batch_size=5, drop_last=True)
+    assert [int(i) for batch in seen(plain, 1)[0] for i in batch] == list(range(20))
+    odd = seen(plain, 1, max_batch_size=23, max_per_slot_batch=23, plan=Plan(23, 0))[0]
+    assert [len(batch) for batch in odd] == [20]
+
+    def told(worker):
+        raise ValueError(f"this is loader process {worker}")
+
+    with pytest.raises(ValueError, match="this is loader process 0"):
+        seen(DataLoader(Stream(), batch_size=5, num_workers=1, worker_init_fn=told, timeout=60), 1)
+
+
+class Arrays(IterableDataset):
+    def __iter__(self):
+        return iter([(np.zeros(2), 1), (np.ones(2), 2)])
+
+
+def test_collate_functions_get_the_samples_of_a_stream_as_they_are():
+    kinds = seen(DataLoader(Arrays(), batch_size=2, collate_fn=lambda some: [type(part) for part in some[0]]), 1)
+    assert kinds == [[[np.ndarray, int]]]
+
+
+@pytest.mark.parametrize("data", [toy(20), Stream()])
+def test_what_collate_functions_draw_depends_on_seed_epoch_and_position_alone(data):
+    def noisy(samples):
+        return torch.rand(1).item()
+
+    torch.manual_seed(1)
+    one = seen(DataLoader(data, batch_size=4, collate_fn=noisy))
+    torch.manual_seed(2)
+    assert seen(DataLoader(data, batch_size=4, collate_fn=noisy, num_workers=1)) == one
+    assert len({number for epoch in one for number in epoch}) == 2 * len(one[0])
+    finer = seen(DataLoader(data, batch_size=4, collate_fn=noisy), max_per_slot_batch=2)
+    assert finer[0][0] == one[0][0]  # a pass that begins at the same position
+    assert len(set(finer[0])) == len(finer[0])
+    assert seen(DataLoader(data, batch_size=4, collate_fn=noisy), 1, seed=5)[0][0] != one[0][0]
 
 
 class Interrupted(Exception):

@@ -2,16 +2,18 @@
 
 A *source* hands out the batches of given spans of positions. For map-style datasets the order is a permutation that
 depends on the seed and the epoch only; what a dataset draws at random for a sample (augmentation) depends on the seed,
-the epoch and the sample only. Streams (iterable datasets) have the order they come in: every worker reads all of it and
-keeps its part.
+the epoch and the sample only, and what a collate function draws on the seed, the epoch and where the batch begins.
+Streams (iterable datasets) have the order they come in: every worker reads all of it and keeps its part. What they draw
+depends on the seed and the epoch only, so that all workers read the same.
 """
 
 from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import (
@@ -25,7 +27,9 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     TensorDataset,
+    default_collate,
 )
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from geminid.train import rng
 from geminid.train.rng import mixed
@@ -36,6 +40,9 @@ LARGEST_CODE = 4093
 
 #: Spans of positions that one worker processes, one after the other: with the epoch's number, the source does the rest.
 Spans = Iterable[Span]
+
+#: Keeps the numbers that a collate function draws apart from those for samples.
+COLLATING = 1
 
 
 class MapSource:
@@ -51,14 +58,14 @@ class MapSource:
             _Seeded(loader.dataset, seed),
             batch_sampler=self._lists,
             num_workers=workers,
-            collate_fn=loader.collate_fn,
+            collate_fn=_Collate(loader.collate_fn, seed),
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=workers > 0,
-            generator=torch.Generator(),  # the user's generators are left alone, however often this one is asked
+            generator=torch.Generator().manual_seed(mixed(seed)),  # the user's generators are left alone
         )
         self._begun: Iterator[Any] | None = None
         length = len(loader.sampler)  # type: ignore[arg-type]
@@ -98,15 +105,9 @@ class MapSource:
             rounds = -(-len(sampler) // whole)
             order = torch.cat([torch.randperm(whole, generator=generator) for _ in range(rounds)])
             return order[: len(sampler)]
-        before = rng.states()
-        try:
-            rng.seed_data(seed)
-            own = getattr(sampler, "generator", None)
-            if isinstance(own, torch.Generator):
-                own.manual_seed(seed)
+        with _own_draws():
+            _seed_with_own(sampler, seed)
             return torch.as_tensor(list(sampler), dtype=torch.int64)
-        finally:
-            rng.restore(before)
 
     def order_code(self) -> int:
         """A small number that differs, most likely, where the epoch's order does."""
@@ -116,9 +117,11 @@ class MapSource:
 class StreamSource:
     """Samples that come in their own order, any number of them. Every worker must see the same stream."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        self._dataset, self._workers = loader.dataset, loader.num_workers
-        self._collate: Callable[[list[Any]], Any] = loader.collate_fn
+    def __init__(self, loader: DataLoader[Any], seed: int) -> None:
+        self._loader, self._seed = loader, seed
+        self._collate = _Collate(loader.collate_fn, seed)
+        self._whole = loader.batch_size if loader.drop_last and loader.batch_size else 1
+        self._pins = loader.pin_memory and torch.accelerator.is_available()
         if loader.num_workers > 1:
             warnings.warn(
                 f"an iterable dataset is read by one process, not {loader.num_workers}, to keep its order",
@@ -127,6 +130,7 @@ class StreamSource:
         self._epoch, self._next = -1, 0
         self._stream: Iterator[Any] = iter(())
         self._buffer: list[Any] = []
+        self._draws: dict[str, Any] | None = None
 
     def length(self, epoch: int) -> int | None:
         """Nobody knows."""
@@ -140,7 +144,9 @@ class StreamSource:
     def batch(self, span: Span) -> Any:
         """The batch of a span; the position never goes back by more than a step."""
         first = self._next - len(self._buffer)
-        return self._collate(self._buffer[span[0] - first : span[1] - first])
+        samples = self._buffer[span[0] - first : span[1] - first]
+        batch = self._collate(_Fetched(self._epoch, span[0], samples))
+        return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
 
     def order_code(self) -> int:
         """Nobody knows the order of a stream."""
@@ -150,24 +156,48 @@ class StreamSource:
         """How many of ``count`` samples from a position on there are; they are read."""
         if epoch != self._epoch or begin < self._next - len(self._buffer):
             self._restart(epoch)
-        while self._next < begin + count:
-            try:
-                self._buffer.append(next(self._stream))
-            except StopIteration:
-                break
-            self._next += 1
-            if self._next <= begin:
-                self._buffer.clear()
-        del self._buffer[: begin - (self._next - len(self._buffer))]
-        return len(self._buffer)
+        whole = self._whole  # only so many samples together count: to know that they are there, they are read
+        self._read(-(-(begin + count) // whole) * whole, begin)
+        end = min(begin + count, self._next - self._next % whole)
+        return max(0, end - begin)
+
+    def _read(self, end: int, begin: int) -> None:
+        """Have the samples between two positions in the buffer, as far as the stream goes."""
+        with _own_draws():
+            if self._draws is not None:
+                rng.restore(self._draws)
+            while self._next < end:
+                try:
+                    self._buffer.append(next(self._stream))
+                except StopIteration:
+                    break
+                self._next += 1
+                if self._next <= begin:
+                    self._buffer.clear()
+            self._draws = rng.states()
+        del self._buffer[: max(0, begin - (self._next - len(self._buffer)))]
 
     def _restart(self, epoch: int) -> None:
-        if hasattr(self._dataset, "set_epoch"):
-            self._dataset.set_epoch(epoch)
-        one_by_one: DataLoader[Any] = DataLoader(
-            self._dataset, batch_size=None, num_workers=min(self._workers, 1), generator=torch.Generator()
-        )
-        self._epoch, self._next, self._buffer, self._stream = epoch, 0, [], iter(one_by_one)
+        """Begin the stream anew; what it draws from now on depends on the seed and the epoch."""
+        user, seed = self._loader, mixed(self._seed, epoch)
+        workers = min(user.num_workers, 1)
+        if hasattr(user.dataset, "set_epoch"):
+            user.dataset.set_epoch(epoch)
+        with _own_draws():
+            _seed_with_own(user.dataset, seed)
+            one_by_one: DataLoader[Any] = DataLoader(
+                user.dataset,
+                batch_size=None,
+                num_workers=workers,
+                collate_fn=_as_it_is,
+                timeout=user.timeout,
+                worker_init_fn=user.worker_init_fn,
+                multiprocessing_context=user.multiprocessing_context,
+                prefetch_factor=(user.prefetch_factor or 2) * (user.batch_size or 1) if workers else None,
+                generator=torch.Generator().manual_seed(seed),
+            )
+            self._epoch, self._next, self._buffer, self._stream = epoch, 0, [], iter(one_by_one)
+            self._draws = rng.states()
 
 
 Source = MapSource | StreamSource
@@ -184,7 +214,7 @@ def source_of(loader: DataLoader[Any], seed: int) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         if loader.batch_size is None:
             raise ValueError("the loader has no batch_size: an iterable dataset must be batched by its loader")
-        return StreamSource(loader)
+        return StreamSource(loader, seed)
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         raise ValueError("the loader has a batch_sampler of its own: pass batch_size= and a sampler instead")
     if isinstance(loader.sampler, DistributedSampler):
@@ -192,8 +222,24 @@ def source_of(loader: DataLoader[Any], seed: int) -> Source:
     return MapSource(loader, seed)
 
 
-class _Lists(Sampler[list[tuple[int, int]]]):
-    """What the inner loader asks for: lists of (epoch, index), for whatever it was last turned to."""
+class _Wanted(NamedTuple):
+    """The samples of a span: where it begins in an epoch's order, and the samples' indices."""
+
+    epoch: int
+    begin: int
+    indices: list[int]
+
+
+class _Fetched(NamedTuple):
+    """The samples themselves (or what a dataset makes of a whole list of them)."""
+
+    epoch: int
+    begin: int
+    samples: Any
+
+
+class _Lists(Sampler[Any]):
+    """What the inner loader asks for: spans of whatever it was last turned to."""
 
     def __init__(self) -> None:
         self._epoch = 0
@@ -203,14 +249,17 @@ class _Lists(Sampler[list[tuple[int, int]]]):
     def turn_to(self, epoch: int, order: torch.Tensor, spans: Spans) -> None:
         self._epoch, self._order, self._spans = epoch, order, spans
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+    def __iter__(self) -> Iterator[_Wanted]:
         epoch, order = self._epoch, self._order
         for begin, end in self._spans:
-            yield [(epoch, index) for index in order[begin:end].tolist()]
+            yield _Wanted(epoch, begin, order[begin:end].tolist())
 
 
 class _Seeded(Dataset[Any]):
-    """A dataset whose random draws for a sample depend on the seed, the epoch and the sample alone."""
+    """A dataset whose random draws for a sample depend on the seed, the epoch and the sample alone.
+
+    Where it fetches lists of samples by itself: on the seed, the epoch and where the list begins.
+    """
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
@@ -220,23 +269,57 @@ class _Seeded(Dataset[Any]):
         self._draws_nothing = type(inner) is TensorDataset
         self._takes_lists = hasattr(dataset, "__getitems__") and type(dataset) is not Subset
 
-    def __getitem__(self, key: tuple[int, int]) -> Any:
-        """One sample."""
-        return self.__getitems__([key])[0]
+    def __getitems__(self, wanted: _Wanted) -> _Fetched:
+        epoch, begin, indices = wanted
+        return _Fetched(epoch, begin, self._samples(epoch, begin, indices))
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> Any:
+    def _samples(self, epoch: int, begin: int, indices: list[int]) -> Any:
         dataset = self._dataset
         if self._draws_nothing:
-            return [dataset[index] for _, index in keys]
-        before = rng.states()
-        try:
+            return [dataset[index] for index in indices]
+        with _own_draws():
             if self._takes_lists:
-                rng.seed_data(mixed(self._seed, *keys[0]))
-                return dataset.__getitems__([index for _, index in keys])
+                rng.seed_data(mixed(self._seed, epoch, begin))
+                return dataset.__getitems__(indices)
             samples = []
-            for epoch, index in keys:
+            for index in indices:
                 rng.seed_data(mixed(self._seed, epoch, index))
                 samples.append(dataset[index])
             return samples
-        finally:
-            rng.restore(before)
+
+
+class _Collate:
+    """A collate function whose random draws depend on the seed, the epoch and where the batch begins alone."""
+
+    def __init__(self, collate: Callable[[Any], Any], seed: int) -> None:
+        self._collate, self._seed = collate, seed
+
+    def __call__(self, fetched: Any) -> Any:
+        """The batch of what was fetched, a ``_Fetched``."""
+        if self._collate is default_collate:  # draws nothing
+            return default_collate(fetched.samples)
+        with _own_draws():
+            rng.seed_data(mixed(self._seed, fetched.epoch, fetched.begin, COLLATING))
+            return self._collate(fetched.samples)
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    """Whatever is drawn or seeded meanwhile, the script's generators are as before afterwards."""
+    before = rng.states()
+    try:
+        yield
+    finally:
+        rng.restore(before)
+
+
+def _seed_with_own(drawer: object, seed: int) -> None:
+    """Seed the global generators, and the one that a sampler or dataset has in its attribute ``generator``."""
+    rng.seed_data(seed)
+    own = getattr(drawer, "generator", None)
+    if isinstance(own, torch.Generator):
+        own.manual_seed(seed)
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample

@@ -36,10 +36,10 @@ args = parser.parse_args()
 
 
 class Stream(IterableDataset):
-    """The samples in their own order."""
+    """The samples in an order that it draws."""
 
     def __iter__(self):
-        return iter(range(args.samples))
+        return iter(torch.randperm(args.samples).tolist())
 
 
 def first_time(name):
