@@ -16,11 +16,11 @@ loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle=True)
 run = geminid.init()
 model, optimizer, loader = run.prepare(model, optimizer, loader, max_batch_size=512)
 for epoch in run.epochs(15):
-    total = 0.0
+    losses = []
     for x, y in loader:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
-        total += loss.item()
-    print(f"epoch {epoch}: loss {total / len(loader):.4f}", flush=True)
+        losses.append(loss.item())
+    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.4f}", flush=True)

@@ -12,11 +12,11 @@ optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 loader = DataLoader(TensorDataset(inputs, targets), batch_size=32, shuffle=True)
 
 for epoch in range(15):
-    total = 0.0
+    losses = []
     for x, y in loader:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)
         loss.backward()
         optimizer.step()
-        total += loss.item()
-    print(f"epoch {epoch}: loss {total / len(loader):.4f}", flush=True)
+        losses.append(loss.item())
+    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.4f}", flush=True)

@@ -154,11 +154,54 @@ def test_schedules_advance_by_samples_however_the_steps_are_made(each):
     rate = optimizer.param_groups[0]["lr"]
     run, model, optimizer, elastic, extra = in_order(make={"lr_scheduler": exponential}, max_per_slot_batch=5)
     train(run, model, optimizer, elastic, 2, each=each, schedule=extra["lr_scheduler"])
-    if each == "epoch":
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
-        assert close(model, expected)
-    else:  # 2 × 50 samples are 8.3 initial batches, although there were 10 steps
-        assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.9**8)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
+    assert close(model, expected)
+
+
+def test_schedules_end_with_the_data_where_batches_do_not_divide_it():
+    run, model, optimizer, loader, extra = in_order(  # 50 samples: five batches an epoch, the last one of two
+        make={"lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=15)},
+        max_batch_size=24,
+        max_per_slot_batch=24,
+    )
+    pinned(run, Plan(20, 0))
+    train(run, model, optimizer, loader, 3, schedule=extra["lr_scheduler"])
+    assert run.step == 9
+    assert extra["lr_scheduler"].last_epoch == 15
+
+
+def test_schedules_by_progress_end_when_training_does():
+    run = geminid.init()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=3 * 29)
+    data = DataLoader(toy(200), batch_size=7)
+    _, _, loader = run.prepare(model, optimizer, data, max_batch_size=40, lr_scheduler=schedule)
+    pinned(run, Plan(5, 7))
+    for _ in run.epochs(3, by="progress"):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            schedule.step()
+    assert run.progress > 600
+    assert schedule.last_epoch == 3 * 29
+
+
+def test_schedules_by_epoch_count_those_that_were_left_early():
+    run, model, optimizer, loader, extra = in_order(
+        make={"lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)}
+    )
+    rates = []
+    for _ in run.epochs(3):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            break
+        extra["lr_scheduler"].step()
+        rates += extra["lr_scheduler"].get_last_lr()
+    assert rates == [0.05, 0.025, 0.0125]
 
 
 def test_a_schedule_steps_right_after_the_step_it_follows():
@@ -171,7 +214,7 @@ def test_a_schedule_steps_right_after_the_step_it_follows():
             optimizer.step()
             extra["lr_scheduler"].step()
             assert run.step == number + 1
-            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** min(number + 1, 4))
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5 ** (number + 1))
 
 
 @pytest.mark.parametrize(
@@ -671,6 +714,8 @@ def test_misuse_is_told_in_one_sentence():
             pass
         with pytest.raises(RuntimeError, match="use it once in an epoch"):
             next(iter(loader))
+    with pytest.raises(RuntimeError, match="a run has one loop over epochs"):
+        list(run.epochs(2))
 
 
 def test_leaving_the_loop_over_batches_early_ends_the_epoch():

@@ -5,8 +5,8 @@ They stay the user's own objects; only what their methods do changes, on these v
 - ``optimizer.step()`` does nothing in passes that only accumulate, and uses learning rates scaled for the batch size;
 - ``optimizer.add_param_group()`` is refused: workers that join later would not have the group;
 - ``scaler.unscale_()``, ``.step()`` and ``.update()`` do nothing in those passes either;
-- ``lr_scheduler.step()`` takes as many steps as samples have gone by for: one per initial batch where it is called in
-  the loop over batches, one per pass over the data where it is called outside of it.
+- ``lr_scheduler.step()`` takes as many steps as samples have gone by for: one per batch of the loader's own size where
+  it is called in the loop over batches, one per such loop where it is called outside of it.
 """
 
 from __future__ import annotations

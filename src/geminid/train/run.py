@@ -66,7 +66,8 @@ def init(
         raise ValueError(f"keep_checkpoints is {keep_checkpoints}: it must be at least 1")
     environment = os.environ
     identity = Identity.from_environment(environment)
-    environment.pop(channel.TOKEN, None)  # not for the processes that this one starts
+    for own in (channel.CONTROL, channel.TOKEN):  # not for the processes that this one starts
+        environment.pop(own, None)
     folder = environment.get(channel.CHECKPOINTS) or checkpoint_dir
     reports = environment.get(channel.REPORTS)
     options = _options(environment.get(channel.OPTIONS))
@@ -128,7 +129,7 @@ class Run:
         self._user_state: dict[str, Any] = {}
         self._metrics: dict[str, Any] = {}
         self._terminated = False
-        self._failed = self._left_early = False
+        self._failed = self._left_early = self._looped = False
         if agent is not None or checkpoints is not None:
             self._notice_failure()
             atexit.register(self._end)
@@ -227,11 +228,13 @@ class Run:
         decides anew.
         """
         session = self._prepared()
+        if self._looped:
+            raise RuntimeError("run.epochs() was called before: a run has one loop over epochs, with all of them")
         if count < 0:
             raise ValueError(f"the number of epochs is {count}: it must not be negative")
         if by not in ("samples", "progress"):
             raise ValueError(f"by is {by!r}: it must be 'samples' or 'progress'")
-        session.settings.unit = by
+        self._looped, session.settings.unit = True, by
         session.state.user, session.terminated = self._user_state, self._terminated
         session.metrics.update(self._metrics)
         self._metrics = session.metrics

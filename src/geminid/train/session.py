@@ -81,7 +81,7 @@ class Session:
         self.terminated = False
         self.epochs_wanted: int | None = None
         self.place = Place()
-        self._source = source_of(loader, settings.seed)
+        self._source, self._own_batch = source_of(loader, settings.seed), loader.batch_size or limits.initial
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = parameters[0].device
         scaler_steps = ScalerSteps(scaler, may_step=self._may_step) if scaler is not None else None
@@ -91,8 +91,8 @@ class Session:
             schedule_steps = ScheduleSteps(
                 lr_scheduler,
                 in_loop=lambda: self._in_loop,
-                batches_done=lambda: self._clock_samples / limits.initial,
-                epochs_done=self._epochs_done,
+                batches_done=self._batches_due,
+                epochs_done=self._passes_due,
             )
         self._meter = NoiseMeter(optimizer, scaler_steps.scale if scaler_steps is not None else lambda: None)
         self._tuner = Tuner(limits, round_down=type(model).__name__ == "OptimizedModule")
@@ -163,7 +163,7 @@ class Session:
         self._stepped = self._stepped_before = True
         self._owes_result = False
         self._fed: tuple[Any, ...] | None = None
-        self._data_ended = -1
+        self._data_ended = self._data_begun = -1
         self._begun = self._in_loop = self._report_first_step = False
         self._stopped_at_s: float | None = None
 
@@ -208,7 +208,9 @@ class Session:
             if not self._stepped:
                 self._count(self._share, 0.0)
             self._lead()
-        self.position.epoch, self.position.cursor = epoch + 1, 0
+        position = self.position
+        position.batches += self._batches_of(position.cursor)
+        position.epoch, position.cursor = epoch + 1, 0
         if self.place.size > 1 and self._lost is None:
             self._compare()
         if self.place.size > 1 and self._lost is None:
@@ -282,7 +284,7 @@ class Session:
         epoch = self.position.epoch
         if self._data_ended == epoch:
             raise RuntimeError("the loader has already been through this epoch's data: use it once in an epoch")
-        self._in_loop = True
+        self._in_loop, self._data_begun = True, epoch
         try:
             while True:
                 self._boundary()
@@ -690,16 +692,32 @@ class Session:
         """Whether to measure it at all."""
         self._meter.enabled = wanted
 
-    @property
-    def _clock_samples(self) -> float:
-        """How far schedules are, in samples or in useful samples."""
-        return self.position.progress if self.settings.unit == "progress" else float(self.position.samples)
-
     def _epochs_done(self) -> float:
+        """Passes over the data, by samples or by useful samples."""
         length = self._source.length(0)
         if length is None:
             return float(self.position.epoch + (self._data_ended == self.position.epoch))
-        return self._clock_samples / length
+        return (self.position.progress if self.settings.unit == "progress" else self.position.samples) / length
+
+    def _passes_due(self) -> float:
+        """Steps that a schedule should have taken which is called after every loop over batches, left early or not."""
+        if self.settings.unit == "progress" and self._source.length(0) is not None:
+            return min(self._epochs_done(), float(self.epochs_wanted or 0))
+        return self.position.epoch + float(self._data_begun == self.position.epoch)
+
+    def _batches_due(self) -> float:
+        """Steps that a schedule should have taken which is called in the loop over batches of the loader's own size.
+
+        By progress it ends when training does, although the last step makes more progress than was wanted.
+        """
+        position, length = self.position, self._source.length(0)
+        if self.settings.unit == "progress" and length is not None:
+            return self._passes_due() * self._batches_of(length)
+        return float(position.batches + self._batches_of(position.cursor))
+
+    def _batches_of(self, samples: int) -> int:
+        """Batches of the loader's own size, the last one perhaps a short one."""
+        return -(-samples // self._own_batch)
 
     def _enter(self, phase: messages.Phase) -> None:
         if self.agent is not None:

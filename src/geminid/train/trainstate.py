@@ -17,13 +17,17 @@ from geminid.train.tuner import Tuner
 
 @dataclass(slots=True)
 class Position:
-    """How far training is: samples consumed of this epoch's order and of all epochs, steps, and useful samples."""
+    """How far training is: samples consumed of this epoch's order and of all epochs, steps, and useful samples.
+
+    ``batches`` is how many batches of the loader's own size the epochs before this one had: what schedules count.
+    """
 
     epoch: int = 0
     cursor: int = 0
     step: int = 0
     samples: int = 0
     progress: float = 0.0
+    batches: int = 0
 
 
 @dataclass(slots=True)
