@@ -10,12 +10,14 @@ import pytest
 
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
-from geminid.engine.events import NodeDown, Submitted, Tick
+from geminid.engine.events import NodeDown, Reported, Submitted, Tick
 from geminid.engine.models import ModelKeeper
 from geminid.fields import InvalidInput
 from geminid.policies.base import JobFacts
+from geminid.policies.gavel import timesharing
 from geminid.policies.gavel.fairness import HierarchicalPerf, MaxMinFairnessPacked, MaxMinFairnessPerf
 from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
+from geminid.policies.gavel.speeds import SpeedReader
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.totals import MaxSumThroughputByCostPerfSLOs
 from geminid.policies.registry import BUILT_IN, make_policy
@@ -168,6 +170,61 @@ def test_a_solver_that_failed_is_asked_again_in_the_next_round() -> None:
         running.handle(Tick(1.0 + 360.0 * turn))
     assert policy.asked == 7
     assert policy.decide(running.view()).reasons == {}
+
+
+class Trouble(RuntimeError):
+    """What the tests below run into."""
+
+
+def trouble(*args: Any, **more: Any) -> Any:
+    raise Trouble("no luck")
+
+
+@pytest.mark.parametrize("what", ["pairs", "with_spread", "folded"])
+def test_a_problem_that_cannot_be_stated_leaves_equal_shares_and_says_so(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what == "pairs":
+        monkeypatch.setattr(SpeedReader, "pairs", trouble)
+    else:
+        monkeypatch.setattr(timesharing, what, trouble)
+    policy = MaxMinFairnessPacked()
+    running = engine(
+        policy, "v100:1x2", facts("a", requested_slots=2), facts("b", requested_slots=2), sharing=Halves(), debug=True
+    )
+    reason = "solver_failed: Trouble: no luck"
+    assert policy.decide(running.view()).reasons == {"a": reason, "b": reason}
+    served = []
+    for turn in range(4):
+        running.handle(Tick(1.0 + 360.0 * turn))
+        served += [job.id for job in running.jobs.values() if job.allocation]
+    assert served == ["a", "b", "a", "b"]
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_speeds_that_cannot_be_read_are_equal_until_they_can(fill: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Broken(works=True, fill=fill)
+    with monkeypatch.context() as patched:
+        patched.setattr(SpeedReader, "speeds", trouble)
+        jobs = (facts("a", throughputs={"v100": 4.0}), facts("b", throughputs={"k80": 1.0}), facts("c"))
+        running = engine(policy, "v100:1x1,k80:1x1", *jobs, debug=True)
+        assert {job.id: job.gpu_type for job in running.jobs.values() if job.allocation}["b"] == "k80"
+        reason = "speeds_unknown: Trouble: no luck; all jobs are taken to be equally fast"
+        assert policy.decide(running.view()).reasons == dict.fromkeys("abc", reason)
+    running.handle(Tick(361.0))
+    assert policy.asked == 2
+    assert policy.decide(running.view()).reasons == {}
+
+
+def test_steps_left_without_an_oracle_are_those_that_were_not_made_yet() -> None:
+    policy = make_policy("min_total_duration_perf")
+    assert isinstance(policy, TimeSharingPolicy)
+    running = engine(policy, "v100:1x1", facts("a", steps=1000.0), facts("b", steps=1000.0), facts("c"))
+    running.handle(Reported(2.0, "a", None, None, 400.0))
+    running.handle(Reported(2.0, "b", None, None, 1200.0))  # more than it said: there must be something left
+    view = running.view()
+    problem = policy.problem(view, {job.id: job.facts.throughputs for job in view.jobs})
+    assert problem.steps_left.tolist() == [600.0, 10.0, 1.0]
 
 
 def test_a_note_on_one_job_is_its_reason() -> None:

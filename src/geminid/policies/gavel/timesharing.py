@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import le
 from typing import Annotated, ClassVar
 
@@ -95,6 +95,7 @@ class TimeSharingPolicy(Policy):
     _running: dict[Combination, tuple[str, float, float]] = field(default_factory=dict, repr=False)
     _placed: dict[Combination, Allocation] = field(default_factory=dict, repr=False)
     _notes: tuple[Note, ...] = field(default=(), repr=False)
+    _unread: tuple[Note, ...] = field(default=(), repr=False)
     _fractions: TimeFractions | None = field(default=None, repr=False)
     _speeds: SpeedReader = field(default_factory=SpeedReader, repr=False)
     _isolated: dict[str, tuple[float, float, float]] = field(default_factory=dict, repr=False)
@@ -185,7 +186,7 @@ class TimeSharingPolicy(Policy):
 
     def _next_round(self, view: ClusterView) -> Decision:
         self._settle(view)
-        speeds = self._speeds.speeds(view.cluster, view.jobs)
+        speeds = self._read_speeds(view)
         account = self._up_to_date(view, speeds)
         gangs = {job.id: job.facts.requested_slots for job in view.jobs}
         chosen = account.select(
@@ -209,7 +210,7 @@ class TimeSharingPolicy(Policy):
             if job.allocation and (job.partner is None or job.id < job.partner):
                 kept[(job.id,) if job.partner is None else (job.id, job.partner)] = job.allocation
         if self.fill and self._account is not None:
-            speeds = self._speeds.speeds(view.cluster, view.jobs)
+            speeds = self._read_speeds(view)
             free = self._free(view)
             for combination, allocation in kept.items():
                 free[jobs[combination[0]].gpu_type or ""] -= sum(slots for _, slots in allocation)
@@ -232,7 +233,7 @@ class TimeSharingPolicy(Policy):
         assignments = {job_id: allocation for c, allocation in placed.items() for job_id in c}
         pairs = [(c[0], c[1]) for c in placed if len(c) == 2]
         reasons: dict[str, str] = {}
-        for note in self._notes:  # one that names no jobs concerns everybody
+        for note in (*self._notes, *self._unread):  # one that names no jobs concerns everybody
             for job_id in note.jobs or self._present:
                 reasons[job_id] = f"{reasons[job_id]}; {note}" if job_id in reasons else str(note)
         return Decision(assignments, reasons=reasons, wake_at_s=self._round_ends_s, pairs=pairs)
@@ -255,8 +256,9 @@ class TimeSharingPolicy(Policy):
     def _worth_spread(self, view: ClusterView) -> Callable[[str, str], float]:
         """What a job's time on a type is worth on more nodes than needed; 1 for who cannot tell."""
         jobs = {job.id: job for job in view.jobs}
+        known = self.aware and not self._unread
         return lambda job_id, gpu_type: (
-            self._speeds.relative_when_spread(view.cluster, jobs[job_id], gpu_type) if self.aware else 1.0
+            self._speeds.relative_when_spread(view.cluster, jobs[job_id], gpu_type) if known else 1.0
         )
 
     def _started(
@@ -307,15 +309,14 @@ class TimeSharingPolicy(Policy):
         due = self._solved_with is None or view.now_s - self._solved_s >= self.recompute_s - INSTANT_S
         due |= not any(job.allocation for job in view.jobs)
         if due and (now_for != self._solved_for or speeds != self._solved_with):
-            problem = self.problem(view, speeds)
-            fractions = self._fractions = folded(problem, self._solve(problem))
+            fractions = self._fractions = self._solve(view, speeds)
             self._notes = fractions.notes
             if self.seen_as and self.seen_as not in gpu_types:
                 text = f"option seen_as is {self.seen_as}, but must be one of {', '.join(gpu_types)}: left out"
                 self._notes += (Note("unknown_type", text),)
             settle = account.revise if now_for == self._solved_for else account.retarget
             settle(fractions, [job.id for job in view.jobs], view.now_s)
-            failed = any(note.reason == SOLVER_FAILED for note in fractions.notes)
+            failed = bool(self._unread) or any(note.reason == SOLVER_FAILED for note in fractions.notes)
             self._solved_for, self._solved_s = now_for, view.now_s
             self._solved_with = None if failed else speeds
         else:
@@ -323,36 +324,52 @@ class TimeSharingPolicy(Policy):
                 account.add(job.id)
         return account
 
-    def _solve(self, problem: AllocationProblem) -> TimeFractions:
-        """Solve, or, whatever goes wrong, give everyone an equal share: rounds must go on."""
+    def _read_speeds(self, view: ClusterView) -> Mapping[str, Mapping[str, float]]:
+        """Everyone's speeds; if they cannot be read, the same for all wherever they may run."""
+        self._unread = ()
         try:
-            return self.solve(problem)
+            return self._speeds.speeds(view.cluster, view.jobs)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}; all jobs are taken to be equally fast"
+            self._unread = (Note("speeds_unknown", text),)
+            allowed = {job.id: job.facts.throughputs or job.facts.limits or job.facts.gpu_types for job in view.jobs}
+            types = view.cluster.type_index
+            return {job_id: {t: 1.0 for t in types if only is None or t in only} for job_id, only in allowed.items()}
+
+    def _solve(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> TimeFractions:
+        """State the problem and solve it, or, whatever goes wrong, give everyone an equal share: rounds must go on."""
+        try:
+            problem = self.problem(view, speeds)
+            return folded(problem, self.solve(problem))
         except Exception as error:
             self._memory.forget()
             note = Note(SOLVER_FAILED, f"{type(error).__name__}: {error}")
+            problem = self._alone(view, speeds)
             return fallback(problem, lambda _: float("nan"), [*unrunnable(problem), note])
 
     def problem(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> AllocationProblem:
         """The problem as the policy sees it."""
-        gpu_types = tuple(view.cluster.type_index)
-        slots = view.usable_slots_per_type()
-        throughputs = np.array([[speeds[job.id].get(t, 0.0) for t in gpu_types] for job in view.jobs])
-        pairs = None
+        problem = self._alone(view, speeds)
         if self.packed and view.sharing is not None:
-            pairs = self._speeds.pairs(gpu_types, view.jobs, speeds, view.sharing)
-        problem = AllocationProblem(
-            gpu_types=gpu_types,
-            slots=np.array([slots[t] for t in gpu_types], dtype=float),
-            jobs=tuple(self._gang_job(job, view, speeds) for job in view.jobs),
-            throughputs=throughputs.reshape(len(view.jobs), len(gpu_types)),
-            pairs=pairs,
-            costs=np.array([view.cluster.gpu_type(t).relative_cost for t in gpu_types]),
-        )
+            problem = replace(problem, pairs=self._speeds.pairs(problem.gpu_types, view.jobs, speeds, view.sharing))
         if self.aware and self.knows_placement:
             problem = self._with_spread(problem, view)
         seen = problem if self.aware else agnostic(problem, self.seen_as)
         self._remember_isolated(seen)
         return seen
+
+    def _alone(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> AllocationProblem:
+        """The problem without pairs, and without gangs on more nodes than they need."""
+        gpu_types = tuple(view.cluster.type_index)
+        slots = view.usable_slots_per_type()
+        throughputs = np.array([[speeds[job.id].get(t, 0.0) for t in gpu_types] for job in view.jobs])
+        return AllocationProblem(
+            gpu_types=gpu_types,
+            slots=np.array([slots[t] for t in gpu_types], dtype=float),
+            jobs=tuple(self._gang_job(job, view, speeds) for job in view.jobs),
+            throughputs=throughputs.reshape(len(view.jobs), len(gpu_types)),
+            costs=np.array([view.cluster.gpu_type(t).relative_cost for t in gpu_types]),
+        )
 
     def _with_spread(self, problem: AllocationProblem, view: ClusterView) -> AllocationProblem:
         """The problem with columns for gangs on more nodes than they need, where they matter."""
@@ -409,7 +426,7 @@ def _steps_left(job: JobView, view: ClusterView) -> float:
     facts = job.facts
     if view.oracle is not None:
         return view.oracle.remaining_iterations(job.id)
-    if facts.work is None:
-        return facts.steps if facts.steps is not None else 1.0
+    if facts.work is None:  # progress is counted in steps then
+        return 1.0 if facts.steps is None else max(facts.steps - job.progress, 0.01 * facts.steps)
     batch = facts.requested_batch or next((limits.initial for limits in facts.limits.values()), 1)
     return max(facts.work - job.progress, 0.01 * facts.work) / batch
