@@ -10,7 +10,7 @@ import pytest
 
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
-from geminid.engine.events import NodeDown, Reported, Submitted, Tick
+from geminid.engine.events import Completed, NodeDown, Reported, Submitted, Tick
 from geminid.engine.models import ModelKeeper
 from geminid.fields import InvalidInput
 from geminid.policies.base import JobFacts
@@ -99,6 +99,45 @@ def test_rules_that_cannot_be_read_are_refused(text: str) -> None:
 def test_weights_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="must be like team=2"):
         make_policy(f"hierarchical:weights={text}")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [("weights=lab=2;lab=3", "weights"), ("rules=shop=fifo;lab/x=fifo;lab/x=fairness", "rules")],
+)
+def test_an_entity_that_an_option_names_twice_is_refused(text: str, named: str) -> None:
+    with pytest.raises(InvalidInput, match=f"option {named} of hierarchical .*must name lab(/x)? only once"):
+        make_policy(f"hierarchical:{text}")
+
+
+def test_entities_that_no_job_has_had_are_named() -> None:
+    policy = make_policy("hierarchical_perf:weights=lab=2;lab/ann=3;lba=2,rules=shop=fifo")
+    assert isinstance(policy, HierarchicalPerf)
+    running = engine(policy, "v100:1x1", facts("a", owner="lab/ann"), facts("b"))
+    reason = "unknown_entity: options weights and rules name lba, shop, to which no job has belonged so far"
+    assert policy.decide(running.view()).reasons == {"a": reason, "b": reason}
+    for now_s, name, owner in ((500.0, "c", "shop"), (600.0, "d", "lba")):
+        running.handle(Submitted(now_s, facts(name, owner=owner)))
+    for now_s in (2500.0, 5000.0):
+        running.handle(Tick(now_s))
+    running.handle(Completed(5001.0, "d"))
+    running.handle(Tick(8000.0))
+    assert policy.decide(running.view()).reasons == {}
+
+
+def test_jobs_without_an_owner_are_members_of_the_cluster_beside_its_entities() -> None:
+    policy = HierarchicalPerf(weights=("lab=2",))
+    jobs = (facts("a", owner="lab"), facts("b", owner="lab"), facts("c"), facts("d", weight=3.0))
+    got = shares(engine(policy, "v100:1x1", *jobs), policy)
+    assert got == pytest.approx({"a": 1 / 6, "b": 1 / 6, "c": 1 / 6, "d": 3 / 6}, abs=1e-6)
+
+
+def test_a_policy_that_pairs_jobs_says_so_where_nothing_is_known_of_pairs() -> None:
+    policy = MaxMinFairnessPacked()
+    running = engine(policy, "v100:1x1", facts("a"), facts("b"))
+    assert "no_sharing: nothing is known here" in policy.decide(running.view()).reasons["a"]
+    running = engine(policy := MaxMinFairnessPacked(), "v100:1x1", facts("a"), facts("b"), sharing=Halves())
+    assert policy.decide(running.view()).reasons == {}
 
 
 def test_a_deadline_that_cannot_be_met_is_named_and_nothing_stops() -> None:

@@ -8,15 +8,20 @@ deviates in all of them in ``timesharing.py``. Where several fractions are optim
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from geminid.fields import InvalidInput, Problem
+from geminid.policies.base import ClusterView
 from geminid.policies.gavel import static
 from geminid.policies.gavel.maxmin import max_min_fairness
-from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
+from geminid.policies.gavel.problem import AllocationProblem, Note, TimeFractions
 from geminid.policies.gavel.program import Choice
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, Order, water_filling
+
+#: Names of an entity and of those that it is part of, the outermost first.
+Path = tuple[str, ...]
 
 _ORDERS: dict[str, Order] = {"fairness": "fairness", "fifo": "fifo"}
 
@@ -111,11 +116,21 @@ class Hierarchical(TimeSharingPolicy):
         super().__post_init__()
         weights = dict(self._weight(text) for text in self.weights)
         rules = dict(self._rule(text) for text in self.rules)
+        self._refuse_twice("weights", self.weights)
+        self._refuse_twice("rules", self.rules)
         self._entities = {
             path: Entity(weights.get(path, 1.0), rules.get(path, self.inner)) for path in {*weights, *rules}
         }
+        self._met: set[Path] = set()
 
-    def _weight(self, text: str) -> tuple[tuple[str, ...], float]:
+    def _refuse_twice(self, option: str, texts: tuple[str, ...]) -> None:
+        """No entity may stand in an option twice: which of both would count?"""
+        for path, times in Counter(text.partition("=")[0] for text in texts).items():
+            if times > 1:
+                where = f"option {option} of {self.name}"
+                raise InvalidInput([Problem(where, ";".join(texts), f"must name {path} only once")])
+
+    def _weight(self, text: str) -> tuple[Path, float]:
         path, number = _named(text)
         try:
             weight = float(number)
@@ -126,13 +141,22 @@ class Hierarchical(TimeSharingPolicy):
             raise InvalidInput([Problem(where, text, "must be like team=2;team/person=1, with weights above 0")])
         return path, weight
 
-    def _rule(self, text: str) -> tuple[tuple[str, ...], Order]:
+    def _rule(self, text: str) -> tuple[Path, Order]:
         path, text_of_rule = _named(text)
         rule = _ORDERS.get(text_of_rule)
         if not all(path) or rule is None:
             where = f"option rules of {self.name}"
             raise InvalidInput([Problem(where, text, "must be like team=fifo;team/person=fairness")])
         return path, rule
+
+    def left_out(self, view: ClusterView) -> list[Note]:
+        """Also the entities that options name and no job has had so far; one that has none just now is not meant."""
+        for job in view.jobs:
+            path = self._entity(job)
+            self._met.update(path[:depth] for depth in range(1, len(path) + 1))
+        unmet = ", ".join(sorted("/".join(path) for path in self._entities.keys() - self._met))
+        text = f"options weights and rules name {unmet}, to which no job has belonged so far"
+        return [*super().left_out(view), *([Note("unknown_entity", text)] if unmet else [])]
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """Water filling with weights that are shared out level by level."""
@@ -143,7 +167,7 @@ class Hierarchical(TimeSharingPolicy):
         return water_filling(problem, hierarchy=hierarchy, memory=self.memory)
 
 
-def _named(text: str) -> tuple[tuple[str, ...], str]:
+def _named(text: str) -> tuple[Path, str]:
     """The path and the value of ``path=value``."""
     path, _, value = text.partition("=")
     return tuple(path.split("/")), value

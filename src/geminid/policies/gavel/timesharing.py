@@ -310,10 +310,7 @@ class TimeSharingPolicy(Policy):
         due |= not any(job.allocation for job in view.jobs)
         if due and (now_for != self._solved_for or speeds != self._solved_with):
             fractions = self._fractions = self._solve(view, speeds)
-            self._notes = fractions.notes
-            if self.seen_as and self.seen_as not in gpu_types:
-                text = f"option seen_as is {self.seen_as}, but must be one of {', '.join(gpu_types)}: left out"
-                self._notes += (Note("unknown_type", text),)
+            self._notes = (*fractions.notes, *self.left_out(view))
             settle = account.revise if now_for == self._solved_for else account.retarget
             settle(fractions, [job.id for job in view.jobs], view.now_s)
             failed = bool(self._unread) or any(note.reason == SOLVER_FAILED for note in fractions.notes)
@@ -323,6 +320,18 @@ class TimeSharingPolicy(Policy):
             for job in view.jobs:
                 account.add(job.id)
         return account
+
+    def left_out(self, view: ClusterView) -> list[Note]:
+        """What the policy was asked for and cannot do here."""
+        notes = []
+        gpu_types = view.cluster.type_index
+        if self.seen_as and self.seen_as not in gpu_types:
+            text = f"option seen_as is {self.seen_as}, but must be one of {', '.join(gpu_types)}: left out"
+            notes.append(Note("unknown_type", text))
+        if self.packed and view.sharing is None:
+            text = "nothing is known here of how fast jobs are on shared slots: everyone has its slots alone"
+            notes.append(Note("no_sharing", text))
+        return notes
 
     def _read_speeds(self, view: ClusterView) -> Mapping[str, Mapping[str, float]]:
         """Everyone's speeds; if they cannot be read, the same for all wherever they may run."""
