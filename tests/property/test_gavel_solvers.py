@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -49,11 +51,16 @@ SOLVERS: dict[str, Solver] = {
 
 
 @st.composite
-def problems(draw: st.DrawFn, *, pairs: bool | None = None, jobs: int = 9) -> AllocationProblem:
-    """Few kinds, so that jobs repeat; types without slots, jobs that nothing runs, gangs that do not fit."""
+def problems(draw: st.DrawFn, *, pairs: bool | None = None, jobs: int = 9, wide: bool = False) -> AllocationProblem:
+    """Few kinds, so that jobs repeat; types without slots, jobs that nothing runs, gangs that do not fit.
+
+    ``wide`` has speeds of 0.01 to 100 steps a second, work of 10 to a million seconds, and ages up to as many.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     count, types, kinds = draw(st.integers(0, jobs)), draw(st.integers(1, 3)), draw(st.integers(1, 4))
     alone = rng.choice([0.0, 1.0, 2.0, 3.5, 8.0], (kinds, types), p=[0.15, 0.3, 0.25, 0.2, 0.1])
+    if wide:
+        alone = alone * 10.0 ** rng.uniform(-2.0, 1.0, (kinds, 1))
     gang_of_kind = rng.choice([1, 2, 4], kinds, p=[0.6, 0.25, 0.15])
     slots = rng.integers(0, 5, types).astype(float)
     kind = rng.integers(0, kinds, count)
@@ -65,8 +72,12 @@ def problems(draw: st.DrawFn, *, pairs: bool | None = None, jobs: int = 9) -> Al
             kind=int(kind[i]),
             weight=float(rng.choice([1.0, 1.0, 2.0, 5.0])),
             arrived_s=float(rng.integers(0, 5)),
-            steps_left=float(rng.choice([0.0, 10.0, 100.0, 1000.0], p=[0.05, 0.35, 0.3, 0.3])),
-            elapsed_s=float(rng.choice([0.0, 50.0, 500.0])),
+            steps_left=float(
+                10.0 ** rng.uniform(1.0, 6.0) * max(float(alone[kind[i]].max()), 0.01)
+                if wide
+                else rng.choice([0.0, 10.0, 100.0, 1000.0], p=[0.05, 0.35, 0.3, 0.3])
+            ),
+            elapsed_s=float(10.0 ** rng.uniform(0.0, 6.0) if wide else rng.choice([0.0, 50.0, 500.0])),
             isolated_s=float(rng.choice([0.0, 50.0])),
             deadline_s=deadline_s[i],
             entity=[("x",), ("y",), ("y", "u"), ("y", "v")][int(rng.integers(4))],
@@ -106,6 +117,25 @@ def test_every_answer_is_feasible(name: str, problem: AllocationProblem) -> None
     _check(problem, SOLVERS[name](problem))
     blind = agnostic(problem)
     _check(blind, SOLVERS[name](blind))
+
+
+@settings(max_examples=150)
+@given(problem=problems(wide=True, jobs=30))
+def test_the_auction_finds_winners_among_jobs_of_all_ages_and_sizes(problem: AllocationProblem) -> None:
+    _check(problem, themis_auction(problem))
+
+
+@settings(max_examples=100)
+@given(problem=problems(wide=True, pairs=False, jobs=30))
+def test_deadlines_that_have_passed_are_priced_without_a_warning(problem: AllocationProblem) -> None:
+    late = tuple(
+        replace(job, deadline_s=(-1.0, 1e3, 1e4, 1e5)[i % 4] if i % 5 else None) for i, job in enumerate(problem.jobs)
+    )
+    problem = replace(problem, jobs=late)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        answer = max_total_throughput(problem, by_cost=True, deadlines=True)
+    _check(problem, answer)
 
 
 MERGING: dict[str, Callable[..., TimeFractions]] = {

@@ -19,6 +19,7 @@ from geminid.policies.gavel.maxmin import max_min_fairness
 from geminid.policies.gavel.problem import AllocationProblem
 from geminid.policies.gavel.program import Affine
 from geminid.solve.blocks import Blocks, largest_sum, raise_level
+from geminid.solve.tangents import TangentProgram
 
 
 def several(jobs: int, types: int, seed: int) -> AllocationProblem:
@@ -71,7 +72,6 @@ def test_the_largest_product_divides_a_slot_equally() -> None:
     value = _LogValue(np.zeros(3), np.array([1.0, 5.0, 25.0]))
     sets = np.array([[True, True, True], [False, True, True], [True, False, False]])
     made = largest_sum(Blocks(np.full((3, 1), 2.0), np.ones(3), np.ones(3), np.ones(1)), value, sets)
-    assert made is not None
     np.testing.assert_allclose(made, [[2 / 3] * 3, [0, 1, 1], [2, 0, 0]], atol=1e-6)
 
 
@@ -80,8 +80,42 @@ def test_two_types_are_shared_where_each_is_better() -> None:
     rates = np.array([[4.0, 1.0], [1.0, 4.0], [2.0, 2.0]])
     value = _LogValue(np.zeros(3), np.ones(3))
     made = largest_sum(Blocks(rates, np.ones(3), np.ones(3), np.ones(2)), value, np.ones((1, 3), dtype=bool))
-    assert made is not None
     np.testing.assert_allclose(made[0], [8 / 3, 8 / 3, 4 / 3], rtol=1e-6)
+
+
+def spread_out(seed: int) -> tuple[Blocks, _LogValue]:
+    """Bidders from a second to a million seconds old, with seconds or weeks of work: values that are almost flat."""
+    rng = np.random.default_rng(seed)
+    jobs, types = int(rng.integers(1, 9)), int(rng.integers(1, 4))
+    rates = 10.0 ** rng.uniform(-0.5, 0.5, (jobs, types)) * (rng.random((jobs, types)) > 0.2)
+    slots = rng.integers(4, 12, types).astype(float)
+    value = _LogValue(10.0 ** rng.uniform(0, 6, jobs), 10.0 ** rng.uniform(1, 6, jobs))
+    return Blocks(rates, rng.choice([1.0, 2.0, 4.0], jobs), np.ones(jobs), slots), value
+
+
+def test_tangents_find_what_newtons_steps_find_and_what_they_do_not() -> None:
+    failed = 0
+    for seed in range(40):
+        blocks, value = spread_out(seed)
+        count = len(blocks.rates)
+        sets = np.vstack([np.ones((1, count), dtype=bool), ~np.eye(count, dtype=bool)])
+        program = TangentProgram(blocks, value)
+        for present, made in zip(sets, largest_sum(blocks, value, sets), strict=True):
+            found = program.solve(present)
+            assert found is not None
+            assert (found <= blocks.rates.max(axis=1) + 1e-7).all()
+            if np.isnan(made).any():
+                failed += 1
+                continue
+            assert value.at(found).sum() == pytest.approx(value.at(made).sum(), abs=1e-6 * count)
+    assert failed  # or this tests nothing
+
+
+def test_nobody_gets_more_than_all_of_the_time_at_the_largest_sum() -> None:
+    for seed in range(200):
+        blocks, value = spread_out(seed)
+        made = largest_sum(blocks, value, np.ones((1, len(blocks.rates)), dtype=bool))
+        assert not (made > blocks.rates.max(axis=1) + 1e-5).any()
 
 
 def test_the_cheapest_way_to_a_need_mixes_two_types_or_idles() -> None:

@@ -58,6 +58,9 @@ class Need(Protocol):
 class Value(Protocol):
     """What throughputs are worth: a concave function of each."""
 
+    def at(self, throughput: Array) -> Array:
+        """The value, for arrays whose last axis is the blocks."""
+
     def derivatives(self, throughput: Array) -> tuple[Array, Array]:
         """First and second derivatives, for arrays whose last axis is the blocks."""
 
@@ -267,6 +270,11 @@ class _Space:
     def made(self, x: Array) -> Array:
         """Throughput of each block."""
         return np.asarray((self.rate * x).sum(axis=1))
+
+    def beyond(self, point: _Point) -> Array:
+        """How far times and slots are from what the limits leave of them, by set: rounding may take them beyond."""
+        times = np.abs(1.0 - point.x.sum(axis=1) - point.t).max(axis=1, initial=0.0)
+        return np.asarray(times + np.abs((self.slots - self.used(point.x) - point.c) / self.slots).max(axis=1))
 
     def start(self) -> Array:
         """Half of an equal split."""
@@ -485,15 +493,18 @@ class _Raising:
         return np.minimum(1.0, damping * primal), np.minimum(1.0, damping * dual)
 
 
-def largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array | None:
-    """Throughputs at the largest sum of values, one row for each row of ``present`` (sets × blocks)."""
+def largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array:
+    """Throughputs at the largest sum of values, one row for each row of ``present`` (sets × blocks).
+
+    Where it does not converge the row is NaN: ``tangents.py`` is for those.
+    """
     sets = max(1, _MOST_ENTRIES // max(1, blocks.rates.size))
     with np.errstate(all="ignore"):
         parts = [_largest_sum(blocks, value, present[i : i + sets]) for i in range(0, len(present), sets)]
-    return None if any(part is None for part in parts) else np.concatenate([p for p in parts if p is not None])
+    return np.concatenate(parts)
 
 
-def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array | None:
+def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array:
     space = _Space(blocks, present)
     x = space.start()
     counted = space.rate.max(axis=1) > 0
@@ -510,7 +521,7 @@ def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array | None:
         first, beta = np.where(counted, weight * first, 0.0), np.where(counted, -weight * second, 0.0)
         off_x = np.where(space.usable, space.slope(point) - first[:, None] * space.rate, 0.0)
         gap = point.gap()
-        error = gap / scale + np.abs(off_x * point.x).sum(axis=(1, 2)) / scale
+        error = gap / scale + np.abs(off_x * point.x).sum(axis=(1, 2)) / scale + space.beyond(point)
         better = error < lowest
         lowest, best = np.where(better, error, lowest), np.where(better[:, None], made, best)
         done |= (lowest < PRECISION) | ~(error < 1e3 * lowest)
@@ -528,7 +539,7 @@ def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array | None:
         length = np.minimum(1.0, _DAMPING * _both(point, corrector))
         moved = point.after(corrector, length, length)
         point = point.unless(done, moved)  # sets that are done wait for the others
-    return best if bool((lowest < ACCEPTABLE).all()) else None
+    return np.where((lowest < ACCEPTABLE)[:, None], best, np.nan)
 
 
 def _both(point: _Point, step: _Step) -> Array:

@@ -35,6 +35,7 @@ def admit(problem: AllocationProblem, groups: Groups, required: Array) -> tuple[
     left = wanted[np.argsort(arrived, kind="stable")]
     kept = np.zeros(len(required))
     dropped = np.flatnonzero(hopeless).tolist()
+    required = np.where(hopeless, 0.0, required)  # it may be infinite, and has no price
     budgets = _Budgets(problem, required)
     test = _tester(problem, exact, required, budgets)
     while len(left):
