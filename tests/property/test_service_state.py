@@ -53,7 +53,9 @@ anything = st.one_of(
     progress,
     st.builds(r.JobCheckpointed, job_id=ids, samples=st.integers(0, 10**6)),
     st.builds(r.JobStopping, job_id=ids, reason=st.just("why")),
-    st.builds(r.JobEnded, job_id=ids, how=st.sampled_from(["succeeded", "failed", "stopped", "crashed", "lost"])),
+    st.builds(
+        r.JobEnded, job_id=ids, how=st.sampled_from(["succeeded", "failed", "stopped", "crashed", "lost", "unstarted"])
+    ),
     st.builds(r.JobWished, job_id=ids, wish=st.sampled_from(["run", "pause", "cancel"]), by=st.just("ann")),
     st.builds(r.JobChanged, job_id=ids, by=st.just("ann"), priority=st.integers(-5, 5)),
     st.builds(r.SlotCordoned, node=st.just("here"), slot=st.integers(0, 3), cordoned=st.booleans(), by=st.just("op")),

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import queue
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from geminid.configuration import Placement
 from geminid.job import JobSpec
-from geminid.jobstate import JobState
+from geminid.jobstate import JobPhase, JobState
 from geminid.serve import records as r
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import NODE, machine
+from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
+from geminid.serve.executors.shim import PROCESS
 from geminid.serve.state import LiveJob
 
 PLACE = Placement.of({NODE: [0]})
 
 
-def job(*, elastic: bool) -> LiveJob:
-    spec = JobSpec(name="x", command=("true",), working_dir="/")
+def job(*command: str, elastic: bool = False) -> LiveJob:
+    spec = JobSpec(name="x", command=command or ("true",), working_dir="/")
     return LiveJob(state=JobState.submitted(job_id="j1", spec=spec, at_s=0.0), elastic=elastic)
 
 
@@ -56,3 +68,161 @@ def test_a_command_that_cannot_be_started_after_it_was_announced_crashes_alone(t
     (happening,) = heard
     assert "it could not be started" in crash(made.take(happening))
     assert not made.busy
+
+
+def until(reached: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20.0
+    while not reached():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+#: Says that it is there, and takes being told to end well.
+POLITE = ("sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.02; done")
+
+
+def ready(folder: Path) -> bool:
+    log = folder / "jobs" / "j1" / "logs" / "out.log"
+    return log.exists() and "ready" in log.read_text()
+
+
+def outcome(made: LocalExecutor, heard: queue.Queue[object]) -> str:
+    while True:
+        for record in made.take(heard.get(timeout=20.0)):
+            if isinstance(record, r.JobEnded):
+                return record.how
+
+
+def test_a_command_that_ends_well_because_it_was_told_to_has_not_succeeded(tmp_path):
+    heard: queue.Queue[object] = queue.Queue()
+    made = LocalExecutor(tmp_path, machine(2), warm=False)
+    made.open(heard.put, [])
+    polite = job(*POLITE)
+    made.run(polite, PLACE)
+    made.flush()
+    until(lambda: ready(tmp_path))
+    made.stop(polite, "paused")
+    assert outcome(made, heard) == "stopped"
+    ended = exit_of(tmp_path / "jobs" / "j1")
+    assert ended is not None
+    assert (ended.code, ended.asked) == (0, True)
+
+    # A service that comes back learns the same; and of one that was not to stop, that it succeeded.
+    state = polite.state.move(JobPhase.STARTING, at_s=1.0, placement=PLACE)
+    running = replace(polite, state=state.move(JobPhase.RUNNING, at_s=2.0, placement=PLACE), target=PLACE)
+    stopping = replace(running, state=running.state.move(JobPhase.STOPPING, at_s=3.0, reason="paused"))
+    for before, how in (
+        (running, "succeeded"),
+        (stopping, "stopped"),
+        (replace(running, wish="pause"), "stopped"),
+        (replace(running, target=None), "stopped"),
+    ):
+        (told,) = LocalExecutor(tmp_path, machine(2), warm=False).open(heard.put, [before])
+        assert isinstance(told, r.JobEnded)
+        assert told.how == how
+
+
+def test_a_command_that_ended_before_it_was_told_to_has_succeeded(tmp_path):
+    heard: queue.Queue[object] = queue.Queue()
+    made = LocalExecutor(tmp_path, machine(2), warm=False)
+    made.open(heard.put, [])
+    quick = job("true")
+    made.run(quick, PLACE)
+    made.flush()
+    until(lambda: exit_of(tmp_path / "jobs" / "j1") is not None)
+    made.stop(quick, "paused")
+    assert outcome(made, heard) == "succeeded"
+
+
+def test_a_command_that_is_stopped_before_it_is_started_is_not_started(tmp_path):
+    heard: list[object] = []
+    made = executor(tmp_path, heard)
+    first, second = job(*POLITE), replace(job(*POLITE), state=replace(job(*POLITE).state, job_id="j2"))
+    made.run(first, PLACE)
+    assert made.run(second, PLACE) == []
+    assert made.stop(first, "cancelled", save=False) == [
+        r.JobStopping(job_id="j1", reason="cancelled"),
+        r.JobEnded(job_id="j1", how="stopped"),
+        r.JobStarting(job_id="j2", placement=PLACE),
+    ]
+    moved = Placement.of({NODE: [1]})
+    assert made.run(second, moved)[1:] == [
+        r.JobEnded(job_id="j2", how="stopped"),
+        r.JobStarting(job_id="j2", placement=moved),
+    ]
+    made.stop(second, "cancelled")
+    made.flush()
+    assert not made.busy
+    assert heard == []
+
+
+def test_a_command_gives_back_its_descriptor_and_takes_what_it_started_with_it(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    over: queue.Queue[PlainCommand] = queue.Queue()
+    for number in range(3):
+        left = tmp_path / f"left{number}"
+        command = ("sh", "-c", f"sleep 1000 & echo $! > {left}")
+        made = PlainCommand.start(tmp_path, command, dict(os.environ), tmp_path, over.put)
+        assert over.get(timeout=20.0) is made
+        until(lambda left=left: not lives(int(left.read_text())))
+        made.kill()  # of what is gone, nobody else is hit
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_what_a_command_started_ends_with_it_even_if_its_shim_is_killed(tmp_path):
+    over: queue.Queue[PlainCommand] = queue.Queue()
+    left = tmp_path / "left"
+    made = PlainCommand.start(
+        tmp_path, ("sh", "-c", f"echo $$ > {left}; sleep 1000"), dict(os.environ), tmp_path, over.put
+    )
+    until(lambda: left.exists() and left.read_text().endswith("\n"))
+    os.kill(made.pids[0], 9)
+    assert over.get(timeout=20.0) is made
+    until(lambda: not lives(int(left.read_text())))
+
+
+@pytest.mark.parametrize(("number", "how"), [(errno.EMFILE, "unstarted"), (errno.ENOSPC, "crashed")])
+def test_a_shortage_of_the_machine_does_not_count_against_a_job(tmp_path, monkeypatch, number, how):
+    heard: list[object] = []
+    made = executor(tmp_path, heard)
+    made.run(job(), PLACE)
+
+    def fail(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(PlainCommand, "start", fail)
+    made.flush()
+    (ended,) = made.take(heard[0])
+    assert isinstance(ended, r.JobEnded)
+    assert ended.how == how
+
+
+def test_a_start_that_was_taken_back_runs_nothing(tmp_path):
+    """The service was killed right after it started the shim: whoever comes back has it, or it runs nothing."""
+    ran = tmp_path / "ran"
+    (tmp_path / PROCESS).write_text('{"start": "one"}')
+    assert live_pid(tmp_path) is None
+    shim = [sys.executable, "-I", "-S", str(SHIM), str(tmp_path), "one", "touch", str(ran)]
+    assert subprocess.run(shim, start_new_session=True, check=False).returncode == 0
+    assert not ran.exists()
+    assert exit_of(tmp_path) is None
+
+
+def test_a_command_is_known_by_what_its_shim_wrote_down(tmp_path):
+    (tmp_path / PROCESS).write_text('{"start": "one"}')
+    shim = [sys.executable, "-I", "-S", str(SHIM), str(tmp_path), "one", "sleep", "1000"]
+    with subprocess.Popen(shim, start_new_session=True) as process:
+        until(lambda: "pid" in (tmp_path / PROCESS).read_text())
+        over: queue.Queue[PlainCommand] = queue.Queue()
+        adopted = PlainCommand.adopt(tmp_path, over.put)
+        assert adopted is not None
+        assert adopted.pids == [process.pid]
+        adopted.stop(20.0)
+        assert over.get(timeout=20.0) is adopted

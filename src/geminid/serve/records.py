@@ -149,7 +149,8 @@ class JobEnded:
     """A job's processes are gone.
 
     ``how``: it ``succeeded``; it ``failed`` for good; it was ``stopped`` as asked; it ``crashed``, which counts
-    against its retries; or it was ``lost`` with its machine, which does not.
+    against its retries; or it was ``lost`` with its machine, or ``unstarted`` because that was short of something,
+    which do not.
     """
 
     job_id: str

@@ -446,7 +446,7 @@ class Service:
         if not ending.detach:
             stops: list[r.Record] = []
             for job in self._state.jobs.values():
-                if job.phase.holds_slots:
+                if not job.phase.is_terminal:  # those that wait for slots to become free are not to start now
                     stops += self.executor.stop(job, "the service is ending")
             self._commit(stops)
             deadline_s = time.monotonic() + LONGEST_END_S

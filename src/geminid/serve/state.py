@@ -500,18 +500,20 @@ class ServiceState:
             if JobPhase.FAILED not in TRANSITIONS[state.phase]:
                 return job
             state = state.move(JobPhase.FAILED, at_s=at_s, reason=record.reason)
-        elif record.how in ("crashed", "lost"):
+        elif record.how in ("crashed", "lost", "unstarted"):
             state = state.crash(at_s=at_s, reason=record.reason, counts=record.how == "crashed")
         else:
             state = state.move(JobPhase.PENDING, at_s=at_s, reason=record.reason)
         held_until_s = job.held_until_s
         if record.how == "crashed":
             held_until_s = at_s + min(FIRST_RETRY_S * 2 ** (state.failures - 1), LAST_RETRY_S)
+        elif record.how == "unstarted":
+            held_until_s = at_s + FIRST_RETRY_S
         ended = replace(job, state=state, held_until_s=held_until_s)
         if state.phase is JobPhase.PENDING and job.wish != "run":
             to = JobPhase.PAUSED if job.wish == "pause" else JobPhase.CANCELLED
             ended = replace(ended, state=state.move(to, at_s=at_s, reason=record.reason))
-        if record.how in ("crashed", "lost"):
+        if record.how in ("crashed", "lost", "unstarted"):
             ended = replace(ended, samples=ended.saved_samples)
         if ended.phase is not JobPhase.PENDING or job.phase is not JobPhase.STOPPING:
             ended = self._unplanned(at_s, ended)

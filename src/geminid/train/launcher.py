@@ -95,7 +95,11 @@ class _Watched:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its process group, and to itself in case it has none of its own yet."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if os.getpgid(self.pid) == self.pid:
+            try:
+                leads = os.getpgid(self.pid) == self.pid
+            except ProcessLookupError:  # its parent has asked for its exit code: others of its group may still live
+                leads = True
+            if leads:
                 os.killpg(self.pid, number)
             else:
                 signal.pidfd_send_signal(self._pidfd, number)
@@ -135,7 +139,12 @@ class PlainLauncher:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return ChildProcess(child)
+        try:
+            return ChildProcess(child)
+        except OSError:  # nobody could watch it: no descriptors are left
+            child.kill()
+            child.wait()
+            raise
 
     def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
         """Watch a process of this machine."""

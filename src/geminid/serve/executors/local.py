@@ -14,7 +14,15 @@ from geminid.cluster import Cluster
 from geminid.fields import Problem
 from geminid.job import JobSpec
 from geminid.serve.executors.machine import NODE, slot_environment
-from geminid.serve.executors.plain import PlainCommand, PlainExit, end_group, exit_of, live_pid, live_workers
+from geminid.serve.executors.plain import (
+    PlainCommand,
+    PlainExit,
+    end_group,
+    exit_of,
+    forget_exit,
+    live_pid,
+    live_workers,
+)
 from geminid.serve.executors.shim import MEMORY
 from geminid.serve.executors.supervised import (
     ORPHANS_S,
@@ -110,6 +118,9 @@ class LocalExecutor(SupervisedExecutor):
 
     def _exit_of(self, job_id: str) -> PlainExit | None:
         return exit_of(self.folder_of(job_id))
+
+    def _forget_exit(self, job_id: str) -> None:
+        forget_exit(self.folder_of(job_id))
 
     def _live_workers(self, job_id: str) -> dict[str, str]:
         return {worker: slot for worker, (_, slot) in live_workers(self.folder_of(job_id)).items()}

@@ -225,7 +225,7 @@ class NodeServer:
         if code is None:
             return
         self._selector.unregister(kept.process)
-        kept.process.signal(signal.SIGKILL)  # whatever it started ends with it
+        kept.process.signal(signal.SIGKILL)  # whatever it left in its process group ends with it
         kept.process.close()
         kept.code = code
         self._remember()

@@ -1,7 +1,8 @@
 """A plain command as a job: one process on all of its slots, which is told to end, and made to.
 
 Its parent is a shim (``shim.py``) in a session of its own that writes down how the command ended: neither the end of
-the service nor its coming back disturbs the command, and none is started twice.
+the service nor its coming back disturbs the command, and none is started twice. With it ends whatever it has started,
+except what has left its process group on purpose (``setsid``).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import select
 import signal
 import sys
@@ -18,18 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from geminid.serve.executors.shim import EXIT, PROCESS, locked, write
 from geminid.train.launcher import AdoptedProcess, Launch, PlainLauncher, WorkerProcess, how_it_ended, started_at
 
 SHIM = Path(__file__).with_name("shim.py")
-PROCESS, EXIT = "plain.json", "exit.json"
 
 
 @dataclass(frozen=True, slots=True)
 class PlainExit:
-    """How a command ended."""
+    """How a command ended; ``asked`` if it had been told to before it did."""
 
     code: int
     problem: str
+    asked: bool = False
 
     def told(self) -> str:
         """In words."""
@@ -43,6 +46,7 @@ class PlainCommand:
         self._folder, self._process = folder, process
         self._kill_at_s: float | None = None
         self.stopping = False
+        self._gone, self._lock = False, threading.Lock()
         self._watcher = threading.Thread(target=self._watch, args=(ended,), name="watch a command", daemon=True)
         self._watcher.start()
 
@@ -57,11 +61,12 @@ class PlainCommand:
     ) -> PlainCommand:
         """Start a command in a folder of its own."""
         (folder / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
-        for name in (EXIT, PROCESS):
-            (folder / name).unlink(missing_ok=True)
-        shim = (sys.executable, "-I", "-S", str(SHIM), str(folder / EXIT), *command)
+        forget_exit(folder)
+        start = secrets.token_hex(8)
+        with locked(str(folder)):
+            write(str(folder / PROCESS), {"start": start})
+        shim = (sys.executable, "-I", "-S", str(SHIM), str(folder), start, *command)
         process = PlainLauncher().start(Launch(shim, environment, where, folder / "logs" / "out.log"))
-        _write(folder / PROCESS, {"pid": process.pid, "started_at": started_at(process.pid)})
         return cls(folder, process, ended)
 
     @classmethod
@@ -84,7 +89,7 @@ class PlainCommand:
         """Ask the command to end; after the grace period it is made to."""
         if not self.stopping:
             self.stopping, self._kill_at_s = True, monotonic() + grace_s
-            self._process.signal(signal.SIGTERM)
+            self._signal(signal.SIGTERM)
 
     def tick(self) -> None:
         """End the command if its grace period is over."""
@@ -94,14 +99,22 @@ class PlainCommand:
 
     def kill(self) -> None:
         """End the command now."""
-        self._process.signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with self._lock:
+            if not self._gone:  # its process id may be another's by now
+                self._process.signal(number)
 
     def _watch(self, ended: Callable[[PlainCommand], None]) -> None:
         poll = select.poll()
         poll.register(self._process.fileno(), select.POLLIN)
         poll.poll()
-        self._process.exit_code()  # takes the process off the system's list, where it is our child
-        self._process.signal(signal.SIGKILL)  # whatever it left behind in its session ends with it
+        with self._lock:
+            self._process.signal(signal.SIGKILL)  # whatever is left of its group, while the group's id is still its own
+            self._process.exit_code()  # takes the process off the system's list, where it is our child
+            self._process.close()
+            self._gone = True
         ended(self)
 
 
@@ -109,15 +122,25 @@ def exit_of(folder: Path) -> PlainExit | None:
     """How the command of a folder ended; None if nothing was written down."""
     try:
         document = json.loads((folder / EXIT).read_text(encoding="utf-8"))
-        return PlainExit(int(document["code"]), str(document["problem"]))
+        return PlainExit(int(document["code"]), str(document["problem"]), bool(document.get("asked", False)))
     except (OSError, ValueError, KeyError):
         return None
 
 
+def forget_exit(folder: Path) -> None:
+    """The command of a folder is run again: how it ended before counts no more."""
+    (folder / EXIT).unlink(missing_ok=True)
+
+
 def live_pid(folder: Path) -> int | None:
-    """The process of a folder's command, if it still runs and is the same."""
+    """The process of a folder's command, if it still runs and is the same; if it is yet to start, it will not."""
+    if not (folder / PROCESS).exists():
+        return None
     try:
-        document = json.loads((folder / PROCESS).read_text(encoding="utf-8"))
+        with locked(str(folder)):
+            document = json.loads((folder / PROCESS).read_text(encoding="utf-8"))
+            if "start" in document:
+                (folder / PROCESS).unlink()
         pid, since = int(document["pid"]), document["started_at"]
     except (OSError, ValueError, KeyError):
         return None
@@ -145,12 +168,6 @@ def live_workers(folder: Path) -> dict[str, tuple[int, str]]:
         and started_at(entry["pid"]) == entry["started_at"]
         and not _is_dead(entry["pid"])
     }
-
-
-def _write(path: Path, document: Mapping[str, object]) -> None:
-    made = path.with_suffix(".new")
-    made.write_text(json.dumps(document), encoding="utf-8")
-    made.replace(path)
 
 
 def end_group(pid: int) -> None:

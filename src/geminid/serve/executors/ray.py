@@ -27,6 +27,7 @@ from typing import Any
 from geminid.cluster import Cluster
 from geminid.fields import Problem
 from geminid.job import JobSpec
+from geminid.jobstate import JobPhase
 from geminid.nodes import NodeGroup
 from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
@@ -352,7 +353,6 @@ class RayExecutor(SupervisedExecutor):
         )
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
-        self._exits.pop(job.id, None)
         by_node: dict[str, list[str]] = {}
         for slot in slots:
             by_node.setdefault(self._where(slot)[0], []).append(slot)
@@ -384,7 +384,8 @@ class RayExecutor(SupervisedExecutor):
             for process in living:
                 process.signal(signal.SIGKILL)
             return None
-        return RemoteCommand(living, lambda command: self._command_over(job.id, command, ended))
+        asked = job.phase is JobPhase.STOPPING  # by the service that was here before
+        return RemoteCommand(living, lambda command: self._command_over(job.id, command, ended), asked=asked)
 
     def _command_over(self, job_id: str, command: RemoteCommand, ended: Callable[[Command], None]) -> None:
         exit_ = command.exit
@@ -394,6 +395,9 @@ class RayExecutor(SupervisedExecutor):
 
     def _exit_of(self, job_id: str) -> PlainExit | None:
         return self._exits.get(job_id)
+
+    def _forget_exit(self, job_id: str) -> None:
+        self._exits.pop(job_id, None)
 
     def _live_workers(self, job_id: str) -> dict[str, str]:
         try:
@@ -412,10 +416,13 @@ class RayExecutor(SupervisedExecutor):
 class RemoteCommand:
     """A plain command's processes, one on each of its nodes: when one fails, all end."""
 
-    def __init__(self, processes: Sequence[RemoteProcess], ended: Callable[[RemoteCommand], None]) -> None:
+    def __init__(
+        self, processes: Sequence[RemoteProcess], ended: Callable[[RemoteCommand], None], *, asked: bool = False
+    ) -> None:
         self._processes = processes
         self._kill_at_s: float | None = None
         self._stopping = False
+        self._asked = asked
         self.exit: PlainExit | None = None
         threading.Thread(target=self._watch, args=(ended,), name="watch a command", daemon=True).start()
 
@@ -428,6 +435,7 @@ class RemoteCommand:
         """Ask the command to end; after the grace period it is made to."""
         if not self._stopping:
             self._stopping, self._kill_at_s = True, monotonic() + grace_s
+            self._asked = self._asked or any(process.exit_code() is None for process in self._processes)
             for process in self._processes:
                 process.signal(signal.SIGTERM)
 
@@ -455,10 +463,10 @@ class RemoteCommand:
                 code = process.exit_code() or 0
                 if code != 0 and self.exit is None:
                     problem = process.reason or how_it_ended(code)
-                    self.exit = PlainExit(code, problem)
+                    self.exit = PlainExit(code, problem, self._asked)
                     self.kill()
                 process.close()
-        self.exit = self.exit or PlainExit(0, "")
+        self.exit = self.exit or PlainExit(0, "", self._asked)
         ended(self)
 
 

@@ -1,50 +1,88 @@
 """Run a command and write down how it ended, even if nobody is there to hear it: the parent of every plain command.
 
-Started as ``python -I shim.py EXIT_FILE COMMAND …`` in a session of its own, with standard library only. It outlives
-the service, so that a service that comes back learns whether the command succeeded.
+Started as ``python -I shim.py FOLDER START COMMAND …`` in a session of its own, with standard library only. It outlives
+the service, so that a service that comes back learns whether the command succeeded. Before it runs the command it
+writes down which process it is, if the folder still waits for this very start: a service that came back meanwhile has
+either heard of it or taken the start back, and no command runs twice.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 #: The most memory that the command may use, in bytes; there is no limit without.
 MEMORY = "GEMINID_MEMORY_BYTES"
 
+#: What is in a command's folder: the start or the process, how it ended, and who may change the first.
+PROCESS, EXIT, LOCK = "plain.json", "exit.json", "plain.lock"
 
-def main(exit_file: str, command: list[str]) -> int:
+
+def main(folder: str, start: str, command: list[str]) -> int:
     """Run the command; signals that end a process group reach it by themselves, so this one only waits."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory_bytes = os.environ.pop(MEMORY, None)
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
+    asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
+        signal.signal(number, lambda number, _: asked.append(number))
+    if not _claimed(folder, start) or asked:
+        return 0
     try:
         child = subprocess.Popen(command, restore_signals=True)
     except OSError as problem:
-        return _written(exit_file, {"code": 127, "problem": f"{command[0]}: {problem.strerror}"}, 127)
+        document = {"code": 127, "problem": f"{command[0]}: {problem.strerror}", "asked": False}
+        write(os.path.join(folder, EXIT), document)
+        return 127
     while True:
         with contextlib.suppress(InterruptedError):
             code = child.wait()
             break
-    return _written(exit_file, {"code": code, "problem": ""}, 0)
+    write(os.path.join(folder, EXIT), {"code": code, "problem": "", "asked": signal.SIGTERM in asked})
+    if os.getpgrp() == os.getpid():  # whatever the command left behind ends here, and so does this process
+        os.killpg(0, signal.SIGKILL)
+    return 0
 
 
-def _written(exit_file: str, document: dict[str, object], code: int) -> int:
-    with open(exit_file + ".new", "w", encoding="utf-8") as file:
+def _claimed(folder: str, start: str) -> bool:
+    """Write down which process this is, unless the start was taken back."""
+    with locked(folder):
+        try:
+            with open(os.path.join(folder, PROCESS), encoding="utf-8") as file:
+                wanted = bool(json.load(file).get("start") == start)
+        except (OSError, ValueError):
+            wanted = False
+        if wanted:
+            with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+                started_at = int(file.read().rsplit(")", 1)[1].split()[19])
+            write(os.path.join(folder, PROCESS), {"pid": os.getpid(), "started_at": started_at})
+        return wanted
+
+
+@contextlib.contextmanager
+def locked(folder: str) -> Iterator[None]:
+    """Nobody else changes meanwhile which process a folder's command has."""
+    with open(os.path.join(folder, LOCK), "w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def write(path: str, document: dict[str, object]) -> None:
+    """Write a document, whole or not at all, to stay."""
+    with open(path + ".new", "w", encoding="utf-8") as file:
         json.dump(document, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(exit_file + ".new", exit_file)
-    return code
+    os.replace(path + ".new", path)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    sys.exit(main(sys.argv[1], sys.argv[2], sys.argv[3:]))

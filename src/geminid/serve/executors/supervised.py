@@ -10,6 +10,7 @@ Within an executor a slot has one name, which says its node as well if there are
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -42,6 +43,9 @@ LOGS_EVERY_S = 10.0
 
 #: A supervisor whose job is over tells so; one that has not after so many ticks has failed.
 SILENT_TICKS = 6
+
+#: What keeps a process from being started that is the machine's doing, and not the job's.
+SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 
 #: Workers train on for so long while the service is away.
 ORPHANS_S = 600.0
@@ -85,7 +89,7 @@ class _NotStarted:
     """A job's processes could not be started."""
 
     job_id: str
-    reason: str
+    problem: Exception
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +181,10 @@ class SupervisedExecutor(ABC):
         """How a plain command ended, if it did."""
 
     @abstractmethod
+    def _forget_exit(self, job_id: str) -> None:
+        """How a plain command ended when it ran before counts no more."""
+
+    @abstractmethod
     def _live_workers(self, job_id: str) -> dict[str, str]:
         """The slot of each worker that an earlier service started and that still runs."""
 
@@ -221,6 +229,11 @@ class SupervisedExecutor(ABC):
         running = self._running.get(job.id)
         if running is None or running.stopping:
             return []
+        if self._recalled(job.id, running):
+            told: list[r.Record] = [r.JobStopping(job_id=job.id, reason=reason), _stopped(job.id)]
+            for waiting in list(self._wanted):
+                told += self._lead(waiting)
+            return told
         self._end(running, save=save)
         return [r.JobStopping(job_id=job.id, reason=reason)]
 
@@ -231,7 +244,7 @@ class SupervisedExecutor(ABC):
             try:
                 start()
             except OSError as problem:  # a full disk, say: this job's misfortune and nobody else's
-                self._post(_NotStarted(job_id, problem.strerror or str(problem)))
+                self._post(_NotStarted(job_id, problem))
 
     def tick(self) -> list[r.Record]:
         """Grace periods, progress that has waited, and logs that have grown."""
@@ -262,7 +275,7 @@ class SupervisedExecutor(ABC):
             begun = self._running.get(happening.job_id)
             return [] if begun is None else [r.JobFormed(job_id=happening.job_id, placement=self._placed(begun.holds))]
         elif isinstance(happening, _NotStarted):
-            told = self._not_started(happening.job_id, happening.reason)
+            told = self._not_started(happening.job_id, happening.problem)
         elif isinstance(happening, _Over):
             job = self._running.get(happening.job_id)
             if not isinstance(job, _Plain) or job.command is not happening.command:
@@ -326,16 +339,18 @@ class SupervisedExecutor(ABC):
             try:
                 self._begin(job, slots)
             except (OSError, ValueError) as problem:
-                reason = str(getattr(problem, "strerror", None) or problem)
-                return [starting, *self._not_started(job_id, reason)]
+                return [starting, *self._not_started(job_id, problem)]
             return [starting]
         if running.stopping:
             return []
         if isinstance(running, _Plain):
-            if running.slots != slots:
-                self._end(running, save=True)
-                return [r.JobStopping(job_id=job_id, reason="it has to move to other slots")]
-            return []
+            if running.slots == slots:
+                return []
+            moving = r.JobStopping(job_id=job_id, reason="it has to move to other slots")
+            if self._recalled(job_id, running):
+                return [moving, _stopped(job_id), *self._lead(job_id)]
+            self._end(running, save=True)
+            return [moving]
         if not free or free == running.asked:
             return []
         held = running.holds | set(free)
@@ -348,11 +363,21 @@ class SupervisedExecutor(ABC):
         running.told, running.settled = held, False
         return [r.JobRescaling(job_id=job_id, placement=self._placed(held))]
 
-    def _not_started(self, job_id: str, reason: str) -> list[r.Record]:
+    def _not_started(self, job_id: str, problem: Exception) -> list[r.Record]:
         """A job could not be started: it is tried again, as after any other crash."""
         self._running.pop(job_id, None)
         self._wanted.pop(job_id, None)
-        return [r.JobEnded(job_id=job_id, how="crashed", reason=f"it could not be started: {reason}"[:500])]
+        how = "unstarted" if getattr(problem, "errno", None) in SHORTAGES else "crashed"
+        reason = f"it could not be started: {getattr(problem, 'strerror', None) or problem}"
+        return [r.JobEnded(job_id=job_id, how=how, reason=reason[:500])]
+
+    def _recalled(self, job_id: str, running: _Elastic | _Plain) -> bool:
+        """Whether a command was announced and not started yet, which it then is not."""
+        if isinstance(running, _Elastic) or not any(job == job_id for job, _ in self._todo):
+            return False
+        self._todo = [(job, start) for job, start in self._todo if job != job_id]
+        del self._running[job_id]
+        return True
 
     def _begin(self, job: LiveJob, slots: tuple[str, ...]) -> None:
         folder = self.folder_of(job.id)
@@ -364,6 +389,7 @@ class SupervisedExecutor(ABC):
             running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots))
             self._todo.append((job.id, lambda: self._resize(job.id, running, begin=True)))
         else:
+            self._forget_exit(job.id)
             plain = self._running[job.id] = _Plain(slots)
             self._todo.append((job.id, lambda: self._start_plain(job, plain)))
 
@@ -531,13 +557,16 @@ class SupervisedExecutor(ABC):
         return [latest]
 
     def _plain_over(self, job_id: str, *, stopping: bool) -> list[r.Record]:
-        """How a plain command ended, by what its shim wrote down."""
+        """How a plain command ended, by what its shim wrote down.
+
+        One that is to stop has not succeeded, whatever its exit code, unless it had ended before it was told to.
+        """
         ended = self._exit_of(job_id)
-        if ended is not None and ended.code == 0:
+        if ended is not None and ended.code == 0 and not (stopping and ended.asked):
             self._wanted.pop(job_id, None)
             return [r.JobEnded(job_id=job_id, how="succeeded")]
         if stopping:
-            return [r.JobEnded(job_id=job_id, how="stopped")]
+            return [_stopped(job_id)]
         self._wanted.pop(job_id, None)
         reason = "its processes were killed" if ended is None else f"it {ended.told()}"
         return [r.JobEnded(job_id=job_id, how="crashed", reason=reason)]
@@ -559,8 +588,11 @@ class SupervisedExecutor(ABC):
         else:
             command = self._adopt_command(job, lambda over: self._post(_Over(job.id, over)))
             if command is None:
-                if self._exit_of(job.id) is not None:
-                    return self._plain_over(job.id, stopping=job.phase is JobPhase.STOPPING)
+                ended = self._exit_of(job.id)
+                if ended is not None:
+                    unwanted = not job.wants_slots or job.target != job.state.placement
+                    stopping = job.phase is JobPhase.STOPPING or (ended.asked and unwanted)
+                    return self._plain_over(job.id, stopping=stopping)
                 return [r.JobEnded(job_id=job.id, how="lost", reason="its process was gone when the service came back")]
             placement = job.state.placement
             held = () if placement is None else tuple(self._slot(node, index) for node, index in placement.slots())
@@ -568,6 +600,10 @@ class SupervisedExecutor(ABC):
         if job.phase is JobPhase.STOPPING:
             self._end(self._running[job.id], save=True)
         return []
+
+
+def _stopped(job_id: str) -> r.Record:
+    return r.JobEnded(job_id=job_id, how="stopped")
 
 
 def worker_options(spec: JobSpec) -> dict[str, Any]:
