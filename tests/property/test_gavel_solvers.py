@@ -20,6 +20,7 @@ from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, Solver, TimeFractions, agnostic
+from geminid.policies.gavel.program import Choice
 from geminid.policies.gavel.random_packing import random_packing
 from geminid.policies.gavel.static import isolated, proportional
 from geminid.policies.gavel.throughput import max_total_throughput
@@ -123,6 +124,16 @@ def test_every_answer_is_feasible(name: str, problem: AllocationProblem) -> None
 @given(problem=problems(wide=True, jobs=30))
 def test_the_auction_finds_winners_among_jobs_of_all_ages_and_sizes(problem: AllocationProblem) -> None:
     _check(problem, themis_auction(problem))
+
+
+@pytest.mark.parametrize("choice", ["vertex", "centre"])
+def test_a_job_that_needs_next_to_nothing_beside_a_huge_one_still_gets_time(choice: Choice) -> None:
+    jobs = (GangJob(id="huge", steps_left=1e7), GangJob(id="tiny", steps_left=1e-4))
+    problem = AllocationProblem(("t",), np.ones(1), jobs, np.ones((2, 1)))
+    answer = min_makespan(problem, choice=choice)
+    _check(problem, answer)
+    assert (answer.effective_throughput(problem) > 0).all()
+    assert answer.objective == pytest.approx(1e7, rel=1e-5)
 
 
 @settings(max_examples=100)

@@ -24,6 +24,9 @@ from geminid.solve.blocks import Blocks, raise_level
 #: Up to this part of a job's longest time is what an interior-point method leaves in place of none.
 NO_TIME = 1e-7
 
+#: Needs below this are near what programs round to, and are served with this part of an equal share.
+SLICE = 1e-6
+
 #: So many groups of jobs at most are few.
 FEW = 64
 
@@ -76,8 +79,31 @@ def solve_level(
             else:
                 labels = apart_from_others(labels, found.jobs)
             continue
+        combinations, fractions = _none_left_out(problem, combinations, fractions, raised.need)
         return finish(problem, combinations, fractions, objective, notes)
     return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
+
+
+def _none_left_out(
+    problem: AllocationProblem, combinations: tuple[tuple[str, ...], ...], fractions: Array, need: Array
+) -> tuple[tuple[tuple[str, ...], ...], Array]:
+    """Give jobs that need so little beside others that rounding took it from them a slice of their equal share.
+
+    Everybody else gives up the same slice, so that the limits hold.
+    """
+    got = TimeFractions(problem.gpu_types, combinations, fractions).effective_throughput(problem)
+    wanted = need * problem.reference_throughput
+    missing = np.flatnonzero(problem.runs & (need > 0) & (need < SLICE) & (got < 0.5 * wanted))
+    if not len(missing):
+        return combinations, fractions
+    rows = {combination: row for row, combination in enumerate(combinations)}
+    alone = [(problem.jobs[i].id,) for i in missing.tolist()]
+    added = tuple(combination for combination in alone if combination not in rows)
+    rows |= {combination: len(combinations) + row for row, combination in enumerate(added)}
+    result = np.vstack([(1.0 - SLICE) * fractions, np.zeros((len(added), fractions.shape[1]))])
+    share = np.where(problem.usable > 0, problem.isolated_fractions, 0.0)[missing]
+    result[[rows[combination] for combination in alone]] += SLICE * share
+    return (*combinations, *added), result
 
 
 def in_the_middle(
