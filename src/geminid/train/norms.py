@@ -59,7 +59,7 @@ class NoiseMeter:
         self._loss_scale = loss_scale
         self.groups = len(optimizer.param_groups)
         self._all = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self._device = self._all[0].device
+        self._device: torch.device = self._all[0].device
         self.estimate = NoiseEstimate.empty(self.groups)
         self.interval = 1
         self.enabled = True

@@ -99,8 +99,10 @@ def _largest(blocks: Blocks, value: _LogValue, present: Mask) -> Array | None:
     """Throughputs at the largest sum, by set; where the fast way fails, by tangents."""
     found = largest_sum(blocks, value, present)
     failed = np.flatnonzero(np.isnan(found).any(axis=1)).tolist()
-    program = TangentProgram(blocks, value) if failed else None
-    for row in failed if program is not None else ():
+    if not failed:
+        return found
+    program = TangentProgram(blocks, value)
+    for row in failed:
         made = program.solve(present[row])
         if made is None:
             return None
