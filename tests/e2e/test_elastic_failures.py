@@ -42,6 +42,16 @@ def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, la
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
 
 
+def test_a_worker_that_hangs_before_it_begins_is_replaced(tmp_path, launcher):
+    patience = replace(PATIENCE, stall=6.0)
+    options = ("--samples", 64, "--epochs", 2, "--stuck")
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
+        job.resized("ab")
+        assert job.ended() == "finished"
+    assert exactly_once(job, 64, 2)
+    assert reasons(job) == ["hung: it did not get to geminid.init() in 6 s"]
+
+
 def test_a_group_whose_members_wait_for_each_other_is_formed_anew_from_memory(tmp_path, launcher):
     """What a supervisor does that finds a deadlock: connections are cut under running operations."""
     with Job(tmp_path, "counting.py", "--samples", 240, "--epochs", 3, launcher=launcher) as job:

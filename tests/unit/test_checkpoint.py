@@ -132,6 +132,30 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
     assert "cannot be read: Is a directory" in capsys.readouterr().err
 
 
+def test_training_that_begins_anew_for_want_of_an_intact_checkpoint_says_so(tmp_path, capsys):
+    folder = CheckpointFolder(tmp_path)
+    assert folder.load() is None
+    assert capsys.readouterr().err == ""
+    for step in (1, 2):
+        folder.save(snapshot({"step": step}, step))
+    for path in folder.paths():
+        path.write_bytes(b"nothing")
+    assert folder.load() is None
+    assert f"none of the 2 checkpoints in {tmp_path} can be used: training begins anew" in capsys.readouterr().err
+
+
+def test_what_is_left_over_or_damaged_does_not_pile_up(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2)
+    left = tmp_path / ".checkpoint-00000001.safetensors.77"
+    left.write_bytes(b"half of one")
+    for step in range(4):
+        folder.save(snapshot({"step": step}, step))
+        (tmp_path / f"checkpoint-0000009{step}.damaged").touch()
+        assert left.exists() == (step == 0)  # somebody may be writing it still
+    assert len(list(tmp_path.glob("*.damaged"))) <= 3
+    assert len(folder.paths()) == 2
+
+
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, capsys, monkeypatch):
     folder = CheckpointFolder(tmp_path)
     written = []

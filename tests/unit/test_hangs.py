@@ -19,7 +19,14 @@ def test_silence_is_a_hang_whatever_a_worker_was_doing():
     assert ended(replace(BUSY, silent_s=10.1)) == ["w2"]
     assert ended(replace(BUSY, standing=Standing.STARTING, silent_s=10.1)) == []  # its imports may keep it busy
     assert ended(replace(BUSY, standing=Standing.STARTING, silent_s=901.0)) == ["w2"]
-    assert ended(replace(BUSY, silent_s=None)) == []  # nothing was ever heard of it: it starts
+
+
+def test_a_worker_that_never_gets_to_its_first_word_hangs_too():
+    starting = replace(BUSY, standing=Standing.STARTING, phase="starting", usual_s=None)
+    assert ended(replace(starting, silent_s=899.0)) == []
+    assert [one.reason for one in hung([replace(starting, silent_s=901.0)], PATIENCE)] == [
+        "hung: it did not get to geminid.init() in 900 s"
+    ]
 
 
 def test_a_worker_hangs_if_it_takes_far_longer_than_usual_while_a_peer_waits():

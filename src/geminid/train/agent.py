@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 
 from geminid.train import channel
 from geminid.train.channel import Address, Connection
@@ -37,6 +39,12 @@ RECONNECT_S = 0.5
 
 #: A worker without a supervisor that was told to stop has this long to do so.
 ORPHAN_GRACE_S = 60.0
+
+#: How often a process that has no agent yet looks whether there is a supervisor.
+LOOK_S = 5.0
+
+#: How long workers do without a supervisor that has not told them anything else.
+ORPHAN_S = 60.0
 
 #: What is kept for a supervisor that is away; the oldest is dropped first.
 LONGEST_BACKLOG = 256
@@ -84,7 +92,7 @@ class Agent:
         self._save = False
         self._standing: dict[type, FromWorker] = {}
         self._stop: Stop | None = None
-        self._heartbeat_s, self._orphan_s = 0.5, 60.0
+        self._heartbeat_s, self._orphan_s = 0.5, ORPHAN_S
         self._backlog: deque[FromWorker] = deque(maxlen=LONGEST_BACKLOG)
         self._changed = threading.Condition()
         self._wake_in, self._wake_out = os.pipe()
@@ -248,3 +256,27 @@ class Agent:
         if self._line is not None:
             self._line.close()
             self._line = None
+
+
+def mind_until_init(*, look_s: float = LOOK_S, orphan_s: float = ORPHAN_S) -> None:
+    """End this process and all that it started, should its supervisor stay away before there is an agent to care.
+
+    A script that hangs before ``geminid.init()`` would otherwise be left behind for ever. Returns at once.
+    """
+    if channel.CONTROL in os.environ:
+        address = Address.parse(os.environ[channel.CONTROL])
+        threading.Thread(target=_mind, args=(address, look_s, orphan_s), name="geminid start", daemon=True).start()
+
+
+def _mind(address: Address, look_s: float, orphan_s: float) -> None:
+    seen_s = monotonic()
+    while channel.CONTROL in os.environ:  # the agent takes it
+        try:
+            address.connect(look_s).close()
+            seen_s = monotonic()
+        except OSError:
+            if monotonic() - seen_s > orphan_s and channel.CONTROL in os.environ:
+                print("geminid: error: there is no supervisor any more, and training has not begun", file=sys.stderr)
+                sys.stderr.flush()
+                os.killpg(os.getpgrp(), signal.SIGKILL)
+        sleep(look_s)

@@ -235,12 +235,26 @@ class CheckpointFolder:
         number = int(known[0].stem.removeprefix("checkpoint-")) + 1 if known else 1
         path = self.folder / f"checkpoint-{number:08d}{SUFFIX}"
         size = write(snapshot, path)
-        for old in self.paths()[self.keep :]:
-            old.unlink(missing_ok=True)
+        self._tidy(known[0] if known else None)
         return Written(snapshot, path, size, monotonic() - begin)
+
+    def _tidy(self, before: Path | None) -> None:
+        """Remove checkpoints and damaged files that are too old, and what was not written to its end.
+
+        There is one writer at a time: a file that nobody has touched since the last checkpoint but one is left over.
+        """
+        damaged = sorted(self.folder.glob("checkpoint-*.damaged"), reverse=True)
+        for old in (*self.paths()[self.keep :], *damaged[self.keep :]):
+            old.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            written_at = before.stat().st_mtime_ns if before is not None else 0
+            for unfinished in self.folder.glob(f".checkpoint-*{SUFFIX}.*"):
+                if unfinished.stat().st_mtime_ns < written_at:
+                    unfinished.unlink(missing_ok=True)
 
     def load(self) -> tuple[Any, Path | str] | None:
         """The newest intact state; None if there is none. What is damaged is set aside, with a warning."""
+        unusable = 0
         for path in self.paths():
             try:
                 return read(path), path
@@ -252,6 +266,8 @@ class CheckpointFolder:
                 print(f"geminid: warning: {path} is not used: {problem}", file=sys.stderr, flush=True)
                 with contextlib.suppress(OSError):
                     path.replace(path.with_suffix(".damaged"))
+            unusable += 1
+        _warn_of_beginning_anew(self.folder, unusable)
         return None
 
 
@@ -294,7 +310,8 @@ class RemoteCheckpoints:
 
     def load(self) -> tuple[Any, Path | str] | None:
         """The newest intact state; None if there is none. What is damaged is passed over, with a warning."""
-        for name in self.names():
+        names = self.names()
+        for name in names:
             with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
                 copy = Path(folder, name)
                 self._storage.get_file(f"{self._root}/{name}", str(copy))
@@ -302,7 +319,15 @@ class RemoteCheckpoints:
                     return read(copy), f"{self.url}/{name}"
                 except BadCheckpoint as problem:
                     print(f"geminid: warning: {self.url}/{name} is not used: {problem}", file=sys.stderr, flush=True)
+        _warn_of_beginning_anew(self.url, len(names))
         return None
+
+
+def _warn_of_beginning_anew(place: Path | str, unusable: int) -> None:
+    if unusable:
+        what = "the only checkpoint" if unusable == 1 else f"none of the {unusable} checkpoints"
+        how = "cannot be used" if unusable == 1 else "can be used"
+        print(f"geminid: warning: {what} in {place} {how}: training begins anew", file=sys.stderr, flush=True)
 
 
 class BackgroundWriter:

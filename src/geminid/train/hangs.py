@@ -28,14 +28,14 @@ WITH_THE_SCRIPT = ("loading", "training", "computing", "stepping", "between")
 class Seen:
     """A worker as its supervisor sees it.
 
-    ``silent_s`` is how long nothing was heard of it (None: nothing ever was), ``phase_s`` how long it has been in its
-    phase, ``usual_s`` how long its passes take, ``joined`` whether it is in the newest generation, ``leads`` whether it
-    is (or was, until it has joined) a leader, ``connected`` whether there is a line to it.
+    ``silent_s`` is how long nothing was heard of it (since its start, if nothing ever was), ``phase_s`` how long it has
+    been in its phase, ``usual_s`` how long its passes take, ``joined`` whether it is in the newest generation,
+    ``leads`` whether it is (or was, until it has joined) a leader, ``connected`` whether there is a line to it.
     """
 
     worker: str
     standing: Standing | None
-    silent_s: float | None
+    silent_s: float
     phase: str
     phase_s: float
     usual_s: float | None = None
@@ -62,8 +62,9 @@ def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
     """The workers that are to be ended."""
     found = []
     for seen in workers:
-        if seen.silent_s is not None and seen.silent_s > (limit := _silence(seen, patience)):
-            found.append(Hung(seen.worker, f"hung: it was silent for {limit:g} s"))
+        if seen.silent_s > (limit := _silence(seen, patience)):
+            what = "did not get to geminid.init() in" if seen.phase == "starting" else "was silent for"
+            found.append(Hung(seen.worker, f"hung: it {what} {limit:g} s"))
         elif seen.in_a_group and seen.phase in WITH_THE_SCRIPT:
             limit = allowed(seen, patience)
             waited_s = max((_waits(other) for other in workers if other is not seen), default=0.0)

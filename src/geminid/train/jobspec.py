@@ -17,10 +17,10 @@ class Patience:
 
     ``heartbeat`` is how often workers say that they live, ``hang`` how long they may be silent before they are ended.
     While its peers wait, a worker may take ``step`` (or twenty times what its passes usually take, if that is longer)
-    for a pass, and ``stall`` where the script is free to do anything: between epochs, on the leader, and while it is
-    not known what is usual. ``form`` is how long forming a group may take (after that, whoever has not joined is
-    ended), ``grace`` how long a worker has to save and stop, and ``orphan`` how long workers train on without a
-    supervisor before they save and stop.
+    for a pass, and ``stall`` where the script is free to do anything: before ``geminid.init()``, between epochs, on the
+    leader, and while it is not known what is usual. ``form`` is how long forming a group may take (after that, whoever
+    has not joined is ended), ``grace`` how long a worker has to save and stop, and ``orphan`` how long workers train on
+    without a supervisor before they save and stop.
     """
 
     heartbeat: float = 0.5

@@ -479,7 +479,10 @@ class Supervisor:
         """Let a worker in that says who it is and knows the token; cut everybody else off."""
         try:
             heard = line.receive()
-        except (ProtocolError, EOFError, OSError) as problem:
+        except EOFError:  # it only wanted to know whether somebody is there
+            self._hang_up(line)
+            return
+        except (ProtocolError, OSError) as problem:
             self._refuse(line, problem)
             return
         if not heard:  # not all of the first line is there yet
@@ -512,6 +515,9 @@ class Supervisor:
 
     def _refuse(self, line: Connection, problem: Exception) -> None:
         print(f"geminid: {self.spec.name}: a connection was refused: {problem}", file=sys.stderr)
+        self._hang_up(line)
+
+    def _hang_up(self, line: Connection) -> None:
         del self._strangers[line]
         self._selector.unregister(line)
         line.close()
@@ -631,9 +637,7 @@ class Supervisor:
         now, patience = monotonic(), self.spec.patience
         for line, since in list(self._strangers.items()):
             if now - since > patience.hang:
-                del self._strangers[line]
-                self._selector.unregister(line)
-                line.close()
+                self._hang_up(line)
         for worker, known in self._workers.items():
             if known.kill_at_s is not None and now > known.kill_at_s:
                 self._end(worker, "did not stop in time")
@@ -662,7 +666,7 @@ class Supervisor:
         return Seen(
             worker=worker,
             standing=self._group.standing(worker),
-            silent_s=silent_s if known.phase != "starting" else None,
+            silent_s=silent_s,
             phase=known.phase,
             phase_s=known.phase_s + silent_s,
             usual_s=known.usual_s,

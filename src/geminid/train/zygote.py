@@ -30,6 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from geminid.train.agent import mind_until_init
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
 
 #: Of prctl(2): the signal that a process gets when its parent ends.
@@ -194,6 +195,7 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
         sys.argv = start["command"][1:]
         sys.path[:0] = [str(Path(script).absolute().parent), *own]
         random.seed()
+        mind_until_init()
         _use_threads(os.environ.get("OMP_NUM_THREADS", ""))
         code = _run(script)
     except BaseException:

@@ -28,6 +28,7 @@ parser.add_argument("--every", type=float, default=60.0)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--stream", action="store_true", help="an iterable dataset, with a collate function of its own")
 parser.add_argument("--hang", choices=("before", "after"), help="of the second worker, once, before or after its step")
+parser.add_argument("--stuck", action="store_true", help="have one process hang before it begins, once")
 parser.add_argument("--evaluate", type=float, default=0.0, help="seconds that the leader takes after each epoch")
 parser.add_argument("--conclude", type=float, default=0.0, help="seconds that the leader takes at the end")
 parser.add_argument("--die", action="store_true", help="have the leader die at the end, once")
@@ -59,6 +60,8 @@ def hang_once():
 
 
 torch.set_num_threads(1)
+if args.stuck and os.environ["GEMINID_WORKER"] == "w2" and first_time("stuck"):
+    time.sleep(3600.0)
 run = geminid.init(seed=3, checkpoint_every_s=args.every)
 model = torch.nn.Embedding(args.samples, 1)
 torch.nn.init.zeros_(model.weight)
