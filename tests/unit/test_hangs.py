@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from geminid.train.group import Standing
-from geminid.train.hangs import Seen, deadlocked, hung, late
+from geminid.train.hangs import Seen, busy, deadlocked, hung, late
 from geminid.train.jobspec import Patience
 
 PATIENCE = Patience(hang=10.0, step=20.0, stall=900.0, form=60.0, grace=30.0)
@@ -76,10 +76,13 @@ def test_nobody_is_late_who_is_with_the_script_or_waits_for_one_who_is():
     newcomer = replace(BUSY, worker="w3", phase="forming", joined=False, usual_s=None)
     leader = replace(BUSY, phase="between", leads=True, joined=False)
     peer = replace(WAITING, joined=False)
-    assert late([newcomer, leader, peer], 100.0, PATIENCE) == []
+    assert late([newcomer, leader, peer], 100.0, 0.0, PATIENCE) == []
     leaver = replace(leader, standing=Standing.LEAVING)
-    assert late([newcomer, leaver, peer], 100.0, PATIENCE) == []
-    assert [one.worker for one in late([newcomer, peer], 100.0, PATIENCE)] == ["w1"]
-    assert [one.worker for one in late([newcomer, replace(leader, phase_s=901.0)], 100.0, PATIENCE)] == ["w2"]
-    assert late([newcomer, peer], 59.0, PATIENCE) == []
-    assert late([leader, peer], 100.0, PATIENCE) == []  # nobody waits for them
+    assert late([newcomer, leaver, peer], 100.0, 0.0, PATIENCE) == []
+    assert late([newcomer, peer], 100.0, 59.0, PATIENCE) == []  # the leader has only just come back
+    assert [one.worker for one in late([newcomer, peer], 100.0, 61.0, PATIENCE)] == ["w1"]
+    assert [one.worker for one in late([newcomer, replace(leader, phase_s=901.0)], 100.0, 61.0, PATIENCE)] == ["w2"]
+    assert late([newcomer, peer], 59.0, 59.0, PATIENCE) == []
+    assert late([leader, peer], 100.0, 61.0, PATIENCE) == []  # nobody waits for them
+    assert busy([newcomer, leaver], PATIENCE)
+    assert not busy([newcomer, peer], PATIENCE)

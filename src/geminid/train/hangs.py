@@ -86,21 +86,26 @@ def deadlocked(workers: Sequence[Seen], patience: Patience) -> bool:
     return all(_waits(seen) > limit for seen in members)
 
 
-def late(workers: Sequence[Seen], forming_s: float, patience: Patience) -> list[Hung]:
+def late(workers: Sequence[Seen], forming_s: float, free_s: float, patience: Patience) -> list[Hung]:
     """Who does not come although others wait for them to form a group, for so long.
 
-    Whoever is with the script has not come to a boundary yet, and whoever synchronises may be waiting for such a one.
+    Whoever is with the script has not come to a boundary yet, and whoever synchronises may be waiting for such a one:
+    nobody has been with the script for ``free_s``.
     """
     missing = [seen for seen in workers if seen.standing is Standing.MEMBER and not seen.joined]
     if forming_s <= patience.form or not any(seen.phase == "forming" for seen in missing):
         return []
-    busy = [seen for seen in workers if seen.in_a_group and excused(seen, patience)]
-    coming = ("forming", "synchronising") if busy else ("forming",)
+    coming = ("forming", "synchronising") if free_s <= patience.form else ("forming",)
     return [
         Hung(seen.worker, "hung: it did not join its peers")
         for seen in missing
-        if seen.phase not in coming and seen not in busy
+        if seen.phase not in coming and not excused(seen, patience)
     ]
+
+
+def busy(workers: Sequence[Seen], patience: Patience) -> bool:
+    """Whether somebody in a group is with the script."""
+    return any(seen.in_a_group and excused(seen, patience) for seen in workers)
 
 
 def excused(seen: Seen, patience: Patience) -> bool:

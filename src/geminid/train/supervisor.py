@@ -109,7 +109,7 @@ class Supervisor:
         self._strangers: dict[Connection, float] = {}
         self._joined: dict[str, messages.Joined] = {}
         self._first_steps: dict[str, float] = {}
-        self._forming_since_s = 0.0
+        self._forming_since_s = self._busy_at_s = 0.0
         self._finished_generation: int | None = None
         self._leader_finished, self._finish_by_s = False, math.inf
         self._last_form: messages.Form | None = None
@@ -645,11 +645,12 @@ class Supervisor:
                 self._end(worker, "did not finish when its peers had")
         seen = [self._seen(worker, known, now) for worker, known in self._workers.items()]
         found = hangs.hung(seen, patience)
+        self._busy_at_s = now if hangs.busy(seen, patience) else self._busy_at_s
         if self._stop_by_s is not None and (self._phase is JobPhase.RUNNING or now > self._stop_by_s):
             self._stop(True)
         if not self._phase.over and self._phase is not JobPhase.STOPPING:
             if self._group.members and not self._group.formed:
-                found += hangs.late(seen, now - self._forming_since_s, patience)
+                found += hangs.late(seen, now - self._forming_since_s, now - self._busy_at_s, patience)
             if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
                 found += self._unaware(seen)
             if self._group.members and hangs.deadlocked(seen, patience):
