@@ -138,10 +138,27 @@ def _waiting(job: JobView, view: ClusterView, quotas: Sequence[Quota]) -> tuple[
         return f"{free} slots are free, and the next decision will consider it", numbers, ["wait for a moment"]
     suggestions = ["raise its priority (geminid set --priority)"]
     if holders:
-        suggestions.insert(0, f"it starts when any of {', '.join(other.id for other in holders[:5])} ends or shrinks")
+        suggestions.insert(0, _what_must_end(need - free, holders))
     if need > 1 and free:
         suggestions.append(f"with min_slots {free} it could start now")
     return f"all but {free} of {usable} slots are held by {_count(len(holders), 'other job')}", numbers, suggestions
+
+
+def _what_must_end(missing: int, holders: Sequence[JobView]) -> str:
+    """Who can give a waiting job the slots that it lacks: elastic jobs may shrink, all others have to end."""
+    fixed = [other for other in holders if other.facts.max_slots == other.facts.min_slots]
+    elastic = [other for other in holders if other.facts.max_slots > other.facts.min_slots]
+    told = f"it can start when at least {_count(missing, 'more slot')} {'is' if missing == 1 else 'are'} free"
+    if elastic:
+        told += f"; {_names(elastic)} may shrink or end"
+    if fixed:
+        told += f"; {_names(fixed)} {'has' if len(fixed) == 1 else 'have'} a fixed size and can only end"
+    return told
+
+
+def _names(jobs: Sequence[JobView]) -> str:
+    named = ", ".join(f"{job.id} ({_count(job.slots, 'slot')})" for job in jobs[:5])
+    return named if len(jobs) <= 5 else f"{named} and {len(jobs) - 5} more"
 
 
 def _raise(quota: Quota, slots: int) -> str:
