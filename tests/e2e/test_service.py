@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -12,7 +14,7 @@ import urllib.request
 import pytest
 from live import Live
 
-from geminid.serve.client import Client, Trouble
+from geminid.serve.client import Client, Trouble, address
 
 pytest.importorskip("torch")
 
@@ -52,6 +54,19 @@ def test_the_mistakes_have_one_sentence_and_an_exit_code_each(live, tmp_path):
     assert nobody.returncode == 3
     assert nobody.stderr.startswith("error: no service is running on")
     assert live.run("show", "j999").returncode == 5
+    for nothing in ("", "j1/explain", ".."):
+        unnamed = live.run("show", nothing)
+        assert unnamed.returncode == 2
+        assert "is no name" in unnamed.stderr
+    job = live.submit("sleep", "1000")
+    several = live.run("cancel", "j998", job, "j999")
+    assert several.returncode == 5
+    assert "j998" in several.stderr
+    assert "j999" in several.stderr
+    assert several.stdout.startswith(f"{job} is ")
+    both = live.run("wait", "j999", job)
+    assert both.returncode == 5
+    assert f"{job} cancelled" in both.stdout
     live.env = {**live.env, "GEMINID_HOME": str(tmp_path / ("x" * 100))}
     long = live.run("up", "--slots", 1)
     live.env = before
@@ -142,6 +157,13 @@ def test_hostile_requests_are_refused(live):
     with pytest.raises(Trouble) as refused:
         live.client.post("jobs", {"name": "x", "command": ["true"] * 600_000})
     assert "at most" in str(refused.value)
+    for name in ("a\x1b[2J", "x" * 300, "-"):
+        with pytest.raises(Trouble) as refused:
+            live.client.put(address("quotas", "owner", name), slots=1)
+        assert refused.value.code == 2
+    assert answer(f"{live.client.url}/api/v1/status", {"Host": "["})[0] == 403
+    assert answer(f"{live.client.url}/api/v1/a%1b%5b2Jb", {})[0] == 401
+    assert "\x1b" not in "".join(record.get("text", "") for record in live.client.get("events"))
     key = {"Idempotency-Key": "once"}
     body = {"name": "x", "command": ["true"]}
     assert live.client.post("jobs", body, headers=key)["id"] == live.client.post("jobs", body, headers=key)["id"]
@@ -167,6 +189,33 @@ def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):
     done = live.over(job)
     assert (done["phase"], done["priority"]) == ("succeeded", 5)
     assert live.exactly_once("p", 200, 30)
+
+
+def test_whoever_follows_or_waits_is_told_in_one_sentence_that_the_service_is_gone():
+    with Live(2) as live:
+        job = live.submit("sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+        live.until(job, lambda job: job["phase"] == "running")
+        words = [[sys.executable, "-m", "geminid", *command] for command in (("logs", "-f", job), ("wait", job))]
+        with (
+            subprocess.Popen(words[0], env=live.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as logs,
+            subprocess.Popen(words[1], env=live.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as wait,
+        ):
+            assert logs.stdout is not None
+            assert logs.stdout.readline() == "ready\n"
+            time.sleep(1.0)
+            live.kill()
+            for process in (logs, wait):
+                _, told = process.communicate(timeout=60)
+                assert process.returncode == 3
+                assert told.startswith("error: ")
+                assert len(told.splitlines()) == 1
+        live.up()  # the command was left alone, and has not succeeded by ending well when it is told to
+        assert live.run("pause", job).returncode == 0
+        live.until(job, lambda job: job["phase"] == "paused")
+        live.run("resume", job)
+        live.until(job, lambda job: job["phase"] == "running")
+        live.run("cancel", job)
+        assert live.over(job)["phase"] == "cancelled"
 
 
 def test_jobs_outlive_the_service_and_nothing_runs_twice():

@@ -12,7 +12,7 @@ from rich.markup import escape
 from geminid.cli.output import error_console
 
 if TYPE_CHECKING:
-    from geminid.serve.client import Client
+    from geminid.serve.client import Client, Trouble
 
 
 def client() -> Client:
@@ -30,9 +30,21 @@ def reporting_trouble() -> Iterator[None]:
     try:
         yield
     except Trouble as trouble:
-        for sentence in trouble.sentences:
-            error_console.print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
+        tell(trouble)
         raise typer.Exit(trouble.code) from None
+
+
+def tell(trouble: Trouble) -> None:
+    """Say what went wrong."""
+    for sentence in trouble.sentences:
+        error_console.print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
+
+
+def of(*parts: str) -> str:
+    """Where the service has something, by the names that were typed."""
+    from geminid.serve.client import address
+
+    return address(*parts)
 
 
 def give_up(sentence: str, code: int = 1) -> NoReturn:

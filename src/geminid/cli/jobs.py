@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from geminid.cli.client import client, give_up, reporting_trouble
+from geminid.cli.client import client, give_up, of, reporting_trouble, tell
 from geminid.cli.output import console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
 from geminid.units import humanize_duration
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7.")]
+
+#: A service that has answered before may be away for so long before ``wait`` gives up.
+AWAY_S = 5.0
 
 #: How phases look in tables.
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "pending": "yellow"}
@@ -133,7 +138,7 @@ def interval(times: list[float] | None, *, guessed: bool, now_s: float | None = 
 def show(job: JobArgument, json: JsonOption = False) -> None:
     """Show one job: everything that is known of it, and its story."""
     with reporting_trouble():
-        told = client().get(f"jobs/{job}")
+        told = client().get(of("jobs", job))
     if json:
         print_json(told)
         return
@@ -180,16 +185,20 @@ def logs(
     worker: Annotated[str | None, typer.Option(help="Only this worker's, such as w2.")] = None,
 ) -> None:
     """Print what a job printed."""
+    from geminid.serve.client import NO_SERVICE
+
     with reporting_trouble():
-        for piece in client().stream(f"jobs/{job}/logs", follow=follow, tail_bytes=tail, worker=worker):
+        for piece in client().stream(of("jobs", job, "logs"), follow=follow, tail_bytes=tail, worker=worker):
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
+        if follow and client().get(of("jobs", job))["finished_at_s"] is None:
+            give_up(f"the service is ending, and job {job} is not over", NO_SERVICE)
 
 
 def explain(job: JobArgument, json: JsonOption = False) -> None:
     """Say why a job waits or has the size it has, with numbers, and what would change it."""
     with reporting_trouble():
-        told = client().get(f"jobs/{job}/explain")
+        told = client().get(of("jobs", job, "explain"))
     if json:
         print_json(told)
         return
@@ -232,20 +241,30 @@ def wait(
     json: JsonOption = False,
 ) -> None:
     """Wait until jobs are over; ends with 0 if all succeeded, 1 if one did not, 124 if it took too long."""
-    from geminid.serve.client import TIMED_OUT
+    from geminid.serve.client import NO_SERVICE, TIMED_OUT, Trouble
 
     deadline = None if timeout is None else time.monotonic() + timeout
-    told: list[dict[str, Any]] = []
-    with reporting_trouble():
-        for job in jobs:
-            while True:
-                left_s = 25.0 if deadline is None else min(25.0, max(deadline - time.monotonic(), 0.0))
-                state = client().get(f"jobs/{job}", wait_s=left_s)
-                if state["finished_at_s"] is not None:
-                    told.append(state)
-                    break
-                if deadline is not None and time.monotonic() >= deadline:
-                    give_up(f"job {job} is still {state['phase']} after {timeout:g} s", TIMED_OUT)
+    gives_up_s = 0.0  # at once, if there never was a service
+
+    def over(job: str) -> dict[str, Any]:
+        nonlocal gives_up_s
+        while True:
+            left_s = 25.0 if deadline is None else min(25.0, max(deadline - time.monotonic(), 0.0))
+            try:
+                state: dict[str, Any] = client().get(of("jobs", job), wait_s=left_s)
+            except Trouble as trouble:
+                gives_up_s = min(gives_up_s, time.monotonic() + AWAY_S)
+                if trouble.code != NO_SERVICE or time.monotonic() >= gives_up_s:
+                    raise
+                time.sleep(0.2)
+                continue
+            gives_up_s = math.inf
+            if state["finished_at_s"] is not None:
+                return state
+            if deadline is not None and time.monotonic() >= deadline:
+                raise Trouble(TIMED_OUT, f"job {job} is still {state['phase']} after {timeout:g} s")
+
+    told, code = _each(jobs, over)
     if json:
         print_json(told)
     for state in told:
@@ -253,7 +272,9 @@ def wait(
             why = f": {state['reason']}" if state["reason"] else ""
             console.print(f"{state['id']} {state['phase']} after {state['jct_s']:.1f} s{escape(why)}", soft_wrap=True)
     if any(state["phase"] != "succeeded" for state in told):
-        raise typer.Exit(1)
+        code = max(code, 1)
+    if code:
+        raise typer.Exit(code)
 
 
 def cancel(jobs: Annotated[list[str], typer.Argument(metavar="JOB …")], json: JsonOption = False) -> None:
@@ -281,18 +302,34 @@ def set_job(
     """Change a job's priority or size while it waits or runs."""
     changes = {"priority": priority, "min_slots": min_slots, "max_slots": max_slots}
     with reporting_trouble():
-        told = client().patch(f"jobs/{job}", {name: value for name, value in changes.items() if value is not None})
+        told = client().patch(of("jobs", job), {name: value for name, value in changes.items() if value is not None})
     print_json(told) if json else console.print(f"changed {told['id']}")
 
 
 def _act(jobs: list[str], action: str, json: bool) -> None:
-    with reporting_trouble():
-        told = [client().post(f"jobs/{job}/{action}") for job in jobs]
+    told, code = _each(jobs, lambda job: client().post(of("jobs", job, action)))
     if json:
         print_json(told)
-        return
-    for job in told:
+    for job in () if json else told:
         console.print(f"{job['id']} is {job['phase']}")
+    if code:
+        raise typer.Exit(code)
+
+
+def _each(jobs: list[str], do: Callable[[str], dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
+    """Do something with every job, whatever becomes of the others: what came of it, and the worst exit code."""
+    from geminid.serve.client import NO_SERVICE, Trouble
+
+    done, code = [], 0
+    for job in jobs:
+        try:
+            done.append(do(job))
+        except Trouble as trouble:
+            tell(trouble)
+            code = max(code, trouble.code)
+            if trouble.code == NO_SERVICE:  # there is nobody to ask about the others
+                break
+    return done, code
 
 
 def _is_file(words: list[str]) -> bool:

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import client, reporting_trouble
+from geminid.cli.client import of as at
 from geminid.cli.output import console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
 
@@ -44,7 +45,7 @@ def drain(
 ) -> None:
     """Take a node out of service: jobs save and move off it."""
     with reporting_trouble():
-        client().post(f"nodes/{node}/{'undrain' if undo else 'drain'}")
+        client().post(at("nodes", node, "undrain" if undo else "drain"))
         _tell_node(node, f"{node} {'takes work again' if undo else 'takes no more work'}", json)
 
 
@@ -58,7 +59,7 @@ def cordon(
     if not node or not number.isdigit():
         raise InvalidInput([Problem("slot", slot, "must have the form NODE/SLOT, as in local/0")])
     with reporting_trouble():
-        client().post(f"slots/{node}/{number}/{'uncordon' if undo else 'cordon'}")
+        client().post(at("slots", node, number, "uncordon" if undo else "cordon"))
         _tell_node(node, f"{slot} {'takes work again' if undo else 'takes no more work'}", json)
 
 
@@ -83,8 +84,8 @@ def quota(
     if slots is not None and slots != "none" and not slots.isdigit():
         raise InvalidInput([Problem("slots", slots, "must be a whole number, or none")])
     with reporting_trouble():
-        if of is not None:
-            told = client().put(f"quotas/{of}/{name}", slots=None if slots == "none" else slots)
+        if of is not None and name is not None:
+            told = client().put(at("quotas", of, name), slots=None if slots == "none" else slots)
         else:
             told = client().get("quotas")
     if json:
@@ -125,6 +126,8 @@ def events(
     """Print the service's log of records."""
     import json as encoder
 
+    from geminid.serve.state import printable
+
     while True:
         with reporting_trouble():
             told = client().get("events", job=job, after=after, limit=limit)
@@ -138,7 +141,9 @@ def events(
                 continue
             at = time.strftime("%H:%M:%S", time.localtime(entry["at_s"]))
             rest = {key: value for key, value in entry.items() if key not in ("seq", "at_s", "kind", "spec")}
-            fields = " ".join(f"{key}={value}" for key, value in rest.items() if value not in (None, "", {}))
+            fields = " ".join(
+                f"{key}={printable(str(value))}" for key, value in rest.items() if value not in (None, "", {})
+            )
             console.print(f"[dim]{entry['seq']:>6}[/] {at} [bold]{entry['kind']}[/] {escape(fields)}", soft_wrap=True)
         if not follow:
             return

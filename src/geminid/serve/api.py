@@ -31,7 +31,7 @@ from geminid.serve.auth import Identity, Tokens
 from geminid.serve.forecast import Forecast, Forecaster, waiting_order
 from geminid.serve.logfiles import LogReader, Tails
 from geminid.serve.service import Published, Refused, Service
-from geminid.serve.state import LiveJob, job_to_dict
+from geminid.serve.state import LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
 
 PREFIX = "/api/v1"
@@ -65,12 +65,16 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         if len(noted) < NOTED_PER_MINUTE:
             noted.append(now)
             client = request.client.host if request.client is not None else "?"
-            service.note("audit", f"{status} for {who} at {client}: {request.method} {request.url.path[:200]}")
+            path = printable(request.url.path)[:200]
+            service.note("audit", f"{status} for {who} at {client}: {request.method} {path}")
         return _told(status, sentence)
 
     @app.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        try:
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname
+        except ValueError:  # half an address in brackets
+            host = None
         if host not in OWN_NAMES:
             return refuse(request, 403, f"requests must be to this machine, not to {str(host)[:100]!r}")
         origin = request.headers.get("origin")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import urllib.error
@@ -81,7 +83,7 @@ class Client:
 
     def stream(self, path: str, **query: object) -> Iterator[bytes]:
         """Read something as it comes."""
-        with self._open("GET", path, query, None, None, timeout_s=3600.0) as answer:
+        with self._broken(3600.0), self._open("GET", path, query, None, None, timeout_s=3600.0) as answer:
             while piece := answer.read1(1 << 16):
                 yield piece
 
@@ -93,7 +95,7 @@ class Client:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        with self._open(method, path, query, body, headers, timeout_s=60.0) as answer:
+        with self._broken(60.0), self._open(method, path, query, body, headers, timeout_s=60.0) as answer:
             return json.loads(answer.read() or b"null")
 
     def _open(
@@ -111,7 +113,9 @@ class Client:
             for name, value in query.items()
             if value is not None
         }
-        url = f"{self.url}/api/v1/{urllib.parse.quote(path)}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
+        url = f"{self.url}/api/v1/{urllib.parse.quote(path, safe='/%')}" + (
+            f"?{urllib.parse.urlencode(given)}" if given else ""
+        )
         data = None if body is None else json.dumps(body).encode()
         if data is not None and len(data) > MAX_TEXT_LENGTH:
             raise Trouble(BAD_INPUT, f"a request has at most {MAX_TEXT_LENGTH:,} bytes, and this one {len(data):,}")
@@ -124,16 +128,36 @@ class Client:
             return _opener.open(request, timeout=timeout_s)
         except urllib.error.HTTPError as problem:
             raise _told(problem) from None
-        except (urllib.error.URLError, OSError) as problem:
-            if isinstance(getattr(problem, "reason", problem), TimeoutError):
+
+    @contextlib.contextmanager
+    def _broken(self, timeout_s: float) -> Iterator[None]:
+        """A connection that cannot be made within, or breaks at any time, means that there is no service."""
+        try:
+            yield
+        except (urllib.error.URLError, OSError, http.client.HTTPException, json.JSONDecodeError) as problem:
+            reason = getattr(problem, "reason", problem)
+            if isinstance(reason, TimeoutError):
                 raise Trouble(NO_SERVICE, f"the service at {self.url} did not answer within {timeout_s:g} s") from None
-            if isinstance(getattr(problem, "reason", problem), ConnectionRefusedError):
+            if isinstance(reason, ConnectionRefusedError):
                 raise no_service(home()) from None
-            raise Trouble(FAILED, f"the connection to the service at {self.url} broke: {problem}") from None
+            told = f"the connection to the service at {self.url} broke: {reason}"
+            raise Trouble(NO_SERVICE, told) from None
 
 
 #: Without proxies: the service is on this machine.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def address(*parts: str) -> str:
+    """The path of something, from names that may have been typed.
+
+    Raises:
+        Trouble: a name can be none.
+    """
+    for part in parts:
+        if part in ("", ".", "..") or "/" in part:
+            raise Trouble(BAD_INPUT, f"{part[:100]!r} is no name: one is not empty and has no slash")
+    return "/".join(urllib.parse.quote(part, safe="") for part in parts)
 
 
 def no_service(folder: Path) -> Trouble:
@@ -142,7 +166,7 @@ def no_service(folder: Path) -> Trouble:
 
 
 def _told(problem: urllib.error.HTTPError) -> Trouble:
-    codes = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 413: BAD_INPUT, 422: BAD_INPUT}
+    codes = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 413: BAD_INPUT, 422: BAD_INPUT, 503: NO_SERVICE}
     try:
         with problem:
             document = json.loads(problem.read())

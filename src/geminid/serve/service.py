@@ -23,7 +23,7 @@ from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
 from geminid.executionplan import DATA_PARALLEL
-from geminid.fields import InvalidInput, Problem
+from geminid.fields import InvalidInput, Problem, check_name
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Policy
@@ -252,7 +252,9 @@ class Service:
     def set_quota(self, of: str, name: str, slots: int | None, by: str) -> Future[None]:
         """Limit the slots of a queue's or an owner's jobs together; None lifts the limit."""
         if of not in ("queue", "owner"):
-            raise Refused(422, f"a quota is of a queue or of an owner, not of {of!r}")
+            raise Refused(422, f"a quota is of a queue or of an owner, not of {of[:100]!r}")
+        if slots is not None and (problems := check_name(of, name)):
+            raise InvalidInput(problems)
         return self._ask(lambda state: [r.QuotaSet(of=of, name=name, slots=slots, by=by)], lambda state: None)
 
     def note(self, level: str, text: str) -> None:

@@ -391,7 +391,7 @@ class ServiceState:
                 saved = max(job.saved_samples, min(record.samples, job.samples))
                 return replace(job, state=state.advance(at_s=at_s, durable_samples=durable), saved_samples=saved)
             case r.WorkerLost() if state.phase.holds_slots:
-                return job.told(at_s, f"worker {record.worker} on {record.slot} ended: {record.reason}")
+                return job.told(at_s, f"worker {record.worker} on {record.slot} ended: {printable(record.reason)}")
             case r.JobStopping() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
                 reason = printable(record.reason)
                 state = state.move(JobPhase.STOPPING, at_s=at_s, reason=reason)
