@@ -344,6 +344,18 @@ def test_layers_that_are_unfrozen_later_are_trained_together_by_newcomers_too(tm
     assert all(other["weights"] == first["weights"] for other in others)
 
 
+def test_what_only_the_leader_keeps_stays_when_it_leaves(tmp_path, launcher):
+    """Its running statistics as well: they are those of its own part of the batches."""
+    with Job(tmp_path, "together.py", "--epochs", 10, "--until-size", 3, launcher=launcher) as job:
+        for slots in ("ab", "bc", "bcd"):
+            job.resized(slots)
+        assert job.ended() == "finished"
+    first, *others = results(tmp_path, 3)
+    assert first["counted"] == {"steps": first["step"], "epochs": list(range(10))}
+    assert all(other["counted"] == first["counted"] for other in others)
+    assert all(other["statistics"] == first["statistics"] for other in others)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -85,6 +85,7 @@ class Membership:
                 proposal = propose(form.plan) if place.rank == 0 else None
                 if place.size > 1:
                     proposal = peers.tell_all(proposal, place.rank)
+                    self.share_what_the_leader_has()
                 assert proposal is not None
                 return Entry(proposal, received, restored)
             except Superseded:
@@ -94,6 +95,14 @@ class Membership:
                 if agent.form is None:
                     agent.send(messages.Lost(generation=form.generation, reason=str(problem)))
                 form = self.await_form()
+
+    def share_what_the_leader_has(self) -> None:
+        """Have the leader's running statistics, and what its script keeps: workers may have their own of both."""
+        place, state = self._place, self._state
+        kept = peers.tell_all(state.plain_user_state() if place.rank == 0 else None, place.rank)
+        if place.rank > 0:
+            state.take_user_state(kept)
+        peers.share_tensors(state.model.buffers())
 
     def _share_state(self) -> tuple[int, bool]:
         """Give the state to whoever has none, or an older one; bytes received, and whether a checkpoint was used.

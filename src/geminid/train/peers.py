@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic, sleep
@@ -365,10 +365,20 @@ def wait_for_all() -> None:
         dist.all_reduce(torch.zeros(1))
 
 
-def broadcast(tensor: Tensor) -> None:
-    """The first member's tensor becomes everybody's."""
-    with watchful():
-        dist.broadcast(tensor, src=0)
+def share_tensors(tensors: Iterable[Tensor]) -> None:
+    """The first member's tensors become everybody's; those of a kind go together."""
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
+    for some in kinds.values():
+        flat = torch.cat([tensor.reshape(-1) for tensor in some])
+        with watchful():
+            dist.broadcast(flat, src=0)
+        begin = 0
+        for tensor in some:
+            tensor.copy_(flat[begin : begin + tensor.numel()].view_as(tensor))
+            begin += tensor.numel()
 
 
 def this_host() -> int:

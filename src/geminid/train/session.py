@@ -214,7 +214,7 @@ class Session:
         if self.place.size > 1 and self._lost is None:
             self._compare()
         if self.place.size > 1 and self._lost is None:
-            self._share_buffers()
+            self._share_what_the_leader_has()
 
     def _compare(self) -> None:
         """At the end of an epoch, make sure that all are there."""
@@ -445,13 +445,12 @@ class Session:
         rng.restore(own)
         self._fed = None
 
-    def _share_buffers(self) -> None:
-        """At the end of an epoch the first worker's buffers (running statistics) become everybody's."""
+    def _share_what_the_leader_has(self) -> None:
+        """At the end of an epoch, and before a group is left, as when it is joined."""
+        assert self._membership is not None
         self._enter("synchronising")
         try:
-            for buffer in self.state.model.buffers():
-                if buffer.numel():
-                    peers.broadcast(buffer)
+            self._membership.share_what_the_leader_has()
         except PeersLost as problem:
             self._lost = str(problem)
         self._enter("between")
@@ -504,6 +503,8 @@ class Session:
         if told.have_form == self.place.size and self.agent is not None:
             form = self.agent.form
             if form is not None:
+                if self.place.size > 1:  # the leader may be about to leave
+                    self._share_what_the_leader_has()
                 self._join(form)
                 return
         if told.plan is not None and told.plan != self._plan:

@@ -12,6 +12,7 @@ from geminid.goodput.noise import NoiseEstimate
 from geminid.train import rng
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import ScheduleSteps
+from geminid.train.tree import put_together, take_apart
 from geminid.train.tuner import Tuner
 
 
@@ -96,6 +97,17 @@ class TrainingState:
             if name in self.user:
                 _restore(self.user[name], value)
         self.present = True
+
+    def plain_user_state(self) -> dict[str, Any]:
+        """What the script keeps, as JSON, as far as there are no tensors in it."""
+        apart = {name: take_apart(_state_of(value), name) for name, value in self.user.items()}
+        return {name: document for name, (document, tensors) in apart.items() if not tensors}
+
+    def take_user_state(self, documents: dict[str, Any]) -> None:
+        """Keep what the leader keeps."""
+        for name, document in documents.items():
+            if name in self.user:
+                _restore(self.user[name], put_together(document, {}))
 
     @property
     def _parameters(self) -> list[nn.Parameter]:

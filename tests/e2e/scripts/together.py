@@ -30,25 +30,35 @@ before = model[0].weight.tolist()
 x = torch.randn(64, 3)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
 schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+counted = run.state("counted", {"steps": 0, "epochs": []})
+statistics, size = [], 0
 model, optimizer, loader = run.prepare(model, optimizer, loader, lr_scheduler=schedule)
 for epoch in run.epochs(args.epochs):
     if epoch == args.thaw and not args.within:
         model[0].requires_grad_(True)
     for step, (inputs, wanted) in enumerate(loader):
+        if run.size != size:
+            size, statistics = run.size, model[1].running_mean.tolist()
         if epoch == args.thaw and args.within and step == 1:
             model[0].requires_grad_(True)
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), wanted).backward()
         optimizer.step()
+        counted["steps"] += run.is_leader
         time.sleep(0.02)
         if epoch > args.thaw and run.size < args.until_size:
             time.sleep(0.2)
         if run.rank == args.leave and step == 1:
             break
+    if run.is_leader:
+        counted["epochs"].append(epoch)
     if run.is_leader or not args.plateau:
         schedule.step(1.0)
 result = {
     "weights": [parameter.tolist() for parameter in model.parameters()],
+    "step": run.step,
+    "counted": counted,
+    "statistics": statistics,
     "thawed": model[0].weight.tolist() != before,
 }
 args.out.with_name(f"out-{run.rank}").write_text(json.dumps(result))
