@@ -356,11 +356,29 @@ def test_what_only_the_leader_keeps_stays_when_it_leaves(tmp_path, launcher):
     assert all(other["statistics"] == first["statistics"] for other in others)
 
 
+def test_workers_agree_on_what_the_leader_decides(tmp_path, launcher):
+    with Job(tmp_path, "together.py", "--stop", 2, launcher=launcher) as job:
+        job.resized("abc")
+        assert job.ended() == "finished"
+    assert [result["epoch"] for result in results(tmp_path, 3)] == [2, 2, 2]
+
+
+def test_workers_agree_after_the_leader_has_died(tmp_path, launcher):
+    with Job(tmp_path, "together.py", "--stop", 0, "--die", launcher=launcher) as job:
+        job.resize(["a", "b"])
+        assert job.ended() == "finished"
+    assert (tmp_path / "died").exists()
+    first, second = results(tmp_path, 2)
+    assert first == second  # who was left had not been the leader, and so had not wanted to stop
+    assert first["epoch"] == 3
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
         (("--plateau",), "learning rates differ between workers: call the schedule on all workers"),
         (("--leave", 0), "the loop over batches was left on some workers only"),
+        (("--agree-alone",), "or run.agree() called on some only"),
         (("--leave", 1), "the loop over batches was left on some workers only"),
     ],
 )

@@ -709,9 +709,13 @@ def test_misuse_is_told_in_one_sentence():
         optimizer.add_param_group({"params": []})
     with pytest.raises(RuntimeError, match=r"run.prepare\(\) has not been called"):
         list(geminid.init().epochs(1))
+    with pytest.raises(RuntimeError, match=r"run\.agree\(\) must be called inside of"):
+        run.agree(1)
     for _ in run.epochs(1):
         for _ in loader:
-            pass
+            with pytest.raises(RuntimeError, match="after its loop over batches"):
+                run.agree(1)
+        assert run.agree({"stop": (1, 2)}) == {"stop": [1, 2]}
         with pytest.raises(RuntimeError, match="use it once in an epoch"):
             next(iter(loader))
     with pytest.raises(RuntimeError, match="a run has one loop over epochs"):

@@ -182,8 +182,8 @@ class Agreement:
         size = self._place.size
         if round(values[PLACE]) != codes.place * size:
             raise RuntimeError(
-                "workers are at different places in the data: the loop over batches was left on some workers only "
-                "(break out of it on all of them or on none), or they have different data"
+                "workers are at different places: the loop over batches was left on some workers only, or run.agree() "
+                "called on some only (do both on all of them or on none), or they have different data"
             )
         if round(values[ORDER]) != codes.order * size:
             raise RuntimeError(

@@ -104,6 +104,10 @@ class Gradients:
         self._trigger = None
         self._hook_all()
 
+    def _keep_up(self) -> None:
+        if self._trained != [parameter.requires_grad for parameter in self._all]:
+            self._look_again()
+
     def _look_again(self) -> None:
         """Find out which parameters are trained."""
         self._trained = [parameter.requires_grad for parameter in self._all]
@@ -149,8 +153,8 @@ class Gradients:
 
     def begin_pass(self, *, weight: float, first: bool, last: bool, alone: bool = False) -> None:
         """The next backward belongs to this pass of a step; ``weight`` is its share of the step's samples."""
-        if first and self._trained != [parameter.requires_grad for parameter in self._all]:
-            self._look_again()
+        if first:
+            self._keep_up()
         if not self._last:  # the pass before only accumulated: its gradient is kept elsewhere
             for parameter in self.parameters:
                 parameter.grad = None
@@ -293,6 +297,7 @@ class Gradients:
 
         So whoever is in a step meanwhile, because it does not do what the others do, gets to see them.
         """
+        self._keep_up()
         if not self._buckets:
             self._make_buckets()
         numbers = self._own_extras if self._own_extras is not None else self._buckets[-1].extras

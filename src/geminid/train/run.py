@@ -271,6 +271,14 @@ class Run:
         self._user_state[name] = value
         return value
 
+    def agree(self, value: Any) -> Any:
+        """The leader's ``value`` on all workers: for decisions on what only the leader knows, such as to stop early.
+
+        Call it on all workers, after the loop over batches. The value is a number, a text, a list or dict of such:
+        whatever JSON has. The others' values are ignored, unless the leader is lost meanwhile.
+        """
+        return self._prepared().agree(value)
+
     @property
     def is_leader(self) -> bool:
         """Whether this is the first worker: the one to print, evaluate and save."""

@@ -8,6 +8,7 @@ run to its end without effect, and at the boundary the survivors form a new grou
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -164,6 +165,7 @@ class Session:
         self._owes_result = False
         self._fed: tuple[Any, ...] | None = None
         self._data_ended = self._data_begun = -1
+        self._agreements = 0
         self._begun = self._in_loop = self._report_first_step = False
         self._stopped_at_s: float | None = None
 
@@ -211,13 +213,44 @@ class Session:
         position = self.position
         position.batches += self._batches_of(position.cursor)
         position.epoch, position.cursor = epoch + 1, 0
+        self._agreements = 0
         if self.place.size > 1 and self._lost is None:
             self._compare()
         if self.place.size > 1 and self._lost is None:
             self._share_what_the_leader_has()
 
+    def agree(self, value: Any) -> Any:
+        """The leader's value, as JSON has it, for all workers; if one is lost meanwhile, those who are left repeat it.
+
+        Raises:
+            RuntimeError: it is not called between epochs, or not on all workers.
+            TypeError: JSON does not have the value.
+        """
+        if self._in_loop or not self._begun:
+            raise RuntimeError(
+                "run.agree() must be called inside of 'for epoch in run.epochs(...)' and after its loop over batches: "
+                "within that, a worker that is lost would have to agree again"
+            )
+        agreed = json.loads(json.dumps(value))
+        self._agreements += 1
+        while self.place.size > 1:
+            if self._lost is None:
+                self._compare()
+            if self._lost is None:
+                try:
+                    self._enter("synchronising")
+                    agreed = peers.tell_all(value, self.place.rank)
+                    peers.wait_for_all()
+                    break
+                except PeersLost as problem:
+                    self._lost = str(problem)
+            self._recover()
+            agreed = json.loads(json.dumps(value))
+        self._enter("between")
+        return agreed
+
     def _compare(self) -> None:
-        """At the end of an epoch, make sure that all are there."""
+        """Between epochs, make sure that all are at the same place."""
         self._gradients.exchange_numbers()
         self._lost = self._gradients.failed
         if self._lost is None:
@@ -466,7 +499,7 @@ class Session:
         rates = (group.get("lr", 0.0) for group in groups)
         known = [float(rate) for rate in rates if not (isinstance(rate, Tensor) and rate.is_cuda)]  # without waiting
         return Codes(
-            place=code_of(position.epoch, position.cursor, position.step),
+            place=code_of(position.epoch, position.cursor, position.step, self._agreements),
             order=self._source.order_code() if self._in_loop else 0,  # who has just joined may not know it yet
             rates=code_of(*known),
         )
