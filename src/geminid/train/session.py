@@ -204,6 +204,7 @@ class Session:
 
     def epoch_done(self, epoch: int) -> None:
         """The loop's body for an epoch has ended, whether or not it saw all of the data."""
+        self._agreements = 0
         if self.position.epoch != epoch:
             return
         if self._owes_result and self._share is not None:  # the loop was left in a step of this worker's own
@@ -213,7 +214,6 @@ class Session:
         position = self.position
         position.batches += self._batches_of(position.cursor)
         position.epoch, position.cursor = epoch + 1, 0
-        self._agreements = 0
         if self.place.size > 1 and self._lost is None:
             self._compare()
         if self.place.size > 1 and self._lost is None:
