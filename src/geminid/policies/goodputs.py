@@ -51,11 +51,12 @@ def configurations_of(
 
 @dataclass(frozen=True, slots=True)
 class _Completed:
-    """A completed model, and what it was made from."""
+    """A completed model, and what it was made from; ``most_slots`` is how far what it knows reaches."""
 
     source: JobModel | None
     version: int
     model: JobModel
+    most_slots: int
 
 
 @dataclass(slots=True)
@@ -88,13 +89,13 @@ class Goodputs:
         goodput = table.goodput.copy()
         least, most = np.empty(len(view.jobs)), np.empty(len(view.jobs))
         for row, job in enumerate(view.jobs):
-            facts = job.facts
-            if not self._completed[job.id].model.fits:
+            facts, completed = job.facts, self._completed[job.id]
+            if not completed.model.fits:
                 goodput[row] = [_without_model(facts, c.gpu_type) for c in configurations]
             if facts.adaptivity is Adaptivity.RIGID:
                 least[row] = most[row] = facts.requested_slots
             else:
-                known = max(int(self.growth * max(self._most_slots(job), self.profiled_slots)), facts.min_slots)
+                known = max(int(self.growth * max(completed.most_slots, self.profiled_slots)), facts.min_slots)
                 least[row], most[row] = facts.min_slots, min(known, facts.max_slots)
         goodput[(slots > most[:, None]) | (slots < least[:, None])] = 0.0
         return configurations, goodput
@@ -119,9 +120,6 @@ class Goodputs:
         self._table = self._table.refresh(models)
         return self._table
 
-    def _most_slots(self, job: JobView) -> int:
-        return job.most_slots_measured if self.memory is None else self.memory.most_slots(job)
-
     def _complete(self, job: JobView) -> JobModel:
         """The job's model with what others of its kind know, and types it has not run on in several slots.
 
@@ -142,7 +140,8 @@ class Goodputs:
                 if fitted.most_slots <= 1:
                     fits[gpu_type] = transfer(best, fitted, typical_batch=initial, method=self.transfer_method)
         completed = JobModel(fits, model.limits, model.gradient)
-        self._completed[job.id] = _Completed(job.model, version, completed)
+        most_slots = job.most_slots_measured if self.memory is None else self.memory.most_slots(job)
+        self._completed[job.id] = _Completed(job.model, version, completed, most_slots)
         return completed
 
 
