@@ -13,17 +13,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from geminid.cluster import Cluster
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
-from geminid.policies.base import Allocation, ClusterView, Decision, Policy
+from geminid.policies.base import Allocation, ClusterView, Decision
 from geminid.policies.registry import make_policy
 from geminid.serve.documents import market_document
-from geminid.serve.guard import Guard
+from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
 from geminid.serve.state import LiveJob, ServiceState
@@ -47,24 +47,15 @@ Forecast = dict[str, Any]
 
 
 @dataclass(slots=True)
-class FromHere(Policy):
+class FromHere(AroundAPolicy):
     """Another policy that takes over running jobs: at first, everybody stays where they are."""
 
     name = "from here"
     paper = "none"
     objective = "another policy's"
 
-    policy: Policy
     placed: Mapping[str, Allocation]
-    interval_s: float | None = field(init=False)
-    adapts_batch: bool = field(init=False)
-    needs_models: bool = field(init=False)
-    brings_profiles: bool = field(init=False)
     _began_s: float | None = None
-
-    def __post_init__(self) -> None:
-        self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
-        self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
 
     def decide(self, view: ClusterView) -> Decision:
         """Leave jobs where they are in the first moment; ask the policy in all later ones."""

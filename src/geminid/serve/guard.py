@@ -15,7 +15,22 @@ from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Po
 
 
 @dataclass(slots=True)
-class Guard(Policy):
+class AroundAPolicy(Policy):
+    """Stands for another policy: whoever asks sees when that one decides and what it needs."""
+
+    policy: Policy
+    interval_s: float | None = field(init=False)
+    adapts_batch: bool = field(init=False)
+    needs_models: bool = field(init=False)
+    brings_profiles: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
+        self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
+
+
+@dataclass(slots=True)
+class Guard(AroundAPolicy):
     """Another policy, with limits.
 
     ``protected`` says of a running job until when its slots are its own (a plain command would lose its work; a
@@ -26,17 +41,8 @@ class Guard(Policy):
     paper = "none"
     objective = "another policy's, within quotas and with some jobs left alone"
 
-    policy: Policy
     protected: Callable[[JobView], float] = lambda job: 0.0
     groups: Callable[[str], Mapping[str, int]] = lambda job_id: {}
-    interval_s: float | None = field(init=False)
-    adapts_batch: bool = field(init=False)
-    needs_models: bool = field(init=False)
-    brings_profiles: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
-        self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
 
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy about the jobs that may change, and keep its answer within the quotas."""
@@ -140,24 +146,15 @@ class Guard(Policy):
 
 
 @dataclass(slots=True)
-class Timed(Policy):
+class Timed(AroundAPolicy):
     """Another policy that may take only so long. One that is late is not asked again until it has answered."""
 
     name = "timed"
     paper = "none"
     objective = "another policy's, in time"
 
-    policy: Policy
     limit_s: float = 30.0
-    interval_s: float | None = field(init=False)
-    adapts_batch: bool = field(init=False)
-    needs_models: bool = field(init=False)
-    brings_profiles: bool = field(init=False)
     _late: threading.Thread | None = None
-
-    def __post_init__(self) -> None:
-        self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
-        self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
 
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy in a thread of its own, and give up on it after a while."""
