@@ -112,6 +112,13 @@ def test_bench_policies_says_what_is_wrong_with_its_options() -> None:
     assert "sizes is 'many', but must be whole numbers of at least 1" in result.stderr
 
 
+def test_bench_ray_says_what_is_wrong_with_its_shares() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
+    result = run("bench", "ray", "--shares", "2,half")
+    assert result.returncode == 2
+    assert "shares is '2,half', but must be whole numbers of at least 1" in result.stderr
+
+
 def test_bench_model_prints_tables_for_people(tmp_path: Path) -> None:
     (tmp_path / "cnn").mkdir()
     lines = ["placement,local_bsz,step_time,sync_time"]

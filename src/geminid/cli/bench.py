@@ -319,7 +319,7 @@ def policies(
     unknown = [name for name in policy or () if name not in names]
     if unknown:
         raise InvalidInput([Problem("policy", name, f"must be one of {', '.join(names)}") for name in unknown])
-    numbers = {"sizes": _whole_numbers("sizes", sizes, 1), "types": _whole_numbers("types", types, 1)}
+    numbers = {"sizes": whole_numbers("sizes", sizes, 1), "types": whole_numbers("types", types, 1)}
     with error_console.status("solving …") as status:
         rows = run(
             peers=peers if (peers / TABLE).is_file() else None,
@@ -443,7 +443,7 @@ def _consequences(peers: Path, seed: int, *, json: bool) -> None:
     console.print("Half of the kinds of jobs are references, measured beside each other in any case.")
 
 
-def _whole_numbers(name: str, text: str, smallest: int) -> list[int]:
+def whole_numbers(name: str, text: str, smallest: int) -> list[int]:
     """Numbers separated by commas, or a sentence on what is wrong with them."""
     from geminid.fields import InvalidInput, Problem
 

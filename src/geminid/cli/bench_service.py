@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from geminid.cli.bench import Json
+from geminid.cli.bench import Json, whole_numbers
 from geminid.cli.client import reporting_trouble
 from geminid.cli.output import console, error_console, print_json, print_table
 
@@ -124,7 +124,7 @@ def ray(
         give_up("this needs Ray: pip install 'geminid[ray]'")
     from geminid.serve.raybench import DidNotFinish, compare, small_jobs
 
-    sizes = [int(share) for share in shares.split(",") if share.strip().isdigit() and int(share) > 0]
+    sizes = whole_numbers("shares", shares, 1)
     try:
         with reporting_trouble(), error_console.status("starting …") as status:
             rows = compare(small_jobs(jobs), nodes=nodes, slots=slots, shares=sizes, progress=status.update)
