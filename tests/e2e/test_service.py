@@ -243,3 +243,24 @@ def test_jobs_outlive_the_service_and_nothing_runs_twice():
         assert (done["phase"], done["failures"]) == ("succeeded", 0)
         assert live.exactly_once("a", 300, 30)
         assert any("gone when the service came back" in line["text"] for line in done["story"])
+
+
+def test_free_slots_are_given_at_once_wide_jobs_have_their_turn_and_a_cordon_shrinks_live():
+    """Under a policy that looks at the whole only every minute."""
+    with Live(2, "geminid:gap=60,refresh=60,fill=true", 10.0, "--patience", "1") as live:
+        began = time.monotonic()
+        narrow = [live.submit("sleep", "1.5", slots=1) for _ in range(6)]
+        wide = live.submit("sleep", "0.1", slots=2)
+        narrow += [live.submit("sleep", "1.5", slots=1) for _ in range(6)]
+        started = {job_id: live.over(job_id)["started_at_s"] for job_id in (*narrow, wide)}
+        assert time.monotonic() - began < 60.0  # nobody has waited for the next look at the whole
+        assert started[wide] < max(started[job_id] for job_id in narrow[6:])
+        elastic = live.patient("a", "--max-batch", 32, min_slots=1, max_slots=2)
+        live.client.patch(f"jobs/{elastic}", {"min_slots": 2})
+        live.until(elastic, lambda job: (job["slots"], job["phase"]) == (2, "running"))
+        live.client.patch(f"jobs/{elastic}", {"min_slots": 1})
+        live.run("cordon", "local/1")
+        job = live.until(elastic, lambda job: (job["slots"], job["phase"]) == (1, "running"))
+        assert not [line for line in job["story"] if line["text"].startswith("stopping")]
+        assert any("local/1 was taken out of service" in line["text"] for line in job["story"])
+        live.hurry(elastic, "a")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import sub
 from typing import Any
 
 import numpy as np
@@ -65,7 +66,8 @@ def job(name: str, *, allocation: Allocation = (), progress: float = 0.0, **chan
 def view(*jobs: JobView, cluster: str = "t4:4x4", now_s: float = 600.0, down: tuple[int, ...] = ()) -> ClusterView:
     parsed = Cluster.parse(cluster)
     usable = tuple(0 if n in down else int(slots) for n, slots in enumerate(parsed.node_slots))
-    return ClusterView(now_s, parsed, jobs, usable, usable)
+    held = [sum(dict(job.allocation).get(n, 0) for job in jobs) for n in range(len(usable))]
+    return ClusterView(now_s, parsed, jobs, usable, tuple(map(sub, usable, held)))
 
 
 def slots(decision: Decision) -> dict[str, int]:
@@ -176,13 +178,26 @@ def test_a_running_job_moves_only_for_more_than_its_pause_costs() -> None:
     assert slots(Geminid().decide(view(cheap)))["a"] > 4
 
 
-def test_between_decisions_nothing_changes_but_nodes_that_are_gone_are_left() -> None:
+def test_between_decisions_nothing_changes_but_who_has_to_move_does() -> None:
     policy = Geminid(gap_s=10.0)
     policy.decide(view(job("a", allocation=((0, 4),))))
     again = policy.decide(view(job("a", allocation=((0, 4),)), job("b"), now_s=603.0))
     assert again.assignments == {"a": ((0, 4),)}
     assert again.wake_at_s == 610.0
-    assert policy.decide(view(job("a", allocation=((0, 4),)), now_s=604.0, down=(0,))).assignments == {}
+    assert slots(policy.decide(view(job("a", allocation=((0, 4),)), now_s=604.0, down=(0,))))["a"] >= 4
+
+
+def test_free_slots_are_given_within_the_gap_to_whom_they_are_enough() -> None:
+    policy = Geminid(gap_s=10.0, fill=True, queues=("few:1:4:4",))
+    running = job("a", allocation=((0, 4), (1, 4)), rescale_s=1e4)
+    policy.decide(view(running))
+    jobs = [running, opaque("wide", 12), opaque("b", 2), *(opaque(f"c{i}", queue="few") for i in range(8))]
+    filled = policy.decide(view(*jobs, now_s=603.0))
+    assert filled.assignments["a"] == ((0, 4), (1, 4))
+    assert slots(filled)["b"] == 2
+    assert "wide" not in filled.assignments
+    assert len(filled.assignments) == 2 + 4  # and four of the queue that may have four slots
+    assert isinstance(make_plan(filled, view(*jobs, now_s=603.0), {job.id: job for job in jobs}), Plan)
 
 
 def test_decisions_come_with_a_certificate_and_prices() -> None:

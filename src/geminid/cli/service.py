@@ -28,6 +28,10 @@ def up(
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that jobs have to stop before they are made to.")
     ] = 30.0,
+    patience: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds that a job waits before narrower ones are held back for it."),
+    ] = 60.0,
     slot_memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory that a process may use for each of its slots, such as 8GiB."),
@@ -70,6 +74,7 @@ def up(
         host=host,
         port=port,
         grace_s=grace,
+        patience_s=patience,
         slot_memory_bytes=_size("slot-memory", slot_memory),
         keep=Retention(seconds=86_400.0 * keep_days, jobs=keep_jobs, events=keep_events),
         executor=executor,

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from geminid.goodput.batchplan import best_plan
 from geminid.policies.base import ClusterView, JobView
 
+#: So many jobs or causes are named where there may be many.
+MOST_NAMED = 3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
@@ -54,14 +57,22 @@ class Quota:
 
 
 def explain(
-    view: ClusterView, job_id: str, *, prices: Mapping[str, float] | None = None, quotas: Sequence[Quota] = ()
+    view: ClusterView,
+    job_id: str,
+    *,
+    prices: Mapping[str, float] | None = None,
+    quotas: Sequence[Quota] = (),
+    decided: str | None = None,
 ) -> Explanation | None:
-    """Explain one active job; None if it is not among them. ``quotas`` are those that it is under."""
+    """Explain one active job; None if it is not among them.
+
+    ``quotas`` are those that it is under, and ``decided`` the reason that the last decision gave for it, if any.
+    """
     job = next((job for job in view.jobs if job.id == job_id), None)
     if job is None:
         return None
     sizes = sizes_of(job, view)
-    told = _running(job, view, sizes, quotas) if job.allocation else _waiting(job, view, quotas)
+    told = _running(job, view, sizes, quotas) if job.allocation else _waiting(job, view, quotas, decided)
     reason, numbers, suggestions = told
     return Explanation(
         job_id=job_id,
@@ -101,7 +112,33 @@ def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
     return tuple(result)
 
 
-def _waiting(job: JobView, view: ClusterView, quotas: Sequence[Quota]) -> tuple[str, list[str], list[str]]:
+def why_resized(
+    job: JobView, slots: int, gpu_type: str | None, causes: Sequence[str], others: Mapping[str, int]
+) -> str:
+    """Why a job is to have other slots than it has: what happened, who else changes, and what its model expects of it.
+
+    ``others`` are the changes of the other jobs' slots at the same time.
+    """
+    told = list(causes[-MOST_NAMED:])
+    against = sorted((-change, name) for name, change in others.items() if change * (slots - job.slots) < 0)
+    if slots != job.slots and against:
+        given = [f"{name} {-less:+d}" for less, name in (against if slots < job.slots else reversed(against))]
+        told.append(", ".join(given[:MOST_NAMED]) + (" and others" if len(given) > MOST_NAMED else ""))
+    if job.model is not None and gpu_type is not None and gpu_type == job.gpu_type:
+        fitted, limits = job.model.fits.get(gpu_type), job.model.limits.get(gpu_type)
+        if fitted is not None and limits is not None and slots not in (0, job.slots):
+            before, after = (
+                best_plan(fitted, job.model.gradient, limits, nodes=1, slots=count).goodput
+                for count in (job.slots, slots)
+            )
+            if before > 0 and after > 0:
+                told.append(f"expected speed × {after / before:.2f}")
+    return "; ".join(told)
+
+
+def _waiting(
+    job: JobView, view: ClusterView, quotas: Sequence[Quota], decided: str | None
+) -> tuple[str, list[str], list[str]]:
     need, types = job.facts.min_slots, job.facts.gpu_types
     nodes = [i for i, node in enumerate(view.cluster.nodes) if types is None or node.gpu_type in types]
     total = sum(view.cluster.nodes[i].slots for i in nodes)
@@ -134,9 +171,11 @@ def _waiting(job: JobView, view: ClusterView, quotas: Sequence[Quota]) -> tuple[
     if tightest is not None and tightest.left < need:
         hints = [f"it starts when other jobs of {tightest.of} end or shrink", _raise(tightest, tightest.used + need)]
         return tightest.told(), numbers, hints
+    suggestions = ["raise its priority (geminid set --priority)"]
+    if decided is not None:
+        return decided, numbers, suggestions
     if free >= need:
         return f"{free} slots are free, and the next decision will consider it", numbers, ["wait for a moment"]
-    suggestions = ["raise its priority (geminid set --priority)"]
     if holders:
         suggestions.insert(0, _what_must_end(need - free, holders))
     if need > 1 and free:

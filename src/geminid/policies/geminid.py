@@ -8,6 +8,7 @@ problem (``claims.py``). docs/policy.md says where it comes from and what was tr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
@@ -49,6 +50,7 @@ class Geminid(Policy):
     Options: ``p`` and ``q`` are the powers of rank and speed-up, and ``least_rank`` what the longest jobs count as;
     ``growth`` how many times the slots that it was measured on a job may get; ``kinds`` whether what earlier jobs of
     its kind have measured counts as well; ``gap`` the least time between two decisions and ``refresh`` the most;
+    ``fill`` whether free slots are given to jobs that wait for some even within the gap;
     ``ratio`` the finish-time ratio above which a job counts more, 0 for none; ``horizon``, ``horizon_pauses``,
     ``pause_power`` and ``restart_power`` say how a pause is amortised (``geminid_objective.py``); ``queues`` are
     NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` is that of usage in fair shares, none for no fair shares; ``economy`` the
@@ -70,6 +72,7 @@ class Geminid(Policy):
     growth: Annotated[float, AtLeast(1.0)] = 4.0
     gap_s: Annotated[float, AtLeast(0.0)] = 10.0
     refresh_s: Positive = 60.0
+    fill: bool = False
     ratio: Annotated[float, AtLeast(0.0)] = 2.0
     horizon_s: Positive = 600.0
     horizon_pauses: Positive = 6.0
@@ -96,10 +99,15 @@ class Geminid(Policy):
         self._queues = {queue.name: queue for queue in map(Queue.parse, self.queues)}
 
     def decide(self, view: ClusterView) -> Decision:
-        """Solve the problem, unless the last decision is too recent: then all stays as it is until it is not."""
+        """Solve the problem, unless the last decision is too recent: then all stays as it is until it is not.
+
+        Where jobs hold more slots than can be used (one was cordoned, a node drained), somebody has to move at once.
+        """
         self._remaining.learn(view.ended)
-        if view.now_s < self._decided_s + self.gap_s:
-            return replace(_unchanged(view, self._decided_s + self.gap_s), desired_nodes=_nodes(view, self._wishes))
+        if view.now_s < self._decided_s + self.gap_s and min(view.free_slots, default=0) >= 0:
+            filled = self._filled(view) if self.fill else {}
+            kept = _unchanged(view, self._decided_s + self.gap_s)
+            return replace(kept, assignments={**kept.assignments, **filled}, desired_nodes=_nodes(view, self._wishes))
         self._decided_s = view.now_s
         configurations, goodput = self._goodputs.of(view)
         worth = self._worth(view, configurations, goodput)
@@ -203,6 +211,28 @@ class Geminid(Policy):
 
         return pair_up(choices, found, worth, sharers, speeds, self.q, self._solve)
 
+    def _filled(self, view: ClusterView) -> dict[str, Configuration]:
+        """What jobs without slots are given of those that are free, while all others keep what they have."""
+        free = _slots_by_type(replace(view, usable_slots=tuple(max(slots, 0) for slots in view.free_slots)))
+        waiting = np.array([not job.allocation for job in view.jobs], dtype=bool)
+        least = min((job.facts.min_slots for job in view.jobs if not job.allocation), default=math.inf)
+        if free.max(initial=0.0) < least:
+            return {}
+        configurations, goodput = self._goodputs.of(view)
+        choices = self._choices(view, configurations, self._worth(view, configurations, goodput).alone()[waiting])
+        choices = replace(choices, capacity=free)
+        if choices.group is not None and choices.group_capacity is not None:
+            group, used = choices.group, np.zeros(len(choices.group_capacity))
+            for row in np.flatnonzero(~waiting & (group >= 0)):
+                used[group[row]] += view.jobs[row].slots
+            left = np.maximum(choices.group_capacity - used, 0.0)
+            choices = replace(choices, group=group[waiting], group_capacity=left)
+        found = solve(choices, start=None, finish_above=None).choice.tolist()
+        rows = np.flatnonzero(waiting).tolist()
+        return {
+            view.jobs[row].id: configurations[column] for row, column in zip(rows, found, strict=True) if column >= 0
+        }
+
     def _choices(self, view: ClusterView, configurations: Sequence[Configuration], utility: Array) -> Choices:
         """The problem; queues with a quota are groups that may have what is their limit at most."""
         types, capacity = view.cluster.type_index, _slots_by_type(view)
@@ -256,7 +286,7 @@ DEFAULT_QUEUE = Queue("default")
 
 
 def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:
-    kept = {job.id: job.allocation for job in view.jobs if job.allocation and job.stands(view.usable_slots)}
+    kept = {job.id: job.allocation for job in view.jobs if job.allocation}
     pairs = [(job.id, job.partner) for job in view.jobs if job.id in kept and job.partner and job.id < job.partner]
     return Decision(kept, wake_at_s=wake_at_s, pairs=tuple(pairs))
 

@@ -248,7 +248,8 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             if (row["of"], row["name"]) in (("queue", job.spec.queue), ("owner", job.spec.owner))
         ]
         view = await _result(service.view())
-        told = explain(view, job_id, prices=forecaster.prices(), quotas=quotas)
+        decided = published.reasons.get(job_id)
+        told = explain(view, job_id, prices=forecaster.prices(), quotas=quotas, decided=decided)
         made = document(job)
         if told is None:
             made |= {"explanation": _why_not_active(job, service.clock.now_s()), "numbers": [], "suggestions": []}

@@ -27,6 +27,7 @@ from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
 from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.turns import PATIENCE_S
 from geminid.serve.whatif import what_if
 from geminid.sim.run import load_policy
 from geminid.sim.simulator import NoProgress, Settings, Simulator
@@ -72,16 +73,18 @@ def forecast(
     policy: str,
     now_s: float,
     quotas: Callable[[str], Mapping[str, int]] = lambda job_id: {},
+    patience_s: float = PATIENCE_S,
 ) -> dict[str, Forecast]:
     """Intervals for the start and the finish of every active job, in seconds from now.
 
     The policy is restrained as in the service: within quotas, plain commands that run are left alone, and so are jobs
-    that have just changed.
+    that have just changed, and who has waited for long has its turn.
     """
     never = {job.id for job in jobs if min(quotas(job.id).values(), default=inf) < job.spec.min_slots}
     active = [job for job in jobs if job.wants_slots and job.id not in never]
     active.sort(key=lambda job: (job.target is None, -job.spec.priority, job.state.submitted_at_s))
     plain = {job.id for job in active if not job.elastic}
+    waited_s = {job.id: job.waited_s(now_s) for job in active}
     left_out = {job.id for job in active[MOST_JOBS:]} | never
     considered = [job for job in jobs if job.id not in left_out]
     starts: dict[str, list[float]] = {}
@@ -97,6 +100,8 @@ def forecast(
             make_policy(policy, load_policy),
             protected=lambda view: inf if view.id in plain else settled_s(view),
             groups=quotas,
+            waited_before_s=waited_s.__getitem__,
+            patience_s=patience_s,
         )
         settings, here = Settings(oracle=True), FromHere(restrained, world.placed)
         simulator = Simulator(world.workload, world.applications, cluster, here, settings)
@@ -214,7 +219,7 @@ class Forecaster:
         try:
             if cluster is None:
                 return {}
-            return forecast(jobs, cluster, service.policy_text, now_s, state.quotas_of)
+            return forecast(jobs, cluster, service.policy_text, now_s, state.quotas_of, service.patience_s)
         except Exception as problem:  # a forecast is nice to have; whatever is wrong with it, the service goes on
             log.warning("no forecast: %s: %s", type(problem).__name__, problem)
             return {}

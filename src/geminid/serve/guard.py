@@ -1,17 +1,19 @@
-"""What holds under every policy: jobs that must not be touched now are not, and quotas are kept.
+"""What holds under every policy: jobs that must not be touched now are not, quotas are kept, everybody has a turn.
 
 A :class:`Guard` stands between the engine and a policy. It shows the policy only the jobs that may change, on the slots
-that the others leave; and it cuts down what goes beyond a quota.
+that the others leave; it cuts down what goes beyond a quota; and it sees to it that a job which needs many slots is not
+overtaken for ever (``turns.py``).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from geminid.configuration import Configuration
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, slots_of
+from geminid.serve.turns import PATIENCE_S, turns
 
 
 @dataclass(slots=True)
@@ -35,6 +37,8 @@ class Guard(AroundAPolicy):
 
     ``protected`` says of a running job until when its slots are its own (a plain command would lose its work; a
     minimum run time; a resize that is hardly over). ``groups`` are the quotas that a job falls under, with their slots.
+    ``waited_before_s`` is for how long a job had waited when time began; ``patience_s`` for how long one waits before
+    narrower ones are held back for it.
     """
 
     name = "guard"
@@ -43,6 +47,8 @@ class Guard(AroundAPolicy):
 
     protected: Callable[[JobView], float] = lambda job: 0.0
     groups: Callable[[str], Mapping[str, int]] = lambda job_id: {}
+    waited_before_s: Callable[[str], float] = lambda job_id: 0.0
+    patience_s: float = PATIENCE_S
 
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy about the jobs that may change, and keep its answer within the quotas."""
@@ -55,18 +61,37 @@ class Guard(AroundAPolicy):
                 for node, slots in job.allocation:
                     usable[node] -= slots
         others, short = self._within_reach([job for job in view.jobs if job.id not in kept], view.jobs)
-        decision = self.policy.decide(replace(view, jobs=others, usable_slots=tuple(usable)))
+        turn = turns(view, [job for job in others if not job.allocation], usable, self._waited_s(view), self.patience_s)
+        may_start = {job.id: job for job in turn.waiting}
+        seen = tuple(may_start.get(job.id, job) for job in others if job.allocation or job.id in may_start)
+        free = [left - was + now for left, was, now in zip(view.free_slots, usable, turn.usable, strict=True)]
+        shown = replace(view, jobs=seen, usable_slots=tuple(turn.usable), free_slots=tuple(free))
+        decision = self.policy.decide(shown)
         wake_at_s = min(
-            (at_s for at_s in (decision.wake_at_s, *(until[job_id] for job_id in kept)) if at_s is not None),
+            (
+                at_s
+                for at_s in (decision.wake_at_s, turn.until_s, *(until[job_id] for job_id in kept))
+                if at_s is not None
+            ),
             default=None,
         )
         if wake_at_s == float("inf"):
             wake_at_s = decision.wake_at_s
-        assignments: dict[str, Configuration | Allocation] = dict(decision.assignments)
+        assignments: dict[str, Configuration | Allocation] = {**decision.assignments, **turn.granted}
         if not decision.others_stay:
             assignments |= {job_id: job.allocation for job_id, job in kept.items()}
-        cut, reasons = self._within_quotas(view, kept, assignments, others_stay=decision.others_stay)
-        return replace(decision, assignments=cut, reasons={**decision.reasons, **short, **reasons}, wake_at_s=wake_at_s)
+        cut, reasons = self._within_quotas(view, {*kept, *turn.granted}, assignments, others_stay=decision.others_stay)
+        return replace(
+            decision,
+            assignments=cut,
+            reasons={**decision.reasons, **turn.reasons, **short, **reasons},
+            wake_at_s=wake_at_s,
+        )
+
+    def _waited_s(self, view: ClusterView) -> Callable[[JobView], float]:
+        """For how long a job has waited, all told."""
+        now_s = view.now_s
+        return lambda job: self.waited_before_s(job.id) + max(job.age_s(now_s) - job.executed_s(now_s), 0.0)
 
     def _within_reach(
         self, jobs: Sequence[JobView], everybody: Sequence[JobView]
@@ -105,7 +130,7 @@ class Guard(AroundAPolicy):
     def _within_quotas(
         self,
         view: ClusterView,
-        kept: Mapping[str, JobView],
+        kept: Set[str],
         assignments: Mapping[str, Configuration | Allocation],
         *,
         others_stay: bool,

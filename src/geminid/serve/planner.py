@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 
 from geminid.cluster import Cluster
 from geminid.engine import events as e
 from geminid.engine.commands import Rescale, Start, Stop
 from geminid.engine.engine import Engine
+from geminid.engine.explain import why_resized
 from geminid.engine.models import ModelKeeper
 from geminid.jobstate import JobPhase
 from geminid.policies.base import JobView, Policy
@@ -25,6 +26,7 @@ from geminid.serve.clock import Clock
 from geminid.serve.guard import Guard, Timed
 from geminid.serve.state import LiveJob, ServiceState, observation_of
 from geminid.serve.translation import facts_of, name_slots, view_of
+from geminid.serve.turns import PATIENCE_S
 
 log = logging.getLogger("geminid.serve")
 
@@ -39,6 +41,9 @@ SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
 
 #: A job that is being started keeps its slots for so long.
 STARTING_S = 60.0
+
+#: So much of what has happened is told as the reason of a change.
+MOST_CAUSES = 8
 
 #: A policy that has not answered by then is given up on.
 POLICY_LIMIT_S = 10.0
@@ -62,14 +67,22 @@ class Planner:
         *,
         gap_s: float = GAP_S,
         policy_limit_s: float = POLICY_LIMIT_S,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self.cluster, self.policy_text = cluster, policy_text
         self._state, self._clock, self._gap_s = state, clock, gap_s
-        self._policy = Guard(Timed(policy, policy_limit_s), protected=self._protected_until_s, groups=state.quotas_of)
+        self._policy = Guard(
+            Timed(policy, policy_limit_s),
+            protected=self._protected_until_s,
+            groups=state.quotas_of,
+            patience_s=patience_s,
+        )
         self._wanted, self._news = True, False
+        self._causes: deque[str] = deque(maxlen=MOST_CAUSES)
         self._decided_at_s, self._wake_at_s, self._next_round_s = float("-inf"), float("inf"), float("-inf")
         self._last_rejection = ""
         self._desired_nodes: int | None = None
+        self.reasons: Mapping[str, str] = {}
         self.decisions = self.rejected = 0
         self.decision_ms = 0.0
         self.engine = self._new_engine()
@@ -97,12 +110,19 @@ class Planner:
             case r.NodeDrained() if record.node in self.cluster.node_index:
                 node = self.cluster.node_index[record.node]
                 self.engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
-                self._wanted = True
+                self._ask(f"node {record.node} {'was drained' if record.drained else 'takes work again'}")
             case r.SlotCordoned() | r.SlotsTaken() if record.node in self.cluster.node_index:
                 self.engine.take(self._cordons(now_s, record.node))
-                self._wanted = True
+                self._ask(_told(record))
             case r.QuotaSet():
-                self._wanted = True
+                slots = "none" if record.slots is None else str(record.slots)
+                self._ask(f"the quota of {record.of} {record.name} became {slots}")
+            case r.NodeJoined():
+                self._ask(f"node {record.node} joined")
+            case r.NodeLeft():
+                self._ask(f"node {record.node} is gone")
+            case r.JobChanged():
+                self._causes.append(f"{record.by} changed what {record.job_id} asks for")
 
     def sync(self, touched: Iterable[str]) -> None:
         """Tell the engine what has become of the jobs that records were about, and of those that may be tried again."""
@@ -118,23 +138,29 @@ class Planner:
                     progress = job.state.progress_samples
                     over = e.Completed(now_s, job_id, progress) if done else e.Failed(now_s, job_id, "", final=True)
                     engine.take(over)
-                    self._wanted = True
+                    self._ask(f"{job_id} {'is done' if done else 'is over'}")
             elif not job.wants_slots or job.held_until_s > now_s:
                 if view is not None:
                     engine.take(e.Withdrawn(now_s, job_id))
-                    self._wanted = True
+                    self._ask(f"{job_id} {'crashed' if job.wants_slots else 'was stopped by its owner'}")
             elif view is None:
                 self._restore(engine, job, now_s)
-                self._wanted = True
+                self._ask(f"{job_id} {'waits again' if job.restarts or job.state.failures else 'arrived'}")
             else:
                 if job.target is None and view.allocation:
                     engine.take(e.Failed(now_s, job_id, job.state.reason))
-                    self._wanted = True
+                    self._ask(f"{job_id} lost its slots")
                 facts = facts_of(job, self.cluster)
                 if facts != view.facts:
                     asks_otherwise = facts.min_slots != view.facts.min_slots or facts.max_slots != view.facts.max_slots
                     self._wanted |= asks_otherwise or facts.weight != view.facts.weight
                     engine.take(e.Revised(now_s, facts))
+
+    def _ask(self, cause: str) -> None:
+        """Have a decision made soon, because of something that happened."""
+        self._wanted = True
+        if cause not in self._causes:
+            self._causes.append(cause)
 
     def wishes(self) -> dict[str, int]:
         """How many slots of each type there is work for: those that jobs have, and the least that the others need.
@@ -170,6 +196,7 @@ class Planner:
         engine, started = self.engine, time.perf_counter()
         now_s = max(self._clock.now_s(), engine.now_s)
         engine.take(e.Tick(now_s))
+        before = dict(engine.jobs)
         outcome = engine.decide()
         self.decision_ms = 1e3 * (time.perf_counter() - started)
         self._decided_at_s, self._wanted, self._news = now_s, False, False
@@ -177,6 +204,7 @@ class Planner:
         self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else float("inf")
         self.decisions += outcome.decided
         self._desired_nodes = outcome.desired_nodes
+        self.reasons = outcome.reasons if not outcome.rejected else self.reasons
         records: list[r.Record] = []
         if outcome.rejected:
             self.rejected += 1
@@ -186,7 +214,8 @@ class Planner:
             self._last_rejection = text
             self._wake_at_s = now_s + NEWS_S
         plan = self._plan(
-            {c.job_id: c.reason for c in outcome.commands if isinstance(c, Start | Rescale | Stop) and c.reason}
+            before,
+            {c.job_id: c.reason for c in outcome.commands if isinstance(c, Start | Rescale | Stop) and c.reason},
         )
         if plan is not None:
             records.append(plan)
@@ -227,8 +256,8 @@ class Planner:
             if job.held_until_s and job.held_until_s <= now_s and job.wants_slots and job.id not in self.engine.jobs
         ]
 
-    def _plan(self, reasons: Mapping[str, str]) -> r.Planned | None:
-        """What the engine's allocations change about who has which slots."""
+    def _plan(self, before: Mapping[str, JobView], given: Mapping[str, str]) -> r.Planned | None:
+        """What the engine's allocations change about who has which slots, and why: as the policy says, or as it is."""
         jobs = self._state.jobs
         wanted = {job_id: view.allocation for job_id, view in self.engine.jobs.items() if view.allocation}
         current = {job_id: jobs[job_id].target for job_id in wanted}
@@ -236,7 +265,22 @@ class Planner:
         targets = {job_id: named.get(job_id) for job_id in self.engine.jobs if named.get(job_id) != jobs[job_id].target}
         if not targets:
             return None
-        return r.Planned(targets=targets, reasons={job_id: reasons[job_id] for job_id in targets if job_id in reasons})
+        changes = {
+            job_id: (0 if place is None else place.num_slots) - before[job_id].slots
+            for job_id, place in targets.items()
+            if job_id in before
+        }
+        causes = list(self._causes) or ["what jobs have measured"]
+        self._causes.clear()
+        reasons = {}
+        for job_id, change in changes.items():
+            job, view = before[job_id], self.engine.jobs[job_id]
+            own = f"{job_id} "
+            others = {name: other for name, other in changes.items() if name != job_id}
+            because = [cause for cause in causes if not cause.startswith(own)]
+            reason = why_resized(job, job.slots + change, view.gpu_type, because, others)
+            reasons[job_id] = "; ".join(text for text in (given.get(job_id), reason) if text)
+        return r.Planned(targets=targets, reasons={job_id: reason for job_id, reason in reasons.items() if reason})
 
     def _protected_until_s(self, view: JobView) -> float:
         """Until when a running job keeps its slots whatever the policy says."""
@@ -249,3 +293,10 @@ class Planner:
             return view.since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else view.since_s
         return max(settled_s(view), started_s + job.spec.min_runtime_s)
+
+
+def _told(record: r.SlotCordoned | r.SlotsTaken) -> str:
+    if isinstance(record, r.SlotsTaken):
+        return f"others use {len(record.slots)} slots of {record.node}"
+    what = "was taken out of service" if record.cordoned else "takes work again"
+    return f"slot {record.node}/{record.slot} {what}"

@@ -29,12 +29,14 @@ from geminid.serve.executors.supervised import ORPHANS_S
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.store import Store, StoreProblem
+from geminid.serve.turns import PATIENCE_S
 from geminid.sim.run import load_policy
 from geminid.train.channel import LONGEST_SOCKET_PATH
 from geminid.train.supervisor import Patience
 
-#: What decides if nothing else is said: looks at most every two seconds, at least every twenty.
-DEFAULT_POLICY = "geminid:gap=2,refresh=20"
+#: What decides if nothing else is said: looks at most every two seconds, at least every twenty, and gives free slots to
+#: whoever waits for some at once.
+DEFAULT_POLICY = "geminid:gap=2,refresh=20,fill=true"
 
 #: The service's own log.
 LOG, LARGEST_LOG_BYTES, OLD_LOGS = "service.log", 16 << 20, 3
@@ -62,6 +64,7 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 0
     grace_s: float = 30.0
+    patience_s: float = PATIENCE_S
     keep: Retention = field(default_factory=Retention)
     slot_memory_bytes: int | None = None
     executor: str = "local"
@@ -102,7 +105,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         _log_to(options.home / LOG)
         first_token(options.home)
         executor = _executor(options)
-        service = Service(store, executor, policy, options.policy, keep=options.keep)
+        service = Service(store, executor, policy, options.policy, patience_s=options.patience_s, keep=options.keep)
         port = listener.getsockname()[1]
         url = f"http://{options.host}:{port}"
         detach = _answer(service, listener, options.home, url)
@@ -174,6 +177,7 @@ def start_detached(options: Options) -> dict[str, object]:
     command: Sequence[str] = (
         *(sys.executable, "-m", "geminid", "up", "--policy", options.policy),
         *("--host", options.host, "--port", str(options.port), "--grace", str(options.grace_s)),
+        *("--patience", str(options.patience_s)),
         *("--keep-jobs", str(options.keep.jobs), "--keep-days", str(options.keep.seconds / 86_400.0)),
         *("--keep-events", str(options.keep.events)),
         *("--executor", options.executor, "--address", options.address),

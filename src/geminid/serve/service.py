@@ -14,7 +14,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -34,6 +34,7 @@ from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Store, StoreProblem
+from geminid.serve.turns import PATIENCE_S
 
 log = logging.getLogger("geminid.serve")
 
@@ -60,7 +61,10 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The service at a moment, for readers; nothing in it changes."""
+    """The service at a moment, for readers; nothing in it changes.
+
+    ``reasons`` are those that the last decision gave, by job.
+    """
 
     now_s: float
     state: ServiceState
@@ -69,6 +73,7 @@ class Published:
     rejected: int = 0
     last_decision_ms: float = 0.0
     batches: int = 0
+    reasons: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -107,6 +112,7 @@ class Service:
         *,
         gap_s: float = GAP_S,
         policy_limit_s: float = POLICY_LIMIT_S,
+        patience_s: float = PATIENCE_S,
         keep: Retention | None = None,
     ) -> None:
         self.store, self.executor, self.policy, self.policy_text = store, executor, policy, policy_text
@@ -114,8 +120,16 @@ class Service:
         self._state = store.load()
         self.clock = Clock(self._state.at_s)
         self._inbox: queue.SimpleQueue[_Request | _Look | _End | tuple[Happening]] = queue.SimpleQueue()
+        self.patience_s = patience_s
         self._planner = Planner(
-            self.cluster, policy, policy_text, self._state, self.clock, gap_s=gap_s, policy_limit_s=policy_limit_s
+            self.cluster,
+            policy,
+            policy_text,
+            self._state,
+            self.clock,
+            gap_s=gap_s,
+            policy_limit_s=policy_limit_s,
+            patience_s=patience_s,
         )
         self._keep, self._forget_at_s = keep or Retention(), 0.0
         self._unsaved: list[r.Record] = []
@@ -415,6 +429,7 @@ class Service:
             self._planner.rejected,
             self._planner.decision_ms,
             self._batches,
+            self._planner.reasons,
         )
 
     # ------------------------------------------------------------------------------------------- the executor

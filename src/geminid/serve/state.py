@@ -171,6 +171,14 @@ class LiveJob:
         """Whether a policy should consider it."""
         return self.wish == "run" and not self.phase.is_terminal and self.phase is not JobPhase.PAUSED
 
+    def executed_s(self, now_s: float) -> float:
+        """Seconds for which it has been planned to have slots."""
+        return self.executed_before_s + (now_s - self.target_since_s if self.target is not None else 0.0)
+
+    def waited_s(self, now_s: float) -> float:
+        """Seconds since its submission for which it has not."""
+        return max(now_s - self.state.submitted_at_s - self.executed_s(now_s), 0.0)
+
     def service_gpu_s(self, now_s: float) -> float:
         """Slots × seconds that it has had up to now."""
         since_s = 0.0 if self.phase.is_terminal else max(now_s - self.state.updated_at_s, 0.0)
@@ -350,7 +358,8 @@ class ServiceState:
         before, after = (place.num_slots if place else 0 for place in (job.target, target))
         executed = job.executed_before_s + (at_s - job.target_since_s if job.target else 0.0)
         moved = job.target is not None and target is not None
-        text = f"planned: {before} → {after} slots" + (f" ({reason})" if reason else "")
+        what = "to other slots" if before == after else f"{before} → {after} slots"
+        text = f"planned: {what}" + (f" ({printable(reason)})" if reason else "")
         self.jobs[job_id] = replace(
             job.told(at_s, text),
             target=target,

@@ -97,7 +97,7 @@ def view_of(job: LiveJob, cluster: Cluster, now_s: float) -> JobView:
         started_s=job.state.first_started_at_s,
         restarts=job.restarts,
         since_s=now_s,
-        executed_before_s=job.executed_before_s + (now_s - job.target_since_s if job.target else 0.0),
+        executed_before_s=job.executed_s(now_s),
         service_before_gpu_s=job.state.attained_service_gpu_s,
         progress=job.done_samples,
     )

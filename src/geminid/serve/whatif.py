@@ -169,7 +169,7 @@ def _fitted(profile: Profile) -> ThroughputFit:
 
 def _guessed_s(job: LiveJob, like: LiveJob | None, now_s: float) -> float:
     """How long a job of unknown work may take from now on."""
-    executed_s = job.executed_before_s + (now_s - job.target_since_s if job.target else 0.0)
+    executed_s = job.executed_s(now_s)
     if like is not None and like.phase is JobPhase.SUCCEEDED and like.executed_before_s > 0:
         return max(like.executed_before_s - executed_s, 0.25 * executed_s, 1.0)
     return max(executed_s, UNKNOWN_S)

@@ -1,0 +1,114 @@
+"""When a job that needs many slots has its turn, although narrower ones would always fit before it.
+
+Some running jobs must be left alone (plain commands, jobs that are hardly started). Whenever one of them ends, few
+slots are free; a job that needs more than those would wait for as long as there are narrower ones, whatever the policy
+thinks of it. So a waiting job has a *claim*: the time for which it has waited, times its weight. Against narrower
+waiting jobs of smaller claims, and once it has waited for a while (``PATIENCE_S`` between equals),
+
+- it gets its slots as soon as there are enough that nobody has to be left alone on; elastic jobs shrink for it;
+- until then those jobs are not started where it is to run. Slots are not idle for it if they can be used: elastic jobs
+  that run may grow into them, and give them back.
+
+How long plain commands take is not known, and one may never end, so equals are not held back for ever: they are from
+once the patience until twice the patience, not until four times, and so on, doubling. As soon as a time of holding
+back is longer than what runs, the job has its turn: it waits for at most about four times as long as that. Jobs of
+lower priority are held back all the time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from geminid.policies.base import Allocation, ClusterView, JobView
+from geminid.policies.packing import FreeSlots, usable_types
+
+#: A job waits so long before narrower ones of the same weight are held back for it.
+PATIENCE_S = 60.0
+
+
+@dataclass(slots=True)
+class Turns:
+    """Who has its turn now: ``granted`` are slots of jobs that start, ``usable`` what is left for everybody else.
+
+    ``waiting`` are the other jobs that may start, some of them on fewer GPU types; ``held`` are those that may not.
+    ``reasons`` say so to all of them, and to the job that slots are kept for. ``until_s`` is when somebody who is held
+    back may start after all, if nothing else happens.
+    """
+
+    usable: Sequence[int]
+    granted: dict[str, Allocation] = field(default_factory=dict)
+    waiting: list[JobView] = field(default_factory=list)
+    held: set[str] = field(default_factory=set)
+    reasons: dict[str, str] = field(default_factory=dict)
+    until_s: float = math.inf
+
+
+def turns(
+    view: ClusterView,
+    waiting: Sequence[JobView],
+    usable: Sequence[int],
+    waited_s: Callable[[JobView], float],
+    patience_s: float = PATIENCE_S,
+) -> Turns:
+    """Whose turn it is among jobs that wait; ``usable`` are the slots of each node that nobody is left alone on."""
+    free = FreeSlots(view, usable)
+    result = Turns(free.per_node)
+    denied: dict[str, set[str]] = {}
+    waits = {job.id: waited_s(job) for job in waiting}
+    everything = view.usable_slots_per_type()
+    for job in sorted(waiting, key=lambda job: -job.facts.weight * waits[job.id]):
+        need = job.facts.min_slots
+        types = [name for name in usable_types(job, free) if everything[name] >= need]
+        rivals = [other for other in waiting if _overtakes(other, job, waits, patience_s)]
+        if not types or not rivals:
+            continue
+        gpu_type = max(types, key=free.of_type)
+        given = free.emptiest_first(need, [gpu_type])
+        if given is not None:
+            result.granted[job.id] = given
+            continue
+        narrower = []
+        for other in rivals:
+            until_s = _held_until_s(job, other, waits[job.id], patience_s)
+            if until_s > 0:
+                denied.setdefault(other.id, set()).add(gpu_type)
+                result.reasons[other.id] = (
+                    f"slots are kept for {job.id}, which needs {need} and has waited for {waits[job.id]:.0f} s"
+                )
+                result.until_s = min(result.until_s, view.now_s + until_s)
+                narrower.append(other.id)
+        if narrower:
+            names = ", ".join(narrower[:3]) + (f" and {len(narrower) - 3} more" if len(narrower) > 3 else "")
+            result.reasons[job.id] = (
+                f"it has its turn as soon as {need} slots are free of jobs that must be left alone"
+                f" ({free.of_type(gpu_type)} are): {names} {'is' if len(narrower) == 1 else 'are'} held back for it"
+            )
+    for job in waiting:
+        if job.id in result.granted:
+            continue
+        left = frozenset(usable_types(job, free)) - denied.get(job.id, set())
+        if job.id not in denied:
+            result.waiting.append(job)
+        elif any(everything[name] >= job.facts.min_slots for name in left):
+            result.waiting.append(replace(job, facts=replace(job.facts, gpu_types=left)))
+        else:
+            result.held.add(job.id)
+    return result
+
+
+def _overtakes(other: JobView, job: JobView, waits: Mapping[str, float], patience_s: float) -> bool:
+    """Whether a waiting job would go before another only because it needs fewer slots."""
+    if other.facts.min_slots >= job.facts.min_slots:
+        return False
+    return job.facts.weight * waits[job.id] >= other.facts.weight * max(waits[other.id], patience_s)
+
+
+def _held_until_s(job: JobView, other: JobView, waited_s: float, patience_s: float) -> float:
+    """For how much longer a job is held back for another, which has waited for so long; zero if it is not."""
+    if job.facts.weight > other.facts.weight:
+        return math.inf
+    patience_s *= other.facts.weight / job.facts.weight
+    doublings = math.floor(math.log2(waited_s / patience_s))
+    return patience_s * 2.0 ** (doublings + 1) - waited_s if doublings % 2 == 0 else 0.0
