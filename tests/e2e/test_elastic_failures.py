@@ -28,17 +28,20 @@ def reasons(job):
     return [ended.reason for ended in job.of_kind(WorkerEnded) if not ended.expected]
 
 
-@pytest.mark.parametrize("where", ["before", "after"])
-def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, launcher, where):
-    """Its heartbeats go on: only what it is doing, and for how long, tells."""
-    patience = replace(PATIENCE, step=2.0)
-    options = ("--samples", 240, "--epochs", 3, "--hang", where)
+@pytest.mark.parametrize(
+    ("worker", "where", "free"), [(1, "before", 60.0), (1, "after", 60.0), (0, "forward", 60.0), (0, "after", 3.0)]
+)
+def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, launcher, worker, where, free):
+    """Its heartbeats go on: only what it is doing, and for how long, tells. The leader may do more than others."""
+    patience = replace(PATIENCE, step=2.0, free=free)
+    options = ("--samples", 240, "--epochs", 3, "--hang", where, "--hanging", worker)
     with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
         job.resized("abc")
         assert job.ended() == "finished"
     assert exactly_once(job, 240, 3)
-    assert len(reasons(job)) == 1
-    assert "its peers have waited for it" in reasons(job)[0]
+    limit_s = free if worker == 0 and where == "after" else 2.0
+    what = "in the model's forward" if where == "forward" else "in the body of its loop"
+    assert reasons(job) == [f"hung: its peers have waited for it for {limit_s:.0f} s ({what})"]
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
 
 
@@ -79,10 +82,11 @@ def test_rescales_leave_no_descriptors_and_threads_behind(tmp_path, launcher):
         assert all(late <= early + 2 for early, late in zip(before, after, strict=True))  # some come and go
 
 
-def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher):
-    """It takes longer than any patience but one, and the job is resized meanwhile."""
-    patience = replace(PATIENCE, step=2.0, form=2.0)
-    options = ("--samples", 64, "--epochs", 2, "--evaluate", 3)
+@pytest.mark.parametrize("free", [60.0, 1.5])
+def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher, free):
+    """It takes longer than any patience, but there are signs of life; and the job is resized meanwhile."""
+    patience = replace(PATIENCE, step=1.0, free=free, form=2.0)
+    options = ("--samples", 64, "--epochs", 2, "--evaluate", 3, *(["--lively"] if free < 60.0 else []))
     with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
         job.resized("ab")
         job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))

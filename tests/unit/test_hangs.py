@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from geminid.train.group import Standing
-from geminid.train.hangs import Seen, busy, deadlocked, hung, late
+from geminid.train.hangs import Seen, busy, deadlocked, hung, late, more_patient
 from geminid.train.jobspec import Patience
 
-PATIENCE = Patience(hang=10.0, step=20.0, stall=900.0, form=60.0, grace=30.0)
+PATIENCE = Patience(hang=10.0, step=20.0, free=60.0, stall=900.0, form=60.0, grace=30.0)
 WAITING = Seen(worker="w1", standing=Standing.MEMBER, silent_s=0.1, phase="synchronising", phase_s=100.0, usual_s=0.1)
 BUSY = Seen(worker="w2", standing=Standing.MEMBER, silent_s=0.1, phase="training", phase_s=100.0, usual_s=0.1)
 
@@ -38,12 +38,32 @@ def test_a_worker_hangs_if_it_takes_far_longer_than_usual_while_a_peer_waits():
     assert ended(WAITING, replace(BUSY, standing=Standing.LEAVING)) == ["w2"]
 
 
-def test_the_leader_may_take_its_time_where_it_evaluates_and_saves():
-    for phase in ("training", "stepping", "between"):
-        assert ended(WAITING, replace(BUSY, leads=True, phase=phase)) == []
-        assert ended(replace(WAITING, phase_s=901.0), replace(BUSY, leads=True, phase=phase, phase_s=950.0)) == ["w2"]
-    for phase in ("loading", "computing"):
-        assert ended(WAITING, replace(BUSY, leads=True, phase=phase)) == ["w2"]
+def test_the_leader_may_take_its_time_where_it_evaluates_and_saves_but_not_without_a_sign_of_life():
+    for phase in ("training", "between"):
+        leader = replace(BUSY, leads=True, phase=phase)
+        assert ended(WAITING, replace(leader, phase_s=59.0)) == []
+        assert [one.free for one in hung([WAITING, replace(leader, phase_s=61.0)], PATIENCE)] == [True]
+        assert ended(replace(WAITING, phase_s=200.0), replace(leader, usual_s=6.0, phase_s=119.0)) == []
+        assert ended(replace(WAITING, phase_s=899.0), replace(leader, usual_s=None, phase_s=950.0)) == []
+    for phase in ("loading", "forward", "computing", "stepping"):
+        found = hung([WAITING, replace(BUSY, leads=True, phase=phase, phase_s=21.0)], PATIENCE)
+        assert [(one.worker, one.free) for one in found] == [("w2", False)]
+
+
+def test_what_nobody_can_know_the_time_of_may_take_long():
+    for phase in ("opening", "compiling"):
+        assert ended(replace(WAITING, phase_s=901.0), replace(BUSY, phase=phase, phase_s=899.0)) == []
+        assert ended(replace(WAITING, phase_s=901.0), replace(BUSY, phase=phase, phase_s=901.0)) == ["w2"]
+
+
+def test_patience_with_the_script_grows_until_it_is_as_long_as_any():
+    patience, limits = PATIENCE, []
+    for _ in range(4):
+        patience = more_patient(patience)
+        limits.append(patience.free)
+    assert limits == [240.0, 900.0, 900.0, 900.0]
+    assert more_patient(replace(PATIENCE, free=2000.0)).free == 2000.0
+    assert patience.step == PATIENCE.step
 
 
 def test_steps_that_take_minutes_are_waited_for():
@@ -74,14 +94,14 @@ def test_members_that_all_wait_for_each_other_are_deadlocked():
 
 def test_nobody_is_late_who_is_with_the_script_or_waits_for_one_who_is():
     newcomer = replace(BUSY, worker="w3", phase="forming", joined=False, usual_s=None)
-    leader = replace(BUSY, phase="between", leads=True, joined=False)
+    leader = replace(BUSY, phase="between", phase_s=59.0, leads=True, joined=False)
     peer = replace(WAITING, joined=False)
     assert late([newcomer, leader, peer], 100.0, 0.0, PATIENCE) == []
     leaver = replace(leader, standing=Standing.LEAVING)
     assert late([newcomer, leaver, peer], 100.0, 0.0, PATIENCE) == []
     assert late([newcomer, peer], 100.0, 59.0, PATIENCE) == []  # the leader has only just come back
     assert [one.worker for one in late([newcomer, peer], 100.0, 61.0, PATIENCE)] == ["w1"]
-    assert [one.worker for one in late([newcomer, replace(leader, phase_s=901.0)], 100.0, 61.0, PATIENCE)] == ["w2"]
+    assert [one.worker for one in late([newcomer, replace(leader, phase_s=61.0)], 100.0, 61.0, PATIENCE)] == ["w2"]
     assert late([newcomer, peer], 59.0, 59.0, PATIENCE) == []
     assert late([leader, peer], 100.0, 61.0, PATIENCE) == []  # nobody waits for them
     assert busy([newcomer, leaver], PATIENCE)

@@ -3,13 +3,15 @@
 A worker that says nothing any more hangs, whatever it does. One that says that it lives may still keep its peers
 waiting; whether that is a hang depends on what it is doing. A pass takes about as long as the passes before it, so a
 worker that takes far longer, while a peer waits for it, hangs. The leader may do more than the others in the body of
-its loop, and everybody between epochs (evaluate, save, print): there patience is long.
+its loop, and everybody between epochs (evaluate, save, print): what they do there takes as long as it takes while there
+are signs of life, such as calls of the model, and without any a minute. Should that be too short for a script, patience
+grows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geminid.train.group import Standing
 from geminid.train.jobspec import Patience
@@ -20,8 +22,23 @@ UNUSUAL = 20.0
 #: Nobody computes, and all wait for each other: so many times as patient as with one that computes.
 DEADLOCK = 3.0
 
+#: What a worker is doing, for people.
+_DOING = {
+    "opening": "waiting for its first batch",
+    "loading": "waiting for its data",
+    "training": "in the body of its loop",
+    "forward": "in the model's forward",
+    "computing": "in backward",
+    "compiling": "compiling",
+    "stepping": "in optimizer.step()",
+    "between": "between epochs",
+}
+
 #: The worker is where the script decides how long it takes.
-WITH_THE_SCRIPT = ("loading", "training", "computing", "stepping", "between")
+WITH_THE_SCRIPT = ("opening", "loading", "training", "forward", "computing", "compiling", "stepping", "between")
+
+#: How much longer the script may go without a sign of life after a worker was ended because it had shown none.
+MORE_PATIENT = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,10 +69,11 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """A worker that hangs, and why that is thought."""
+    """A worker that hangs, and why that is thought; ``free`` where the script may have been about its own business."""
 
     worker: str
     reason: str
+    free: bool = False
 
 
 def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
@@ -69,7 +87,8 @@ def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
             limit = allowed(seen, patience)
             waited_s = max((_waits(other) for other in workers if other is not seen), default=0.0)
             if min(seen.phase_s, waited_s) > limit:
-                found.append(Hung(seen.worker, f"hung: its peers have waited for it for {limit:.0f} s"))
+                what = f"hung: its peers have waited for it for {limit:.0f} s ({_DOING[seen.phase]})"
+                found.append(Hung(seen.worker, what, free=_is_free(seen)))
     return found
 
 
@@ -115,10 +134,20 @@ def excused(seen: Seen, patience: Patience) -> bool:
 
 def allowed(seen: Seen, patience: Patience) -> float:
     """How long a worker may be in the phase that it is in while its peers wait for it."""
-    free = seen.phase == "between" or (seen.leads and seen.phase in ("training", "stepping"))
-    if free or seen.usual_s is None:
+    if seen.usual_s is None or seen.phase in ("opening", "compiling"):
         return patience.stall
-    return _longest(seen.usual_s, patience)
+    longest = _longest(seen.usual_s, patience)
+    return max(patience.free, longest) if _is_free(seen) else longest
+
+
+def more_patient(patience: Patience) -> Patience:
+    """How long to wait next time, after a worker was ended that may only have been about its own business."""
+    return replace(patience, free=max(patience.free, min(MORE_PATIENT * patience.free, patience.stall)))
+
+
+def _is_free(seen: Seen) -> bool:
+    """Whether the script may do there what it likes."""
+    return seen.phase == "between" or (seen.leads and seen.phase == "training")
 
 
 def _longest(usual_s: float, patience: Patience) -> float:

@@ -16,16 +16,19 @@ class Patience:
     """How long the supervisor waits for what, in seconds.
 
     ``heartbeat`` is how often workers say that they live, ``hang`` how long they may be silent before they are ended.
-    While its peers wait, a worker may take ``step`` (or twenty times what its passes usually take, if that is longer)
-    for a pass, and ``stall`` where the script is free to do anything: before ``geminid.init()``, between epochs, on the
-    leader, and while it is not known what is usual. ``form`` is how long forming a group may take (after that, whoever
-    has not joined is ended), ``grace`` how long a worker has to save and stop, and ``orphan`` how long workers train on
-    without a supervisor before they save and stop.
+    While its peers wait, a worker may take ``step`` (or twenty times as long as usual, if that is longer) for loading,
+    forward, backward, or the optimiser's step. Where the script is free to do anything (between epochs, and on the
+    leader in the rest of its loop) it may go without a sign of life, such as a call of the model or ``run.report``, for
+    ``free``, and for longer once that has proved too short. It may take ``stall`` where nobody knows what is usual:
+    before ``geminid.init()``, in its first passes, for the first batch, and while something is compiled. ``form`` is
+    how long forming a group may take (after that, whoever has not joined is ended), ``grace`` how long a worker has to
+    save and stop, and ``orphan`` how long workers train on without a supervisor before they save and stop.
     """
 
     heartbeat: float = 0.5
     hang: float = 10.0
     step: float = 20.0
+    free: float = 60.0
     stall: float = 900.0
     form: float = 60.0
     grace: float = 30.0

@@ -27,7 +27,19 @@ MOST_METRICS, LONGEST_METRIC_NAME = 64, 64
 #: user's loop, there in the model's backward, waiting for its peers in a collective operation, being in the rest of the
 #: body, being between two epochs, having left the loop over epochs, or having come to its end.
 Phase = Literal[
-    "waiting", "forming", "loading", "training", "computing", "synchronising", "stepping", "between", "left", "finished"
+    "waiting",
+    "forming",
+    "opening",
+    "loading",
+    "training",
+    "forward",
+    "computing",
+    "compiling",
+    "synchronising",
+    "stepping",
+    "between",
+    "left",
+    "finished",
 ]
 
 
@@ -129,8 +141,8 @@ class Leaving:
 class Heartbeat:
     """Sent twice a second by a thread of its own, with what the training thread is doing and for how long.
 
-    ``usual_s`` is the longest that a pass took lately, from loading to stepping; None where no pass has shown yet what
-    is usual.
+    ``usual_s`` is the longest that any part of a pass took (loading, forward, backward, stepping); None where no pass
+    has shown yet what is usual.
     """
 
     generation: int

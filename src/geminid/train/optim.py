@@ -41,10 +41,11 @@ class OptimizerSteps:
         optimizer: Optimizer,
         *,
         may_step: Callable[[], bool],
+        before_step: Callable[[], None],
         on_step: Callable[[], None],
     ) -> None:
         self._optimizer = optimizer
-        self._may_step, self._on_step = may_step, on_step
+        self._may_step, self._before_step, self._on_step = may_step, before_step, on_step
         self._step = optimizer.step
         self.factors: Sequence[float] = [1.0] * len(optimizer.param_groups)
         steps = self
@@ -71,6 +72,7 @@ class OptimizerSteps:
         if not self._may_step():
             return
         groups = self._optimizer.param_groups
+        self._before_step()
         if all(factor == 1.0 for factor in self.factors):
             self._step()
         else:

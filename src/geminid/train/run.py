@@ -254,6 +254,8 @@ class Run:
 
         Cheap: only the newest values are kept, and looked at about once a second.
         """
+        if self._session is not None:
+            self._session.alive()
         self._metrics.update(
             {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
         )

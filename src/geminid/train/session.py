@@ -37,7 +37,8 @@ from geminid.train.reporting import Reporter
 from geminid.train.saving import Saver
 from geminid.train.shares import Span, StepShare, share_of_step
 from geminid.train.trainstate import Position, TrainingState
-from geminid.train.tuner import Tuner, UsualTime
+from geminid.train.tuner import Tuner
+from geminid.train.watching import Watch
 
 #: What a shell reports for a process that SIGTERM ended; also how a worker ends that was told to stop.
 STOPPED_EXIT_CODE = 143
@@ -86,7 +87,12 @@ class Session:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = parameters[0].device
         scaler_steps = ScalerSteps(scaler, may_step=self._may_step) if scaler is not None else None
-        self._optimizer_steps = OptimizerSteps(optimizer, may_step=self._may_step, on_step=self._on_optimizer_step)
+        self._optimizer_steps = OptimizerSteps(
+            optimizer,
+            may_step=self._may_step,
+            before_step=self._before_optimizer_step,
+            on_step=self._on_optimizer_step,
+        )
         schedule_steps = None
         if lr_scheduler is not None:
             schedule_steps = ScheduleSteps(
@@ -130,6 +136,7 @@ class Session:
             on_step=self._on_averaged,
             wait=self._wait_for if self._device.type == "cpu" else lambda work: work.wait(),
         )
+        self._watch = Watch(agent, in_pass=lambda: self._gradients.active, leads=lambda: self.place.rank == 0)
         self._membership = None
         if agent is not None:
             self._membership = Membership(
@@ -153,7 +160,6 @@ class Session:
             meter=self._meter,
             tuner=self._tuner,
         )
-        self._usual = UsualTime()
         self._saver = None
         if checkpoints is not None:
             every_s, keep = settings.checkpoint_every_s, settings.keep_checkpoints
@@ -166,7 +172,7 @@ class Session:
         self._fed: tuple[Any, ...] | None = None
         self._data_ended = self._data_begun = -1
         self._agreements = 0
-        self._begun = self._in_loop = self._report_first_step = False
+        self._begun = self._in_loop = self._report_first_step = self._opening = False
         self._stopped_at_s: float | None = None
 
     # ------------------------------------------------------------------------------------------- beginning and end
@@ -186,6 +192,7 @@ class Session:
         length = self._source.length(0)
         host = os.environ.get(channel.ADDRESS)
         self._meeting = peers.MeetingPlace(host) if host else None
+        self._watch.begin(self.state.model)
         self.agent.send(
             messages.Ready(
                 initial_batch=self.limits.initial,
@@ -282,6 +289,7 @@ class Session:
                 self._saver.at_once()
             self._report()
         self._leave_group()
+        self._watch.end()
         self._enter("finished")
         if self.agent is not None:
             self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
@@ -295,6 +303,7 @@ class Session:
         if not self._begun:
             return False
         self._begun = False
+        self._watch.end()
         self._enter("left")
         if self._saver is not None and self.place.rank == 0:
             self._saver.keep()
@@ -342,17 +351,16 @@ class Session:
     def _next_share(self) -> StepShare | None:
         """This worker's part of the next step; None at the end of the data or of all work."""
         position = self.position
-        self._enter("loading")
+        key = (position.epoch, self.place.generation, self._plan)
+        self._opening = self._fed != (*key, position.cursor)
+        self._enter_data()
         if self.settings.unit == "progress" and self.work_is_done:
             return None
         wanted = self._total_batch
         total = self._source.available(position.epoch, position.cursor, wanted)
         if not total:
             return None
-        key = (position.epoch, self.place.generation, self._plan)
-        if self._fed != (*key, position.cursor):
-            if self.agent is not None:
-                self.agent.usual_s = None  # the first batch may take longer than others
+        if self._opening:
             self._source.begin(position.epoch, self._spans(position.cursor))
         self._fed = (*key, position.cursor + total)
         return self._share_of(position.cursor, total)
@@ -377,8 +385,9 @@ class Session:
         self._meter.begin_step(self.position.step, micro_gradients=share.micro_gradients, whole=whole)
         for number, span in enumerate(share.passes):
             begin_s = time.perf_counter()
-            self._enter("loading")
+            self._enter_data()
             batch = self._source.batch(span)
+            self._opening = False
             last = number == len(share.passes) - 1
             self._gradients.begin_pass(
                 weight=(span[1] - span[0]) / share.total, first=number == 0, last=last, alone=share.alone
@@ -389,8 +398,7 @@ class Session:
                 self._end_step(share)
             self._gradients.end_pass()
             taken_s = time.perf_counter() - begin_s
-            if self.agent is not None:
-                self.agent.usual_s = self._usual.add(taken_s)
+            self._watch.end_pass()
             if not self._gradients.failed and whole:
                 if last:
                     self._reporter.clock.add_step(taken_s, self._gradients.sync_s)
@@ -439,8 +447,14 @@ class Session:
             self._gradients.complete()
         return self._gradients.failed is None
 
+    def _before_optimizer_step(self) -> None:
+        if self._gradients.active:
+            self._enter("stepping")
+
     def _on_optimizer_step(self) -> None:
         """The step's samples count from the moment when they have changed the model."""
+        if self._gradients.active:
+            self._enter("training")
         self._meter.stepped()
         if self._share is not None and not self._stepped:
             self._count(self._share, self._agreement.efficiency)
@@ -505,11 +519,11 @@ class Session:
         )
 
     def _on_pass(self) -> None:
-        self._enter("stepping")
+        self._enter("training")
         self._meter.take_pass()
 
     def _on_averaged(self) -> None:
-        self._enter("stepping")
+        self._enter("training")
         share = self._share
         if share is not None and not share.alone:
             self._agreement.averaged(
@@ -530,6 +544,8 @@ class Session:
         if self._lost is not None:
             self._recover()
             return
+        if self._device.type == "cuda" and self.place.size > 1:  # where the GPU waits for the others, so do we
+            self._enter("synchronising")
         told = self._agreement.read()
         if told.stopping:
             self._stop()
@@ -559,11 +575,10 @@ class Session:
                 file=sys.stderr,
                 flush=True,
             )
+        if before is not None:
+            self._watch.expect(plan.per_slot_batch / before.per_slot_batch)
         self._plan = plan
         self._reporter.clock.restart()
-        self._usual.restart()
-        if self.agent is not None:
-            self.agent.usual_s = None
 
     def _report(self) -> None:
         self._reporter.report(self.plan, self._total_batch, self._optimizer_steps.factors)
@@ -753,6 +768,13 @@ class Session:
         """Batches of the loader's own size, the last one perhaps a short one."""
         return -(-samples // self._own_batch)
 
+    def alive(self) -> None:
+        """The script shows that it lives."""
+        self._watch.alive()
+
+    def _enter_data(self) -> None:
+        """The first batch takes as long as it takes: processes start, and streams are read up to the position."""
+        self._enter("opening" if self._opening else "loading")
+
     def _enter(self, phase: messages.Phase) -> None:
-        if self.agent is not None:
-            self.agent.enter(phase)
+        self._watch.enter(phase)

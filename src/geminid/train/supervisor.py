@@ -110,6 +110,7 @@ class Supervisor:
         self._joined: dict[str, messages.Joined] = {}
         self._first_steps: dict[str, float] = {}
         self._forming_since_s = self._busy_at_s = 0.0
+        self._patience = spec.patience
         self._finished_generation: int | None = None
         self._leader_finished, self._finish_by_s = False, math.inf
         self._last_form: messages.Form | None = None
@@ -634,7 +635,7 @@ class Supervisor:
 
     def _tick(self) -> None:
         """End whoever has been silent, stuck or lingering for too long."""
-        now, patience = monotonic(), self.spec.patience
+        now, patience = monotonic(), self._patience
         for line, since in list(self._strangers.items()):
             if now - since > patience.hang:
                 self._hang_up(line)
@@ -659,6 +660,8 @@ class Supervisor:
                     self._carry_out(self._group.break_up())
         for one in found:
             known = self._workers[one.worker]
+            if one.free and not known.last_words:
+                self._patience = hangs.more_patient(self._patience)
             known.last_words = known.last_words or one.reason
             known.process.signal(signal.SIGKILL)
 
@@ -680,7 +683,7 @@ class Supervisor:
     def _unaware(self, seen: Sequence[Seen]) -> list[Hung]:
         """Members that do not notice what others have noticed long ago: that their group is broken."""
         self._lost_since_s = monotonic()
-        excused = {one.worker for one in seen if hangs.excused(one, self.spec.patience)}
+        excused = {one.worker for one in seen if hangs.excused(one, self._patience)}
         return [
             Hung(worker, "hung: it did not join its peers")
             for worker in self._group.silent()

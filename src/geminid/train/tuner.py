@@ -80,27 +80,6 @@ class StepClock:
         return taken
 
 
-class UsualTime:
-    """The longest that passes took since something changed, after the first few (which may compile, or allocate)."""
-
-    UNUSUAL_PASSES = 4
-
-    def __init__(self) -> None:
-        self.restart()
-
-    def restart(self) -> None:
-        """Something changed: nothing is usual any more."""
-        self._passes, self._longest_s = 0, 0.0
-
-    def add(self, seconds: float) -> float | None:
-        """A pass took so long; how long they take, if that is known."""
-        self._passes += 1
-        if self._passes <= self.UNUSUAL_PASSES:
-            return None
-        self._longest_s = max(self._longest_s, seconds)
-        return self._longest_s
-
-
 class Tuner:
     """Knows what a job measured, and the plan that would be best."""
 

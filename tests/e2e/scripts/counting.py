@@ -27,9 +27,11 @@ parser.add_argument("--until", type=Path, help="do not pause any more once this 
 parser.add_argument("--every", type=float, default=60.0)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--stream", action="store_true", help="an iterable dataset, with a collate function of its own")
-parser.add_argument("--hang", choices=("before", "after"), help="of the second worker, once, before or after its step")
+parser.add_argument("--hang", choices=("before", "forward", "after"), help="where a worker hangs, once")
+parser.add_argument("--hanging", type=int, default=1, help="which worker")
 parser.add_argument("--stuck", action="store_true", help="have one process hang before it begins, once")
 parser.add_argument("--evaluate", type=float, default=0.0, help="seconds that the leader takes after each epoch")
+parser.add_argument("--lively", action="store_true", help="have it call the model meanwhile")
 parser.add_argument("--conclude", type=float, default=0.0, help="seconds that the leader takes at the end")
 parser.add_argument("--die", action="store_true", help="have the leader die at the end, once")
 parser.add_argument("--leave-after", type=int, help="leave the loop over epochs after this one")
@@ -53,8 +55,8 @@ def first_time(name):
 
 
 def hang_once():
-    """Hang for good, in an idle loop, if this is the second worker, in its tenth step, and nobody has yet."""
-    if run.rank == 1 and run.step > 10 and first_time("hung"):
+    """Hang for good, in an idle loop, if this is that worker, in its tenth step, and nobody has yet."""
+    if run.rank == args.hanging and run.step > 10 and first_time("hung"):
         while True:
             time.sleep(0.01)
 
@@ -63,7 +65,18 @@ torch.set_num_threads(1)
 if args.stuck and os.environ["GEMINID_WORKER"] == "w2" and first_time("stuck"):
     time.sleep(3600.0)
 run = geminid.init(seed=3, checkpoint_every_s=args.every)
-model = torch.nn.Embedding(args.samples, 1)
+
+
+class Counter(torch.nn.Embedding):
+    """Hangs where it is told to."""
+
+    def forward(self, index):
+        if args.hang == "forward":
+            hang_once()
+        return super().forward(index)
+
+
+model = Counter(args.samples, 1)
 torch.nn.init.zeros_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 if args.stream:
@@ -92,7 +105,10 @@ for epoch in run.epochs(args.epochs):
         time.sleep(0.0 if args.until is not None and args.until.exists() else args.pause)
     if run.is_leader and args.evaluate:  # with gradients that are nobody else's
         model(torch.arange(3)).sum().backward()
-        time.sleep(args.evaluate)
+        for _ in range(20):
+            time.sleep(args.evaluate / 20)
+            if args.lively:
+                model(torch.arange(3))
     if epoch == args.leave_after:
         break
 if run.is_leader:

@@ -1,0 +1,115 @@
+"""What a worker says it is doing, and what counts as a sign of life."""
+
+import copy
+import pickle
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from geminid.train.watching import UsualTime, Watch
+
+
+class Listener:
+    """Stands where the agent stands, and remembers what it is told."""
+
+    def __init__(self):
+        self.phases, self.usual_s = [], None
+
+    def enter(self, phase):
+        self.phases.append(phase)
+
+
+@pytest.fixture
+def model():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    torch.optim.SGD(model.parameters(), lr=0.1)  # whoever trains has one, and with it the compiler is there
+    return model
+
+
+@pytest.fixture
+def watched(model):
+    agent, passes = Listener(), [True]
+    watch = Watch(agent, in_pass=lambda: passes[0], leads=lambda: True)
+    watch.begin(model)
+    watch.enter("training")
+    agent.phases.clear()
+    yield watch, agent, passes
+    watch.end()
+
+
+def test_a_call_of_the_model_is_training_only_in_a_pass_in_training_mode_and_with_gradients(watched, model):
+    _, agent, passes = watched
+    x = torch.ones(1, 3)
+    model(x)
+    assert [phase for phase in agent.phases if phase != "training"] == ["forward"]
+    agent.phases.clear()
+    with torch.no_grad():
+        model(x)
+    model.eval()(x)
+    passes[0] = False
+    model.train()(x)
+    assert set(agent.phases) == {"training"}  # signs of life, each time
+
+
+def test_a_failure_in_forward_is_not_taken_for_a_forward_that_goes_on(watched, model):
+    _, agent, _ = watched
+    with pytest.raises(RuntimeError):
+        model(torch.ones(1, 4))
+    assert "forward" in agent.phases
+    assert agent.phases[-1] == "training"
+
+
+def test_a_model_that_is_watched_can_be_copied_and_pickled_and_is_left_as_it_was(watched, model):
+    watch, agent, _ = watched
+    average = copy.deepcopy(model).eval()
+    stored = pickle.loads(pickle.dumps(model))
+    stored(torch.ones(1, 3))
+    assert agent.phases == []
+    average(torch.ones(1, 3))
+    assert agent.phases == ["training", "training"]
+    watch.end()
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def test_a_watched_model_compiles_whole_and_compiling_is_known(watched, model):
+    watch, agent, _ = watched
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    watch.enter("training")
+    compiled(torch.ones(1, 3))
+    assert "compiling" in agent.phases
+    assert agent.phases[-1] == "training"
+    agent.phases.clear()
+    compiled(torch.ones(1, 3))
+    assert agent.phases == []
+
+
+def test_the_usual_time_is_the_longest_of_parts_of_a_pass_after_the_first_few():
+    usual = UsualTime()
+    for seconds in (9.0, 9.0, 9.0, 9.0):
+        usual.add(seconds)
+        usual.end_pass()
+    assert usual.seconds is None
+    for seconds in (0.1, 0.3, 0.2):
+        usual.add(seconds)
+    usual.end_pass()
+    assert usual.seconds == 0.3
+    usual.expect(4.0)
+    usual.expect(0.5)
+    assert usual.seconds == pytest.approx(1.2)
+
+
+def test_waiting_and_what_the_leader_does_besides_are_not_usual(watched, monkeypatch):
+    watch, agent, _ = watched
+    now = [0.0]
+    monkeypatch.setattr("geminid.train.watching.monotonic", lambda: now[0])
+    for _ in range(6):
+        for phase, seconds in (("loading", 1.0), ("training", 50.0), ("synchronising", 70.0), ("stepping", 2.0)):
+            watch.enter(phase)
+            now[0] += seconds
+        watch.enter("between")
+        watch.end_pass()
+    assert agent.usual_s == 2.0
