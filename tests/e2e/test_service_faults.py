@@ -237,8 +237,25 @@ def test_pickles_are_never_unpickled_and_metacharacters_mean_nothing():
 
 
 def test_secrets_are_nowhere_to_be_read():
-    """Rows 24 and 27: not in answers, events, metrics, logs or what-ifs; and a token that is revoked opens nothing."""
-    with Live(slots=2) as live:
+    """Rows 24 and 27: not in answers, events, metrics, logs or what-ifs; and a token that is revoked opens nothing.
+
+    No process of a job inherits a token or an open file of the service, either.
+    """
+    live = Live(slots=2)
+    live.env["GEMINID_TOKEN"] = "hunter2-of-whoever-starts-the-service"
+    with live:
+        del live.env["GEMINID_TOKEN"]
+        patient = live.patient("b", "--max-batch", 16, slots=1)
+        sleeping = live.submit("sleep", "1000", slots=1)
+        live.until(patient, lambda job: job["samples"] > 0)
+        live.until(sleeping, lambda job: job["phase"] == "running")
+        (shim,) = [json.loads((live.home / "jobs" / sleeping / "plain.json").read_text())["pid"]]
+        for pid in (*live.worker_pids(patient), shim):
+            assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
+            opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+            assert not [name for name in opened if name.startswith(str(live.home)) and "/jobs/" not in name], opened
+        live.hurry(patient, "b")
+        live.client.post(f"jobs/{sleeping}/cancel")
         plain = live.submit("sh", "-c", "true", env={"API_KEY": "hunter2-plain"})
         elastic = live.counting("a", "--samples", 50, "--epochs", 2, env={"API_KEY": "hunter2-elastic"})
         with pytest.raises(Trouble) as refused:
@@ -257,10 +274,14 @@ def test_secrets_are_nowhere_to_be_read():
         assert not [text for text in told if "hunter2" in text]
         assert (live.home / "geminid.db").stat().st_mode & 0o077 == 0
         ann = Client(live.client.url, live.run("token", "ann").stdout.strip())
+        ann.verify()
         assert ann.get("jobs") == []
         live.run("token", "ann", "--revoke")
         with pytest.raises(Trouble, match="a valid token is needed"):
             ann.get("jobs")
+        for text in ("made a token for ann with role user", "a token of ann was revoked"):
+            until(lambda text=text: text in json.dumps(live.client.get("events", limit=1000)))
+        assert [row["revoked_at_s"] is None for row in live.json("token")] == [True, False]
 
 
 def refusal(live: Live) -> Trouble | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Literal
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 from rich.markup import escape
@@ -12,6 +13,9 @@ from geminid.cli.client import client, reporting_trouble
 from geminid.cli.client import of as at
 from geminid.cli.output import console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
+
+if TYPE_CHECKING:
+    from geminid.serve.auth import Identity
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 UndoOption = Annotated[bool, typer.Option("--undo", help="Let it take work again.")]
@@ -152,7 +156,7 @@ def events(
 
 
 def token(
-    user: Annotated[str, typer.Argument(help="For whom.")],
+    user: Annotated[str | None, typer.Argument(help="For whom; all tokens are listed when left out.")] = None,
     role: Annotated[Literal["user", "admin"], typer.Option(help="What the token allows.")] = "user",
     days: Annotated[
         float | None, typer.Option(min=0.0, help="Expires after so many days; never when left out.")
@@ -160,14 +164,19 @@ def token(
     revoke: Annotated[bool, typer.Option("--revoke", help="Take all tokens of this user back instead.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a token for a user; it is printed once."""
+    """Make a token for a user, which is printed once; without a user, list all that were made."""
     from geminid.fields import check_name
     from geminid.serve.auth import Tokens
     from geminid.serve.client import home
 
+    if not home().is_dir():
+        raise InvalidInput([Problem("GEMINID_HOME", str(home()), "must be the folder of a service; start one first")])
+    tokens = Tokens(home())
+    if user is None:
+        _list_tokens(tokens.all(), json)
+        return
     if problems := check_name("user", user):
         raise InvalidInput(problems)
-    tokens = Tokens(home())
     if revoke:
         count = tokens.revoke(user)
         if json:
@@ -177,3 +186,29 @@ def token(
         return
     made = tokens.add(user, role, None if days is None else 86_400.0 * days)
     print_json({"user": user, "role": role, "token": made, "days": days}) if json else print(made)
+
+
+def _list_tokens(known: list[Identity], json: bool) -> None:
+    def at(at_s: float | None) -> str:
+        return "" if at_s is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+    rows = [{name: value for name, value in asdict(one).items() if name != "hash"} for one in known]
+    if json:
+        print_json(rows)
+        return
+    print_table(
+        "Tokens",
+        ["user", "role", "made", "by", "expires", "revoked"],
+        [
+            [
+                escape(row["user"]),
+                row["role"],
+                at(row["made_at_s"]),
+                escape(row["made_by"]),
+                at(row["expires_at_s"]) or "never",
+                at(row["revoked_at_s"]),
+            ]
+            for row in rows
+        ],
+        text_columns=6,
+    )

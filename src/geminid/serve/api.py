@@ -27,7 +27,7 @@ from geminid.fields import InvalidInput
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.serve import documents
-from geminid.serve.auth import Identity, Tokens
+from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecast, Forecaster, waiting_order
 from geminid.serve.logfiles import LogReader, Tails
 from geminid.serve.service import Published, Refused, Service
@@ -35,6 +35,9 @@ from geminid.serve.state import LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
 
 PREFIX = "/api/v1"
+
+#: Where a service proves to know a token.
+PROOF = f"{PREFIX}/proof"
 
 #: Names that stand for this machine.
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -69,6 +72,16 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             service.note("audit", f"{status} for {who} at {client}: {request.method} {path}")
         return _told(status, sentence)
 
+    seen = tokens.all()
+
+    def audit_tokens() -> None:
+        """Note what was done to tokens since the last request."""
+        now = tokens.all()
+        if now != seen:
+            for sentence in changes(seen, now):
+                service.note("audit", sentence)
+            seen[:] = now
+
     @app.middleware("http")
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
         try:
@@ -80,8 +93,11 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         origin = request.headers.get("origin")
         if origin is not None and origin != url:
             return refuse(request, 403, f"requests from pages of {origin[:100]!r} are refused")
+        if request.url.path == PROOF:
+            return await answer(request)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         identity = tokens.identify(token.strip()) if scheme.lower() == "bearer" else None
+        audit_tokens()
         if identity is None:
             return refuse(request, 401, "a valid token is needed, as in Authorization: Bearer TOKEN")
         if int(request.headers.get("content-length") or 0) > MAX_TEXT_LENGTH:
@@ -123,6 +139,16 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         if not who(request).is_admin and job.spec.owner != who(request).user:
             raise Refused(403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} may change it")
         return job
+
+    @app.get(PROOF)
+    async def proof(
+        of: Annotated[str, Query(max_length=64)], challenge: Annotated[str, Query(max_length=64)]
+    ) -> dict[str, str]:
+        """Prove to know the token of a fingerprint, before it is shown; the one request that needs no token."""
+        made = tokens.prove(of, challenge)
+        if made is None:
+            raise Refused(401, "this token is not known here")
+        return {"proof": made}
 
     counted: list[tuple[Published, Mapping[str, Forecast], dict[str, int]]] = []
 

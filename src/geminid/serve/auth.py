@@ -1,11 +1,17 @@
 """Who may ask the service for what: bearer tokens, of which only hashes are kept.
 
 The first start makes a token for the operator and writes it to a file of mode 0600 beside the store, where the command
-line finds it. Further tokens are made for single users, who may submit jobs and change their own.
+line finds it. Further tokens are made for single users, who may submit jobs and change their own. The file of hashes
+also says who made a token when, and when it was revoked: nothing is deleted from it.
+
+A client can have a service prove that it knows its token before it shows it: to a challenge and the token's
+*fingerprint*, which says nothing of the token, the service answers what only whoever knows its hash can.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import getpass
 import hashlib
 import hmac
@@ -13,7 +19,8 @@ import json
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 TOKEN, TOKENS = "token", "tokens.json"
@@ -21,12 +28,15 @@ TOKEN, TOKENS = "token", "tokens.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whom a token stands for. ``role`` is ``admin`` or ``user``."""
+    """Whom a token stands for. ``role`` is ``admin`` or ``user``; ``made_by`` is whoever made it."""
 
     user: str
     role: str
     hash: str
     expires_at_s: float | None = None
+    made_at_s: float | None = None
+    made_by: str = ""
+    revoked_at_s: float | None = None
 
     @property
     def is_admin(self) -> bool:
@@ -35,58 +45,92 @@ class Identity:
 
 
 class Tokens:
-    """The tokens of a service, read again when their file has changed."""
+    """The tokens of a service, read again when their file has changed. Any process may change them, one at a time."""
 
     def __init__(self, home: Path) -> None:
         self._path = home / TOKENS
-        self._read_at: int | None = None
+        self._read: tuple[int, ...] | None = None
         self._known: list[Identity] = []
 
     def identify(self, token: str) -> Identity | None:
-        """Whose token it is; None if it is nobody's, or has expired."""
+        """Whose token it is; None if it is nobody's, has expired or was revoked."""
         self._refresh()
         digest = _hash(token)
         found = None
         for known in self._known:  # all of them, so that the time it takes tells nothing
             if hmac.compare_digest(known.hash, digest):
                 found = known
-        if found is not None and found.expires_at_s is not None and found.expires_at_s < time.time():
+        if found is None or found.revoked_at_s is not None:
             return None
-        return found
+        expired = found.expires_at_s is not None and found.expires_at_s < time.time()
+        return None if expired else found
+
+    def prove(self, fingerprint: str, challenge: str) -> str | None:
+        """That the token of a fingerprint is known; None if it is not."""
+        self._refresh()
+        found = [one for one in self._known if hmac.compare_digest(_fingerprint(one.hash), fingerprint)]
+        return _proof(found[0].hash, challenge) if found else None
 
     def add(self, user: str, role: str, lasts_s: float | None = None) -> str:
         """Make a token; it is told this once and never again."""
-        self._refresh()
-        token = "gmd_" + secrets.token_urlsafe(32)
-        expires = None if lasts_s is None else time.time() + lasts_s
-        self._write([*self._known, Identity(user=user, role=role, hash=_hash(token), expires_at_s=expires)])
+        token, now_s = "gmd_" + secrets.token_urlsafe(32), time.time()
+        expires = None if lasts_s is None else now_s + lasts_s
+        made = Identity(
+            user=user, role=role, hash=_hash(token), expires_at_s=expires, made_at_s=now_s, made_by=operator()
+        )
+        with self._changing() as known:
+            known.append(made)
         return token
 
     def revoke(self, user: str) -> int:
         """Take all tokens of a user back; how many there were."""
-        self._refresh()
-        kept = [known for known in self._known if known.user != user]
-        gone = len(self._known) - len(kept)
-        self._write(kept)
+        gone = 0
+        with self._changing() as known:
+            for i, one in enumerate(known):
+                if one.user == user and one.revoked_at_s is None:
+                    known[i], gone = replace(one, revoked_at_s=time.time()), gone + 1
         return gone
 
     def all(self) -> list[Identity]:
-        """All that there are."""
+        """All that there are and were, oldest first."""
         self._refresh()
         return list(self._known)
 
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[list[Identity]]:
+        """All tokens, to be changed: nobody else changes them meanwhile."""
+        lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            known = self.all()
+            yield known
+            write_private(self._path, json.dumps([asdict(one) for one in known], indent=1))
+        finally:
+            os.close(lock)
+
     def _refresh(self) -> None:
         try:
-            changed = self._path.stat().st_mtime_ns
-            if changed != self._read_at:
+            now = self._path.stat()
+            changed = (now.st_mtime_ns, now.st_ino, now.st_size)
+            if changed != self._read:
                 self._known = [Identity(**entry) for entry in json.loads(self._path.read_text(encoding="utf-8"))]
-                self._read_at = changed
+                self._read = changed
         except FileNotFoundError:
             self._known = []
 
-    def _write(self, known: list[Identity]) -> None:
-        write_private(self._path, json.dumps([asdict(one) for one in known], indent=1))
-        self._known, self._read_at = known, self._path.stat().st_mtime_ns
+
+def changes(before: list[Identity], after: list[Identity]) -> list[str]:
+    """What was done to tokens, in words."""
+    were = {one.hash: one for one in before}
+    told = []
+    for one in after:
+        was = were.get(one.hash)
+        if was is None:
+            told.append(f"{one.made_by or 'somebody'} made a token for {one.user} with role {one.role}")
+        elif one.revoked_at_s is not None and was.revoked_at_s is None:
+            told.append(f"a token of {one.user} was revoked")
+    gone = set(were) - {one.hash for one in after}
+    return told + [f"a token of {were[digest].user} was deleted" for digest in gone]
 
 
 def first_token(home: Path) -> None:
@@ -112,5 +156,19 @@ def write_private(path: Path, text: str) -> None:
     made.replace(path)
 
 
+def challenge_of(token: str) -> tuple[str, str, str]:
+    """A new challenge for whoever says to know a token: the token's fingerprint, the challenge, the right answer."""
+    challenge, digest = secrets.token_hex(16), _hash(token)
+    return _fingerprint(digest), challenge, _proof(digest, challenge)
+
+
 def _hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
+
+
+def _fingerprint(digest: str) -> str:
+    return hashlib.sha256(f"geminid fingerprint {digest}".encode()).hexdigest()[:32]
+
+
+def _proof(digest: str, challenge: str) -> str:
+    return hmac.new(digest.encode(), f"geminid proof {challenge}".encode(), "sha256").hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import http.client
 import json
 import os
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from geminid.documents import MAX_TEXT_LENGTH
-from geminid.serve.auth import TOKEN
+from geminid.serve.auth import TOKEN, challenge_of
+from geminid.train.launcher import started_at
 
 #: Where a service says how to reach it.
 SERVICE = "service.json"
@@ -46,24 +48,46 @@ class Client:
     def here(cls, folder: Path | None = None) -> Client:
         """The service of ``$GEMINID_HOME`` (or the one at ``$GEMINID_URL``), with ``$GEMINID_TOKEN`` or its token file.
 
+        With a folder, the service of that folder and its own token, whatever the environment says.
+
+        The token is shown to nobody else: the process that said to listen there must still be the same one, or, where
+        only an address is known, whoever answers must prove to know the token.
+
         Raises:
             Trouble: there is none.
         """
-        folder = folder or home()
-        url = os.environ.get("GEMINID_URL")
+        given, token = (os.environ.get(name) if folder is None else None for name in ("GEMINID_URL", "GEMINID_TOKEN"))
+        url, folder = given, folder or home()
         if url is None:
             try:
-                url = str(json.loads((folder / SERVICE).read_text(encoding="utf-8"))["url"])
-            except (OSError, ValueError, KeyError):
+                place = json.loads((folder / SERVICE).read_text(encoding="utf-8"))
+                url, pid, since = str(place["url"]), int(place["pid"]), int(place["started_at"])
+            except (OSError, ValueError, KeyError, TypeError):
                 raise no_service(folder) from None
-        token = os.environ.get("GEMINID_TOKEN")
+            if started_at(pid) != since:  # it was killed: somebody else may listen at its port by now
+                raise no_service(folder)
         if token is None:
             try:
                 token = (folder / TOKEN).read_text(encoding="utf-8").strip()
             except OSError as problem:
                 told = f"the token in {folder / TOKEN} cannot be read ({problem.strerror}); set GEMINID_TOKEN"
                 raise Trouble(NOT_ALLOWED, told) from None
-        return cls(url, token)
+        client = cls(url, token)
+        if given is not None:
+            client.verify()
+        return client
+
+    def verify(self) -> None:
+        """Have whoever listens there prove to know this client's token.
+
+        Raises:
+            Trouble: it does not.
+        """
+        fingerprint, challenge, proof = challenge_of(self._token)
+        stranger = Client(self.url, "")
+        told = stranger.get("proof", of=fingerprint, challenge=challenge)
+        if not isinstance(told, dict) or not hmac.compare_digest(str(told.get("proof")), proof):
+            raise Trouble(NOT_ALLOWED, f"whoever answers at {self.url} does not know your token, which was not shown")
 
     def get(self, path: str, **query: object) -> Any:
         """Ask for something."""
@@ -119,7 +143,8 @@ class Client:
         data = None if body is None else json.dumps(body).encode()
         if data is not None and len(data) > MAX_TEXT_LENGTH:
             raise Trouble(BAD_INPUT, f"a request has at most {MAX_TEXT_LENGTH:,} bytes, and this one {len(data):,}")
-        request = urllib.request.Request(url, data, {"Authorization": f"Bearer {self._token}"}, method=method)
+        shown = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        request = urllib.request.Request(url, data, shown, method=method)
         if data is not None:
             request.add_header("Content-Type", "application/json")
         for name, value in (headers or {}).items():

@@ -32,6 +32,7 @@ from geminid.serve.store import Store, StoreProblem
 from geminid.serve.turns import PATIENCE_S
 from geminid.sim.run import load_policy
 from geminid.train.channel import LONGEST_SOCKET_PATH
+from geminid.train.launcher import started_at
 from geminid.train.supervisor import Patience
 
 #: What decides if nothing else is said: looks at most every two seconds, at least every twenty, and gives free slots to
@@ -49,6 +50,9 @@ SWITCH_S = 0.0005
 
 #: Workers talk to their supervisors through sockets in the home folder, whose paths the system limits.
 LONGEST_HOME = LONGEST_SOCKET_PATH - len("/jobs/j1234567890/control")
+
+#: What users of a service have in their environment, and the service itself does not need.
+OWN_SECRETS = ("GEMINID_TOKEN", "GEMINID_URL")
 
 #: Starting includes importing half of scientific Python on a cold disk; on a Ray cluster also an agent on every node.
 START_PATIENCE_S, CLUSTER_PATIENCE_S = 60.0, 90.0
@@ -97,6 +101,8 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
     """
     policy = make_policy(options.policy, load_policy)
     sys.setswitchinterval(SWITCH_S)
+    for name in OWN_SECRETS:  # no process of a job inherits them
+        os.environ.pop(name, None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with (
         Store(options.home, before_write=before_write, events_kept=options.keep.events) as store,
@@ -159,7 +165,8 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> 
     service.on_failure = give_up  # without its thread the service is none: whoever watches this process starts another
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
-    write_private(home / SERVICE, json.dumps({"url": url, "pid": os.getpid(), "version": __version__}))
+    place = {"url": url, "pid": os.getpid(), "started_at": started_at(os.getpid()), "version": __version__}
+    write_private(home / SERVICE, json.dumps(place))
     logging.getLogger("geminid.serve").info("service at %s with %s slots", url, service.cluster.total_slots)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
@@ -189,7 +196,8 @@ def start_detached(options: Options) -> dict[str, object]:
     with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         child = subprocess.Popen(
             command,
-            env={**os.environ, "GEMINID_HOME": str(options.home)},
+            env={name: value for name, value in os.environ.items() if name not in OWN_SECRETS}
+            | {"GEMINID_HOME": str(options.home)},
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
