@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from geminid.policies.pairing import LEAST_TOGETHER, Paired, Worth, pair_up
-from geminid.solve.prices import Choices, Priced, Prices, solve
+from geminid.solve.choices import Choices, Prices
+from geminid.solve.prices import Priced, solve
 
 Array = NDArray[np.float64]
 

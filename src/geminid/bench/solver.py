@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.policies.sia import choose
+from geminid.solve.choices import Choices
 from geminid.solve.placement import place
-from geminid.solve.prices import Choices, solve
+from geminid.solve.prices import solve
 
 #: Slots, jobs and GPU types of the growth table.
 SIZES = (

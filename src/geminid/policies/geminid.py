@@ -35,7 +35,8 @@ from geminid.policies.kinds import KindMemory
 from geminid.policies.options import AtLeast, AtMost, Positive
 from geminid.policies.pairing import Paired, Worth, pair_up
 from geminid.policies.remaining import RemainingWork
-from geminid.solve.prices import Choices, Priced, Prices, solve
+from geminid.solve.choices import Choices, Prices
+from geminid.solve.prices import Priced, solve
 
 Array = NDArray[np.float64]
 

@@ -27,7 +27,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from geminid.solve.prices import IMPOSSIBLE, Choices, Priced, Prices
+from geminid.solve.choices import IMPOSSIBLE, Choices, Prices
+from geminid.solve.prices import Priced
 
 Array = NDArray[np.float64]
 IntArray = NDArray[np.intp]
