@@ -16,15 +16,9 @@ torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
 from geminid.train import rng  # noqa: E402
-from geminid.train.checkpoint import (  # noqa: E402
-    BackgroundWriter,
-    BadCheckpoint,
-    CheckpointFolder,
-    checkpoints_at,
-    read,
-    take_snapshot,
-    write,
-)
+from geminid.train.checkpoint import BadCheckpoint, read, take_snapshot, write  # noqa: E402
+from geminid.train.saving import BackgroundWriter  # noqa: E402
+from geminid.train.storage import CannotLoad, CheckpointFolder, checkpoints_at  # noqa: E402
 from geminid.train.tree import CannotSave, put_together, take_apart  # noqa: E402
 
 STATE = {
@@ -191,6 +185,46 @@ def test_checkpoints_on_remote_storage_fall_back_to_one_that_is_whole(capsys):
     assert "is not used" in capsys.readouterr().err
 
 
+def test_storage_that_fails_is_asked_again_and_never_taken_for_empty(capsys, monkeypatch):
+    pytest.importorskip("fsspec")
+    monkeypatch.setattr("geminid.train.storage.PAUSES_S", (0.0, 0.0))
+    storage = checkpoints_at("memory://bucket/jobs/18")
+    for step in (1, 2):
+        storage.save(snapshot({"step": step}, step))
+    answers, real = [], type(storage._storage).get_file
+
+    def get_file(self, *args, **kwargs):
+        if answers and (problem := answers.pop(0)) is not None:
+            raise problem
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(storage._storage), "get_file", get_file)
+    answers += [ConnectionError("timed out"), ValueError("throttled")]
+    assert storage.load()[0] == {"step": 2}
+    answers += [ConnectionError("timed out")] * 3
+    assert storage.load()[0] == {"step": 1}
+    assert "checkpoint-00000002.safetensors cannot be read: timed out" in capsys.readouterr().err
+    answers += [ConnectionError("timed out")] * 6
+    with pytest.raises(CannotLoad, match=r"none can be read \(timed out\): make them readable, or remove them"):
+        storage.load()
+
+    def ls(self, *args, **kwargs):
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr(type(storage._storage), "ls", ls)
+    with pytest.raises(CannotLoad, match="the checkpoints in memory://bucket/jobs/18 cannot be listed: nobody there"):
+        storage.load()
+    with pytest.raises(CannotLoad, match="checkpoints cannot be kept in nosuch://x: Protocol not known"):
+        checkpoints_at("nosuch://x")
+
+
+def test_a_folder_that_cannot_be_read_is_not_taken_for_empty(tmp_path):
+    folder = CheckpointFolder(tmp_path)
+    (tmp_path / "checkpoint-00000009.safetensors").mkdir()
+    with pytest.raises(CannotLoad, match="but none can be read \\(Is a directory\\)"):
+        folder.load()
+
+
 def test_a_file_url_is_a_folder(tmp_path):
     storage = checkpoints_at(f"file://{tmp_path}/deep/er")
     storage.save(snapshot({"step": 1}))
@@ -199,7 +233,8 @@ def test_a_file_url_is_a_folder(tmp_path):
 
 WRITE_FOR_EVER = """
 import sys, itertools, pathlib, torch
-from geminid.train.checkpoint import CheckpointFolder, take_snapshot
+from geminid.train.checkpoint import take_snapshot
+from geminid.train.storage import CheckpointFolder
 folder = CheckpointFolder(pathlib.Path(sys.argv[1]), keep=2)
 for step in itertools.count(int(sys.argv[2])):
     state = {"model": {"weight": torch.full((500_000,), float(step))}, "step": step}

@@ -1,5 +1,6 @@
 """The training library in one process: the same results as the plain loop, whatever the batch plan does."""
 
+import atexit
 import math
 import os
 import random
@@ -688,10 +689,73 @@ def test_what_could_not_be_saved_is_told_before_training(tmp_path):
         run.state("mine", state)
         next(run.epochs(1))
 
-    with pytest.raises(TypeError, match="state/user/mine/x is a object, which cannot be saved"):
+    with pytest.raises(TypeError, match=r"run\.state\('mine'\)/x is a object, which cannot be saved"):
         begun(x=object())
-    with pytest.raises(TypeError, match=r"state/user/mine/y is a tensor of torch\.complex128, which cannot be saved"):
+    with pytest.raises(TypeError, match=r"'mine'\)/y is a tensor of torch\.complex128, which cannot be saved"):
         begun(y=torch.zeros(2, dtype=torch.complex128))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.param_groups[0]["note"] = object()
+    with pytest.raises(TypeError, match="state/optimizer/param_groups/0/note is a object, which cannot be saved"):
+        geminid.init(checkpoint_dir=tmp_path).prepare(model, optimizer, DataLoader(toy(), batch_size=12))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+class Odd(torch.optim.SGD):
+    """Has a state that cannot be saved, from some step on."""
+
+    def __init__(self, parameters, first):
+        super().__init__(parameters, lr=0.1)
+        self._first, self._taken = first, 0
+
+    def step(self):
+        super().step()
+        self._taken += 1
+        if self._taken == self._first:
+            self.state[self.param_groups[0]["params"][0]]["odd"] = object()
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_an_optimizers_state_that_cannot_be_saved_is_told_after_its_first_step_or_warned_of(tmp_path, capsys, first):
+    run, model = geminid.init(checkpoint_dir=tmp_path, checkpoint_every_s=1e-9), network()
+    model, optimizer, loader = run.prepare(model, Odd(model.parameters(), first), DataLoader(toy(), batch_size=12))
+    if first == 1:
+        with pytest.raises(TypeError, match="state/optimizer/state/0/odd is a object, which cannot be saved"):
+            train(run, model, optimizer, loader, 2)
+        assert run.step == 1
+    else:
+        train(run, model, optimizer, loader, 2)
+        assert "no checkpoint was written: state/optimizer/state/0/odd is a object" in capsys.readouterr().err
+        assert run.step == 2 * len(loader)
+    atexit.unregister(run._end)  # it would end this process with an error, for what was not saved
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_state_that_cannot_be_saved_any_more_is_left_out_and_nothing_else_is_lost(tmp_path, capsys):
+    def trained(epochs, odd):
+        run, model = geminid.init(checkpoint_dir=tmp_path, checkpoint_every_s=1e-9), network()
+        kept, other = run.state("kept", {"epochs": 0}), run.state("other", {"epochs": 0})
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=12))
+        for _ in run.epochs(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+            kept["epochs"] += 1
+            other["epochs"] += 1
+            if odd:
+                other["odd"] = object()
+        return run, kept, other
+
+    trained(2, True)
+    problems = capsys.readouterr().err
+    assert problems.count("run.state('other')/odd is a object, which cannot be saved") == 1
+    assert "it is left out of checkpoints" in problems
+    run, kept, other = trained(3, False)
+    assert "run.state('other') was not saved with the rest" in capsys.readouterr().err
+    assert (kept["epochs"], other["epochs"]) == (3, 1)
+    assert run.step == 3 * -(-len(toy()) // 12)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -740,11 +804,18 @@ import sys
 import torch, geminid
 from torch.utils.data import DataLoader, TensorDataset
 run = geminid.init(checkpoint_dir="checkpoints")
+if sys.argv[2:]:
+    from geminid.train import saving, storage
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    (write, storage.write), saving.PAUSES_S = (storage.write, full), (0.0,)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.ones(40, 1)), batch_size=4)
 model, optimizer, loader = run.prepare(model, optimizer, loader)
-for epoch in run.epochs(10):
+for epoch in run.epochs(2):
     for (x,) in loader:
         optimizer.zero_grad()
         model(x).mean().backward()
@@ -753,8 +824,10 @@ for epoch in run.epochs(10):
             raise ValueError("on purpose")
         if sys.argv[1] == "leave" and run.step == 14:
             break
-    if run.step >= 14:
+    if run.step == 14:
         break
+if sys.argv[2:] == ["for a while"]:
+    storage.write = write
 torch.nn.init.zeros_(model.weight)  # what happens afterwards is not part of the state
 print("after", run.step, "steps")
 """
@@ -776,6 +849,26 @@ def test_leaving_the_loop_over_epochs_saves_and_failing_in_it_does_not(tmp_path)
     again = script("go on")
     assert "going on from" in again.stderr
     assert again.stdout == "after 20 steps\n"
+
+
+@pytest.mark.parametrize("how", ["leave", "go on"])
+def test_a_last_state_that_cannot_be_saved_is_tried_again_at_the_end_and_then_a_failure(tmp_path, how):
+    def script(until):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        command = [sys.executable, "-c", LEAVING, how, until]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    steps = 14 if how == "leave" else 20
+    ended = script("for good")
+    assert ended.stdout == f"after {steps} steps\n"
+    assert ended.returncode == 1
+    error = ended.stderr.splitlines()[-1]
+    assert error == "geminid: error: the last state was not saved in checkpoints: No space left on device"
+    ended = script("for a while")
+    assert (ended.stdout, ended.returncode) == (f"after {steps} steps\n", 0)
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    assert read(saved)["position"]["step"] == steps
+    assert float(read(saved)["model"]["weight"]) != 0.0
 
 
 def test_reports_go_to_a_file_where_there_is_no_scheduler(tmp_path, monkeypatch):

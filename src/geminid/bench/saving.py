@@ -16,9 +16,10 @@ from statistics import median
 import torch
 from torch import nn
 
-from geminid.train.checkpoint import BackgroundWriter, CheckpointFolder, Written, take_snapshot
-from geminid.train.saving import SNAPSHOT_BUDGET
+from geminid.train.checkpoint import Written, take_snapshot
+from geminid.train.saving import SNAPSHOT_BUDGET, BackgroundWriter
 from geminid.train.session import Settings
+from geminid.train.storage import CheckpointFolder
 
 #: Steps of a block in which nothing is written, and steps before anything is timed.
 BLOCK_STEPS, WARM_UP_STEPS = 20, 10

@@ -37,6 +37,8 @@ from geminid.train.agent import Agent, Identity
 from geminid.train.optim import check_model, rule_for
 from geminid.train.peers import abandon_group
 from geminid.train.session import STOPPED_EXIT_CODE, Session, Settings, Unit
+from geminid.train.storage import reason
+from geminid.train.tree import check_saveable
 
 #: What a supervisor may override, as a job file names it.
 OPTIONS = (
@@ -270,6 +272,8 @@ class Run:
             raise TypeError(f"the state {name!r} is a {type(value).__name__}: it needs a state_dict, or must be a dict")
         if name in self._user_state:
             raise ValueError(f"the state {name!r} was given before")
+        if self._agent is not None or self._checkpoints is not None:
+            check_saveable(value.state_dict() if hasattr(value, "state_dict") else value, f"run.state({name!r})")
         self._user_state[name] = value
         return value
 
@@ -351,10 +355,24 @@ class Run:
 
     def _end(self) -> None:
         """The script has ended: save where its loop was left by choice, say that training is over, and hang up."""
-        if self._session is not None and self._left_early and not self._failed:
-            self._session.ended_early()
+        session, problem = self._session, None
+        if session is not None and not self._failed:
+            problem = session.save_what_is_left()
+            if self._left_early and problem is None:
+                session.ended_early()
+        if problem is not None:
+            self._tell_failure(f"the last state was not saved in {self._checkpoints}: {reason(problem)}")
         if self._agent is not None:
             self._agent.close()
+        if problem is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+
+    def _tell_failure(self, what: str) -> None:
+        print(f"geminid: error: {what}", file=sys.stderr, flush=True)
+        if self._agent is not None:
+            self._agent.send(messages.Failed(reason=what))
 
     def _notice_failure(self) -> None:
         """Have an exception that ends the script told to the supervisor, besides the usual traceback."""
@@ -364,8 +382,8 @@ class Run:
             self._failed = True
             lines = str(problem).strip().splitlines()
             if self._agent is not None:
-                reason = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
-                self._agent.send(messages.Failed(reason=reason))
+                what = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
+                self._agent.send(messages.Failed(reason=what))
             usual(kind, problem, trace)
 
         sys.excepthook = hook

@@ -1,24 +1,65 @@
-"""When a worker saves: now and then in the background, at once when it has to stop, and when training is over."""
+"""When a worker saves: now and then in the background, at once when it has to stop, and when training is over.
+
+Training goes on when a checkpoint cannot be written, with a warning. The last one is insisted on: the script may go on
+after training, and when it has ended the state is saved once more if it is not safe yet.
+"""
 
 from __future__ import annotations
 
+import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from geminid.train import messages, rng
 from geminid.train.agent import Agent
-from geminid.train.checkpoint import (
-    BackgroundWriter,
-    Snapshot,
-    Written,
-    check_saveable,
-    checkpoints_at,
-    take_snapshot,
-)
+from geminid.train.checkpoint import Snapshot, Written, take_snapshot
+from geminid.train.storage import Checkpoints, checkpoints_at, reason
 from geminid.train.trainstate import TrainingState
+from geminid.train.tree import CannotSave, check_saveable
 
 #: Taking a snapshot may stop training for at most this share of the time.
 SNAPSHOT_BUDGET = 0.01
+
+#: The last checkpoint is tried again after so long, and once more.
+PAUSES_S = (0.5, 2.0)
+
+
+class BackgroundWriter:
+    """Writes snapshots in a thread, one at a time, while training goes on."""
+
+    def __init__(self, folder: Checkpoints, on_written: Callable[[Written], None]) -> None:
+        self.folder = folder
+        self._on_written = on_written
+        self._thread: threading.Thread | None = None
+        self._problem: Exception | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a snapshot is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Write this one next; waits for the one before."""
+        self.finish()
+        self._thread = threading.Thread(target=self._write, args=(snapshot,), name="geminid checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> Exception | None:
+        """Wait until nothing is being written; why the last one could not be, if so."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        problem, self._problem = self._problem, None
+        return problem
+
+    def _write(self, snapshot: Snapshot) -> None:
+        try:
+            self._on_written(self.folder.save(snapshot))
+        except Exception as problem:  # remote storage has errors of its own, and training goes on
+            self._problem = problem
+            warn_of(problem)
 
 
 class Saver:
@@ -29,7 +70,8 @@ class Saver:
     ) -> None:
         self._state, self._every_s, self._agent = state, every_s, agent
         self._writer = BackgroundWriter(checkpoints_at(place, keep), self._on_written)
-        self._kept: Snapshot | None = None
+        #: What is to be saved before the process ends.
+        self._kept: Snapshot | Exception | None = None
         self._saved_at_s, self._pause_s = time.monotonic(), 0.0
 
     def check(self) -> None:
@@ -47,30 +89,45 @@ class Saver:
         asked = self._agent is not None and self._agent.take_save()
         interval_s = max(self._every_s, self._pause_s / SNAPSHOT_BUDGET)
         if asked or time.monotonic() - self._saved_at_s >= interval_s:
-            self._writer.begin(self._snapshot())
+            snapshot = self._snapshot()
+            if isinstance(snapshot, Snapshot):
+                self._writer.begin(snapshot)
 
     def at_once(self) -> Exception | None:
         """Save, and wait until that is done; why it could not be, if so."""
-        self._writer.finish()
-        self._writer.begin(self._snapshot())
-        return self._writer.finish()
+        return self._write(self._snapshot())
+
+    def at_last(self) -> None:
+        """Training is over: save. What cannot be saved now is kept until the script has ended."""
+        snapshot = self._snapshot()
+        problem = self._write(snapshot)
+        for pause_s in PAUSES_S:
+            if problem is None or isinstance(problem, CannotSave):
+                break
+            time.sleep(pause_s)
+            problem = self._write(snapshot)
+        if problem is not None:
+            self._kept = snapshot
 
     def wait(self) -> Exception | None:
         """Wait for what is being written; why it could not be, if so."""
         return self._writer.finish()
 
     def keep(self) -> None:
-        """Keep the state as it is now, to be saved later, perhaps."""
+        """Keep the state as it is now, to be saved when the script has ended."""
         self._kept = self._snapshot()
 
-    def save_kept(self) -> None:
-        """Save the state that was kept, if any was."""
-        if self._kept is not None:
-            self._writer.begin(self._kept)
-            self._writer.finish()
+    def save_kept(self) -> Exception | None:
+        """Save the state that was kept, if any was; why it could not be, if so."""
+        kept, self._kept = self._kept, None
+        return self._write(kept) if kept is not None else None
 
     def restore(self) -> Path | str | None:
-        """Go on from the last intact checkpoint; where that was, if there is one."""
+        """Go on from the last intact checkpoint; where that was, if there is one.
+
+        Raises:
+            CannotLoad: there are some, but they cannot be read.
+        """
         loaded = self._writer.folder.load()
         if loaded is None:
             return None
@@ -79,9 +136,22 @@ class Saver:
         rng.restore(state["rng"])
         return path
 
-    def _snapshot(self) -> Snapshot:
+    def _write(self, snapshot: Snapshot | Exception) -> Exception | None:
+        self._writer.finish()
+        if isinstance(snapshot, Exception):
+            return snapshot
+        self._writer.begin(snapshot)
+        return self._writer.finish()
+
+    def _snapshot(self) -> Snapshot | CannotSave:
+        """A copy of the state; why there is none, if so."""
         position = self._state.position
-        snapshot = take_snapshot(self._state.collect(), step=position.step, samples=position.samples)
+        self._saved_at_s = time.monotonic()
+        try:
+            snapshot = take_snapshot(self._state.collect(), step=position.step, samples=position.samples)
+        except CannotSave as problem:
+            warn_of(problem)
+            return problem
         self._pause_s, self._saved_at_s = snapshot.pause_s, time.monotonic()
         return snapshot
 
@@ -97,3 +167,8 @@ class Saver:
                     pause_s=written.snapshot.pause_s,
                 )
             )
+
+
+def warn_of(problem: Exception) -> None:
+    """Say that there will be no checkpoint this time."""
+    print(f"geminid: warning: no checkpoint was written: {reason(problem)}", file=sys.stderr, flush=True)

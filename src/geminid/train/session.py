@@ -174,13 +174,14 @@ class Session:
         self._agreements = 0
         self._begun = self._in_loop = self._report_first_step = self._opening = False
         self._stopped_at_s: float | None = None
+        self._check_saving()
 
     # ------------------------------------------------------------------------------------------- beginning and end
 
     def begin(self, epochs: int) -> None:
         """Take one's place: alone and from the last checkpoint, or wherever the supervisor says."""
-        if self._saver is not None:
-            self._saver.check()
+        self._check_saving()
+        self._checked = False
         self._begun, self.epochs_wanted = True, epochs
         if self.agent is None:
             restored = self._restore_checkpoint()
@@ -286,7 +287,7 @@ class Session:
             self._recover()
         if self.place.rank == 0:
             if self._saver is not None:
-                self._saver.at_once()
+                self._saver.at_last()
             self._report()
         self._leave_group()
         self._watch.end()
@@ -312,10 +313,12 @@ class Session:
     def ended_early(self) -> None:
         """The script left its loop over epochs, by its own choice, and has ended."""
         self._leave_group()
-        if self._saver is not None:
-            self._saver.save_kept()
         if self.agent is not None:
             self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
+
+    def save_what_is_left(self) -> Exception | None:
+        """The script has ended: save what could not be saved before; why that was not possible, if so."""
+        return self._saver.save_kept() if self._saver is not None else None
 
     # ------------------------------------------------------------------------------------------- batches
 
@@ -414,6 +417,8 @@ class Session:
             self._lost = self._gradients.failed
             return
         self._meter.end_step()
+        if not self._checked:  # the optimiser has a state from its first step on
+            self._check_saving()
         if not share.alone:
             self._stepped_before = self._stepped
         if not self._stepped:
@@ -686,6 +691,16 @@ class Session:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+    def _check_saving(self) -> None:
+        """Better to know at the beginning than at the first checkpoint, or when somebody joins.
+
+        Raises:
+            CannotSave: the state can neither be saved nor passed on.
+        """
+        if self._saver is not None:
+            self._saver.check()
+        self._checked = True
 
     def _restore_checkpoint(self) -> Path | str | None:
         """Go on from the last intact checkpoint, if there is one."""

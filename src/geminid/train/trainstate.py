@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import nn
@@ -12,7 +14,7 @@ from geminid.goodput.noise import NoiseEstimate
 from geminid.train import rng
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import ScheduleSteps
-from geminid.train.tree import put_together, take_apart
+from geminid.train.tree import CannotSave, check_saveable, put_together, take_apart
 from geminid.train.tuner import Tuner
 
 
@@ -49,6 +51,7 @@ class TrainingState:
     user: dict[str, Any]
     position: Position
     present: bool = False
+    _told_of: set[str] = field(default_factory=set)
 
     def collect(self) -> dict[str, Any]:
         """The state as it is. Tensors are the live ones, not copies."""
@@ -61,7 +64,7 @@ class TrainingState:
             "noise": {"estimate": asdict(self.meter.estimate), **self.meter.state()},
             "tuner": self.tuner.state(),
             "rng": rng.states(),
-            "user": {name: _state_of(value) for name, value in self.user.items()},
+            "user": {name: _state_of(value) for name, value in self._saveable()},
         }
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
@@ -93,14 +96,17 @@ class TrainingState:
         if self.schedule_steps is not None and "schedule" in state:
             self.schedule_steps.taken = state["schedule"]["taken"]
             self.lr_scheduler.load_state_dict(state["schedule"]["state"])
-        for name, value in state["user"].items():
-            if name in self.user:
-                _restore(self.user[name], value)
+        for name, value in self.user.items():
+            if name in state["user"]:
+                _restore(value, state["user"][name])
+            elif name not in self._told_of:
+                self._told_of.add(name)
+                _warn(f"run.state({name!r}) was not saved with the rest: it begins as the script made it")
         self.present = True
 
     def plain_user_state(self) -> dict[str, Any]:
         """What the script keeps, as JSON, as far as there are no tensors in it."""
-        apart = {name: take_apart(_state_of(value), name) for name, value in self.user.items()}
+        apart = {name: take_apart(_state_of(value), name) for name, value in self._saveable()}
         return {name: document for name, (document, tensors) in apart.items() if not tensors}
 
     def take_user_state(self, documents: dict[str, Any]) -> None:
@@ -109,9 +115,27 @@ class TrainingState:
             if name in self.user:
                 _restore(self.user[name], put_together(document, {}))
 
+    def _saveable(self) -> Iterator[tuple[str, Any]]:
+        """What the script keeps, as far as it can be saved; it says so where that has changed since the beginning."""
+        for name, value in self.user.items():
+            try:
+                check_saveable(_state_of(value), f"run.state({name!r})")
+            except CannotSave as problem:
+                if not self.present:
+                    raise
+                if name not in self._told_of:
+                    self._told_of.add(name)
+                    _warn(f"{problem}; it is left out of checkpoints, and newcomers do not get it")
+            else:
+                yield name, value
+
     @property
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def _warn(text: str) -> None:
+    print(f"geminid: warning: {text}", file=sys.stderr, flush=True)
 
 
 def _state_of(value: Any) -> Any:

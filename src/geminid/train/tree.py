@@ -18,6 +18,22 @@ from torch import Tensor
 MARK = "$"
 
 
+#: The kinds of tensors that can be saved, by their names in safetensors.
+TENSORS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+
+
 class CannotSave(TypeError):
     """Some state cannot be saved; the sentence names it."""
 
@@ -26,6 +42,28 @@ def take_apart(value: Any, path: str = "state") -> tuple[Any, dict[str, Tensor]]
     """A JSON document and the tensors that it refers to by name. The tensors are not copied."""
     tensors: dict[str, Tensor] = {}
     return _encode(value, path, tensors), tensors
+
+
+def check_saveable(value: Any, path: str = "state") -> None:
+    """Find out whether this could be saved: better to know at the beginning than at the first checkpoint.
+
+    Raises:
+        CannotSave: it could not, and the sentence says which part of it.
+    """
+    check_tensors(take_apart(value, path)[1])
+
+
+def check_tensors(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse kinds of tensors that cannot be saved.
+
+    Raises:
+        CannotSave: there is one.
+    """
+    for name, tensor in tensors.items():
+        if tensor.dtype not in TENSORS:
+            raise CannotSave(f"{name} is a tensor of {tensor.dtype}, which cannot be saved")
+        if tensor.layout is not torch.strided:
+            raise CannotSave(f"{name} is a tensor of layout {tensor.layout}, which cannot be saved")
 
 
 def put_together(document: Any, tensors: Mapping[str, Tensor]) -> Any:
