@@ -10,10 +10,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from typing import get_type_hints
 
 import pytest
 from live import Live
+from pydantic import TypeAdapter
 
+from geminid.serve import schemas
 from geminid.serve.client import Client, Trouble, address
 
 pytest.importorskip("torch")
@@ -137,8 +140,49 @@ def test_job_files_metrics_and_the_description_of_the_interface(live, tmp_path):
     assert dry["finish_s"][0] <= dry["finish_s"][1]
     headers = {"Authorization": f"Bearer {(live.home / 'token').read_text().strip()}"}
     assert 'geminid_jobs{phase="succeeded"}' in answer(f"{live.client.url}/metrics", headers)[1]
-    paths = live.client.get("openapi.json")["paths"]
-    assert {"/api/v1/jobs", "/api/v1/jobs/{job_id}/explain", "/api/v1/nodes"} <= set(paths)
+    described = live.client.get("openapi.json")
+    assert {"/api/v1/jobs", "/api/v1/jobs/{job_id}/explain", "/api/v1/nodes"} <= set(described["paths"])
+    live.client.put("quotas/queue/night", slots=4)
+    live.client.post("jobs", {"name": "waits", "command": ["sleep", "60"], "slots": 2})
+    kinds = {"Job": "jobs", "Node": "nodes", "QuotaLine": "quotas", "Usage": "usage", "Event": "events"}
+    answers = {name: live.client.get(path)[0] for name, path in kinds.items()} | {
+        "JobDetails": live.client.get(f"jobs/{submitted['id']}"),
+        "Explained": live.json("explain", live.client.get("jobs")[0]["id"]),
+        "StoryLine": live.client.get(f"jobs/{submitted['id']}/story")[0],
+        "Status": live.client.get("status"),
+        "Snapshot": live.client.get("snapshot"),
+        "DryRun": dry,
+    }
+    for name, told in answers.items():  # what is answered is what is described
+        model = getattr(schemas, name)
+        TypeAdapter(model).validate_python(told)
+        assert name == "Event" or set(told) == set(get_type_hints(model))
+        assert set(described["components"]["schemas"][name]["properties"]) == set(get_type_hints(model))
+    live.client.put("quotas/queue/night")
+    for job in live.client.get("jobs"):
+        live.client.post(f"jobs/{job['id']}/cancel")
+
+
+def test_what_is_typed_goes_before_what_the_file_says_and_environments_add_up(live, tmp_path):
+    text = "name: filed\ncommand: [sh, -c, 'echo $A $B $C']\nmin_slots: 1\nmax_slots: 2\nenv: {A: file, B: file}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    live.env["C"] = "mine"
+    told = live.json("submit", tmp_path / "job.yaml", "--slots", 1, "--env", "B=typed", "--env", "C")
+    assert (told["min_slots"], told["max_slots"]) == (1, 1)
+    live.over(told["id"])
+    assert live.run("logs", told["id"]).stdout == "file typed mine\n"
+    missing = live.run("submit", "--env", "NOBODY_HAS_THIS", "--", "true")
+    assert missing.returncode == 2
+    assert "NOBODY_HAS_THIS" in missing.stderr
+    counting = live.submit("sh", "-c", "seq 100; printf end", slots=1)
+    live.over(counting)
+    assert live.run("logs", "--tail", 3, counting).stdout == "99\n100\nend"
+    kinds = {entry["kind"] for entry in live.json("events", "--job", counting)}
+    assert {"JobSubmitted", "Planned", "JobStarting", "JobEnded"} <= kinds
+    assert live.json("events", "--after", (1 << 63) - 1) == []
+    with pytest.raises(Trouble, match="after is") as refused:
+        live.client.get("events", after=10**30)
+    assert refused.value.code == 2
 
 
 def test_hostile_requests_are_refused(live):
@@ -166,7 +210,10 @@ def test_hostile_requests_are_refused(live):
     assert "\x1b" not in "".join(record.get("text", "") for record in live.client.get("events"))
     key = {"Idempotency-Key": "once"}
     body = {"name": "x", "command": ["true"]}
-    assert live.client.post("jobs", body, headers=key)["id"] == live.client.post("jobs", body, headers=key)["id"]
+    once = live.client.post("jobs", body, headers=key)["id"]
+    assert live.client.post("jobs", body, headers=key)["id"] == once
+    with pytest.raises(Trouble, match=f"was used for another job before, {once}"):
+        live.client.post("jobs", {**body, "priority": 1}, headers=key)
 
 
 def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):

@@ -40,7 +40,10 @@ def submit(
     max_slots: Annotated[int | None, typer.Option(min=1, help="The most slots it may get.")] = None,
     priority: Annotated[int | None, typer.Option(help="From -1000 to 1000; higher goes first.")] = None,
     queue: Annotated[str | None, typer.Option(help="The queue, which may have a quota.")] = None,
-    env: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="Environment of the command.")] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[=VALUE]", help="Environment of the command; without a value, yours. Repeatable."),
+    ] = None,
     retries: Annotated[int | None, typer.Option(min=0, help="How often it is restarted after a failure.")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would happen, and when; change nothing.")
@@ -56,9 +59,14 @@ def submit(
         "priority": priority,
         "queue": queue,
         "max_retries": retries,
-        "env": _environment(env or []) or None,
+        "env": _environment(env or []),
     }
     document = _from_file(Path(words[0])) if _is_file(words) else _from_command(words)
+    if slots is not None:  # what is typed counts for more than the file
+        document = {name: value for name, value in document.items() if name not in ("min_slots", "max_slots")}
+    elif min_slots is not None or max_slots is not None:
+        document.pop("slots", None)
+    given["env"] = {**document.get("env", {}), **given["env"]} if given["env"] else None
     document |= {field: value for field, value in given.items() if value is not None}
     document["working_dir"] = str(Path(document.get("working_dir") or ".").absolute())
     with reporting_trouble():
@@ -181,14 +189,16 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
 def logs(
     job: JobArgument,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is over.")] = False,
-    tail: Annotated[int | None, typer.Option(min=0, metavar="BYTES", help="Only the end of each log.")] = None,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Only so many last lines of each log.")
+    ] = None,
     worker: Annotated[str | None, typer.Option(help="Only this worker's, such as w2.")] = None,
 ) -> None:
     """Print what a job printed."""
     from geminid.serve.client import NO_SERVICE
 
     with reporting_trouble():
-        for piece in client().stream(of("jobs", job, "logs"), follow=follow, tail_bytes=tail, worker=worker):
+        for piece in client().stream(of("jobs", job, "logs"), follow=follow, tail=tail, worker=worker):
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
         if follow and client().get(of("jobs", job))["finished_at_s"] is None:
@@ -368,10 +378,12 @@ def _resolved(program: str) -> str:
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
-    bad = [pair for pair in pairs if "=" not in pair]
-    if bad:
-        raise InvalidInput([Problem("env", bad[0], "must have the form NAME=VALUE")])
-    return dict(pair.split("=", 1) for pair in pairs)
+    unset = [pair for pair in pairs if "=" not in pair and pair not in os.environ]
+    if unset:
+        raise InvalidInput([Problem("env", unset[0], "must have the form NAME=VALUE, or be set in your environment")])
+    return {
+        name: value if given else os.environ[name] for name, given, value in (pair.partition("=") for pair in pairs)
+    }
 
 
 def _print_dry_run(told: dict[str, Any]) -> None:

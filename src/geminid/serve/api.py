@@ -8,6 +8,8 @@ making a name point to this machine. Everything that is refused is told and note
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -17,8 +19,10 @@ from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Header, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
+from pydantic import TypeAdapter
 
 from geminid import __version__
 from geminid.documents import MAX_TEXT_LENGTH, load_json
@@ -26,7 +30,8 @@ from geminid.engine.explain import Quota, explain
 from geminid.fields import InvalidInput
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
-from geminid.serve import documents
+from geminid.nodes import MAX_SLOTS
+from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecast, Forecaster, waiting_order
 from geminid.serve.logfiles import LogReader, Tails
@@ -38,6 +43,9 @@ PREFIX = "/api/v1"
 
 #: Where a service proves to know a token.
 PROOF = f"{PREFIX}/proof"
+
+#: No record has a larger number.
+LARGEST_SEQ = (1 << 63) - 1
 
 #: Names that stand for this machine.
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -55,7 +63,12 @@ NOTED_PER_MINUTE = 10
 def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_down: Callable[[bool], None]) -> FastAPI:
     """The interface of a service. ``shut_down`` is called, with whether to leave jobs running, to end it."""
     app = FastAPI(
-        title="Geminid", version=__version__, openapi_url=f"{PREFIX}/openapi.json", docs_url=None, redoc_url=None
+        title="Geminid",
+        version=__version__,
+        openapi_url=f"{PREFIX}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        responses={"4XX": {"model": schemas.Errors}, "5XX": {"model": schemas.Errors}},
     )
     started_s = time.time()
     forecaster = Forecaster(service)
@@ -115,6 +128,13 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
     async def on_invalid(request: Request, problem: InvalidInput) -> JSONResponse:
         return _told(422, *map(str, problem.problems))
 
+    @app.exception_handler(RequestValidationError)
+    async def on_malformed(request: Request, problem: RequestValidationError) -> JSONResponse:
+        sentences = [
+            f"{entry['loc'][-1]} is {str(entry.get('input'))[:100]!r}: {entry['msg']}" for entry in problem.errors()
+        ]
+        return _told(422, *sentences)
+
     @app.exception_handler(StoreProblem)
     async def on_store(request: Request, problem: StoreProblem) -> JSONResponse:
         return _told(507, str(problem))
@@ -140,15 +160,15 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             raise Refused(403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} may change it")
         return job
 
-    @app.get(PROOF)
+    @app.get(PROOF, response_model=schemas.Proof)
     async def proof(
         of: Annotated[str, Query(max_length=64)], challenge: Annotated[str, Query(max_length=64)]
-    ) -> dict[str, str]:
+    ) -> JSONResponse:
         """Prove to know the token of a fingerprint, before it is shown; the one request that needs no token."""
         made = tokens.prove(of, challenge)
         if made is None:
             raise Refused(401, "this token is not known here")
-        return {"proof": made}
+        return JSONResponse({"proof": made})
 
     counted: list[tuple[Published, Mapping[str, Forecast], dict[str, int]]] = []
 
@@ -165,20 +185,34 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         made = (documents.job_details if details else documents.job_document)(job, now_s, positions().get(job.id))
         return {**made, "eta": None if job.phase.is_terminal else forecaster.of(job.id)}
 
-    @app.post(f"{PREFIX}/jobs", status_code=201)
-    async def submit(request: Request, dry_run: bool = False) -> dict[str, Any]:
-        """Submit a job: the fields of a job file. ``Idempotency-Key`` makes it safe to ask again."""
+    # Answers are made here as they are, because FastAPI would look at every value once more.
+
+    @app.post(
+        f"{PREFIX}/jobs",
+        status_code=201,
+        response_model=schemas.Job | schemas.DryRun,
+        openapi_extra=_body_of(schemas.JobFile),
+    )
+    async def submit(
+        request: Request,
+        dry_run: bool = False,
+        idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+    ) -> JSONResponse:
+        """Submit a job: the fields of a job file. ``Idempotency-Key`` makes it safe to ask again.
+
+        A key that was used for another job is refused.
+        """
         spec = JobSpec.from_dict(load_json((await _body(request)).decode("utf-8", "replace")))
         accepted = await asyncio.to_thread(service.accepted, spec, who(request).user)
         if dry_run:
-            return await asyncio.to_thread(forecaster.dry_run, accepted)
-        key = request.headers.get("idempotency-key")
-        key = None if key is None else f"{who(request).user}:{key[:200]}"
-        job = await _result(service.submit(accepted, who(request).user, request=key, checked=True))
+            return JSONResponse(await asyncio.to_thread(forecaster.dry_run, accepted))
+        key = None if idempotency_key is None else f"{who(request).user}:{idempotency_key}"
+        digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode()).hexdigest()
+        job = await _result(service.submit(accepted, who(request).user, request=key, digest=digest, checked=True))
         forecaster.begin()  # whoever submits asks next when it will start
-        return document(job)
+        return JSONResponse(document(job), 201)
 
-    @app.get(f"{PREFIX}/jobs", response_model=list[dict[str, Any]])
+    @app.get(f"{PREFIX}/jobs", response_model=list[schemas.Job])
     async def jobs(
         state: str | None = None,
         owner: str | None = None,
@@ -206,7 +240,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             first = {job.id for job in sorted(chosen, key=lambda job: places.get(job.id, 0))[:limit]}
             chosen = [job for job in chosen if job.id in first]
         chosen = chosen[-limit:]
-        return JSONResponse(  # made here, because FastAPI would look at every value once more
+        return JSONResponse(
             [
                 {
                     **documents.job_document(job, now_s, places.get(job.id)),
@@ -216,37 +250,37 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             ]
         )
 
-    @app.get(f"{PREFIX}/jobs/{{job_id}}")
-    async def job(job_id: str, wait_s: Annotated[float, Query(ge=0.0)] = 0.0) -> dict[str, Any]:
+    @app.get(f"{PREFIX}/jobs/{{job_id}}", response_model=schemas.JobDetails)
+    async def job(job_id: str, wait_s: Annotated[float, Query(ge=0.0)] = 0.0) -> JSONResponse:
         """One job; with ``wait_s``, when it is over, or after so long."""
         until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
         while not found(job_id).phase.is_terminal and time.monotonic() < until:
             await asyncio.sleep(0.1)
         if not found(job_id).phase.is_terminal:
             await asyncio.to_thread(forecaster.freshen)
-        return document(found(job_id), details=True)
+        return JSONResponse(document(found(job_id), details=True))
 
-    async def wished(request: Request, job_id: str, wish: str) -> dict[str, Any]:
+    async def wished(request: Request, job_id: str, wish: str) -> JSONResponse:
         own(request, job_id)
-        return document(await _result(service.wish(job_id, wish, who(request).user)))
+        return JSONResponse(document(await _result(service.wish(job_id, wish, who(request).user))))
 
-    @app.post(f"{PREFIX}/jobs/{{job_id}}/cancel")
-    async def cancel(request: Request, job_id: str) -> dict[str, Any]:
+    @app.post(f"{PREFIX}/jobs/{{job_id}}/cancel", response_model=schemas.Job)
+    async def cancel(request: Request, job_id: str) -> JSONResponse:
         """Give a job up."""
         return await wished(request, job_id, "cancel")
 
-    @app.post(f"{PREFIX}/jobs/{{job_id}}/pause")
-    async def pause(request: Request, job_id: str) -> dict[str, Any]:
+    @app.post(f"{PREFIX}/jobs/{{job_id}}/pause", response_model=schemas.Job)
+    async def pause(request: Request, job_id: str) -> JSONResponse:
         """Have a job save, stop, and wait."""
         return await wished(request, job_id, "pause")
 
-    @app.post(f"{PREFIX}/jobs/{{job_id}}/resume")
-    async def resume(request: Request, job_id: str) -> dict[str, Any]:
+    @app.post(f"{PREFIX}/jobs/{{job_id}}/resume", response_model=schemas.Job)
+    async def resume(request: Request, job_id: str) -> JSONResponse:
         """Let a paused job run again."""
         return await wished(request, job_id, "run")
 
-    @app.patch(f"{PREFIX}/jobs/{{job_id}}")
-    async def change(request: Request, job_id: str) -> dict[str, Any]:
+    @app.patch(f"{PREFIX}/jobs/{{job_id}}", response_model=schemas.Job, openapi_extra=_body_of(schemas.JobChange))
+    async def change(request: Request, job_id: str) -> JSONResponse:
         """Change a job's priority, min_slots or max_slots."""
         own(request, job_id)
         given = load_json((await _body(request)).decode("utf-8", "replace"))
@@ -256,15 +290,15 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         if any(not isinstance(value, int) or isinstance(value, bool) for value in given.values()):
             raise Refused(422, f"{', '.join(given)} must be whole numbers")
         values = {name: given.get(name) for name in known}
-        return document(await _result(service.change(job_id, who(request).user, **values)))
+        return JSONResponse(document(await _result(service.change(job_id, who(request).user, **values))))
 
-    @app.get(f"{PREFIX}/jobs/{{job_id}}/story")
-    async def story(job_id: str) -> list[dict[str, Any]]:
+    @app.get(f"{PREFIX}/jobs/{{job_id}}/story", response_model=list[schemas.StoryLine])
+    async def story(job_id: str) -> JSONResponse:
         """What happened to a job."""
-        return [asdict(line) for line in found(job_id).story]
+        return JSONResponse([asdict(line) for line in found(job_id).story])
 
-    @app.get(f"{PREFIX}/jobs/{{job_id}}/explain")
-    async def explained(job_id: str) -> dict[str, Any]:
+    @app.get(f"{PREFIX}/jobs/{{job_id}}/explain", response_model=schemas.Explained)
+    async def explained(job_id: str) -> JSONResponse:
         """Why a job waits, or has the size it has."""
         job = found(job_id)
         published = service.published
@@ -279,21 +313,25 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         made = document(job)
         if told is None:
             made |= {"explanation": _why_not_active(job, service.clock.now_s()), "numbers": [], "suggestions": []}
-            return {**made, "sizes": [], "prices": forecaster.prices()}
+            return JSONResponse({**made, "sizes": [], "prices": forecaster.prices()})
         plain = asdict(told)
-        return {**made, "explanation": plain.pop("reason"), **plain}
+        return JSONResponse({**made, "explanation": plain.pop("reason"), **plain})
 
-    @app.get(f"{PREFIX}/jobs/{{job_id}}/logs")
+    @app.get(
+        f"{PREFIX}/jobs/{{job_id}}/logs",
+        response_class=PlainTextResponse,
+        responses={200: {"description": "What it printed, as plain text"}},
+    )
     async def logs(
         job_id: str,
         follow: bool = False,
-        tail_bytes: Annotated[int | None, Query(ge=0)] = None,
+        tail: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
         worker: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9]{1,16}$")] = None,
     ) -> StreamingResponse:
-        """What a job printed. With ``follow``, whatever it prints until it is over."""
+        """What a job printed, or the last lines (``tail``) of each worker. With ``follow``, to the end of the job."""
         found(job_id)
         reader = LogReader(service.executor.folder_of(job_id) / "logs", worker, tails if follow else Tails())
-        reader.start(tail_bytes)
+        await asyncio.to_thread(reader.start, tail)
 
         async def pieces() -> AsyncIterator[bytes]:
             while True:
@@ -308,10 +346,10 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
 
         return StreamingResponse(pieces(), media_type="text/plain; charset=utf-8")
 
-    @app.get(f"{PREFIX}/nodes")
-    async def nodes() -> list[dict[str, Any]]:
+    @app.get(f"{PREFIX}/nodes", response_model=list[schemas.Node])
+    async def nodes() -> JSONResponse:
         """The nodes and who is on their slots."""
-        return documents.node_documents(service.published.state, service.cluster)
+        return JSONResponse(documents.node_documents(service.published.state, service.cluster))
 
     @app.post(f"{PREFIX}/nodes/{{node}}/drain")
     async def drain(request: Request, node: str) -> None:
@@ -333,68 +371,71 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         """Let a slot take work again."""
         await _result(service.cordon(node, slot, False, admin(request)))
 
-    @app.get(f"{PREFIX}/quotas")
-    async def quotas() -> list[dict[str, Any]]:
+    @app.get(f"{PREFIX}/quotas", response_model=list[schemas.QuotaLine])
+    async def quotas() -> JSONResponse:
         """The quotas."""
-        return documents.quota_documents(service.published.state)
+        return JSONResponse(documents.quota_documents(service.published.state))
 
-    @app.put(f"{PREFIX}/quotas/{{of}}/{{name}}")
+    @app.put(f"{PREFIX}/quotas/{{of}}/{{name}}", response_model=list[schemas.QuotaLine])
     async def set_quota(
-        request: Request, of: str, name: str, slots: Annotated[int | None, Query(ge=0)] = None
-    ) -> list[dict[str, Any]]:
+        request: Request, of: str, name: str, slots: Annotated[int | None, Query(ge=0, le=MAX_SLOTS)] = None
+    ) -> JSONResponse:
         """Set the quota of a queue or an owner; without a number, lift it."""
         await _result(service.set_quota(of, name, slots, admin(request)))
-        return documents.quota_documents(service.published.state)
+        return JSONResponse(documents.quota_documents(service.published.state))
 
-    @app.get(f"{PREFIX}/usage")
-    async def usage() -> list[dict[str, Any]]:
+    @app.get(f"{PREFIX}/usage", response_model=list[schemas.Usage])
+    async def usage() -> JSONResponse:
         """What everybody has used."""
-        return documents.usage_documents(service.published.state, service.clock.now_s())
+        return JSONResponse(documents.usage_documents(service.published.state, service.clock.now_s()))
 
-    @app.get(f"{PREFIX}/events")
+    @app.get(f"{PREFIX}/events", response_model=list[schemas.Event])
     async def events(
-        after: int | None = None,
-        job: str | None = None,
+        after: Annotated[int | None, Query(ge=0, le=LARGEST_SEQ)] = None,
+        job: Annotated[str | None, Query(max_length=100)] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
-    ) -> list[dict[str, Any]]:
-        """The log: the newest records, or those after a number."""
+    ) -> JSONResponse:
+        """The log: the newest records, or those after a number; with ``job``, those about it."""
         entries = await asyncio.to_thread(last_entries, home, limit, after, job)
-        return [entry.to_plain() for entry in entries]
+        return JSONResponse([entry.to_plain() for entry in entries])
 
-    @app.get(f"{PREFIX}/status")
-    async def status(request: Request) -> dict[str, Any]:
+    @app.get(f"{PREFIX}/status", response_model=schemas.Status)
+    async def status(request: Request) -> JSONResponse:
         """The service at a glance."""
         extra = {
             "url": url,
             "version": __version__,
             "uptime_s": time.time() - started_s,
             "user": who(request).user,
+            "role": who(request).role,
             **documents.market_document(service.policy, service.cluster),
         }
-        return documents.status_document(service.published, service.cluster, service.policy_text, extra)
+        return JSONResponse(documents.status_document(service.published, service.cluster, service.policy_text, extra))
 
-    @app.get(f"{PREFIX}/snapshot")
-    async def snapshot(request: Request) -> dict[str, Any]:
+    @app.get(f"{PREFIX}/snapshot", response_model=schemas.Snapshot)
+    async def snapshot(request: Request) -> JSONResponse:
         """All active jobs with what has been measured of them, for what-if simulations; without secrets."""
         published = service.published
         jobs = [job_to_dict(job) for job in published.state.jobs.values() if not job.phase.is_terminal]
         for plain in jobs:
             plain["state"]["spec"].pop("env", None)
-        return {
-            "now_s": service.clock.now_s(),
-            "cluster": service.cluster.to_dict(),
-            "policy": service.policy_text,
-            "jobs": jobs,
-        }
+        return JSONResponse(
+            {
+                "now_s": service.clock.now_s(),
+                "cluster": service.cluster.to_dict(),
+                "policy": service.policy_text,
+                "jobs": jobs,
+            }
+        )
 
-    @app.post(f"{PREFIX}/shutdown")
-    async def shutdown(request: Request, detach: bool = False) -> dict[str, Any]:
+    @app.post(f"{PREFIX}/shutdown", response_model=schemas.Ending)
+    async def shutdown(request: Request, detach: bool = False) -> JSONResponse:
         """End the service; with ``detach``, jobs train on and the next service takes them over."""
         admin(request)
         shut_down(detach)
-        return {"ending": True}
+        return JSONResponse({"ending": True})
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
         """The state for Prometheus."""
         return PlainTextResponse(documents.metrics_text(service.published, service.cluster))
@@ -411,6 +452,12 @@ def _why_not_active(job: LiveJob, now_s: float) -> str:
     if job.held_until_s > now_s:
         return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}"
     return f"its owner wants it to {job.wish}"
+
+
+def _body_of(model: type[Any]) -> dict[str, Any]:
+    """How a request body that is read here is described."""
+    schema = TypeAdapter(model).json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
 def _told(status: int, *sentences: str) -> JSONResponse:

@@ -77,14 +77,21 @@ class LogReader:
     _at: dict[Path, int] = field(default_factory=dict)
     _last: Path | None = None
 
-    def start(self, tail_bytes: int | None) -> None:
-        """Begin so far from the end of each log that is there; None for the beginning, what was put aside included."""
+    def start(self, tail: int | None) -> None:
+        """Begin so many lines before the end of each log that is there; None for the beginning.
+
+        What was put aside counts as well.
+        """
         for path in self._list():
             with contextlib.suppress(OSError):
-                if tail_bytes is None:
+                if tail is None:
                     self._at[path] = -_size(aside(path))
-                else:
-                    self._at[path] = max(0, path.stat().st_size - tail_bytes)
+                    continue
+                at, found = _last_lines(path, tail)
+                if found < tail and _size(aside(path)):
+                    before, _ = _last_lines(aside(path), tail - found)
+                    at = before - _size(aside(path))
+                self._at[path] = at
 
     def read(self) -> Iterator[bytes]:
         """Whatever has come since; nothing if nothing has."""
@@ -129,6 +136,27 @@ def _pieces(path: Path, at: int) -> Iterator[tuple[bytes, int]]:
         while piece := file.read(PIECE_BYTES):
             at += len(piece)
             yield piece, at
+
+
+def _last_lines(path: Path, lines: int) -> tuple[int, int]:
+    """Where the last lines of a file begin, and how many there are; one that has not ended yet counts."""
+    with path.open("rb") as file:
+        at = size = file.seek(0, os.SEEK_END)
+        if lines == 0 or size == 0:
+            return size, 0
+        found = 0  # line ends before which whole lines are
+        while at > 0:
+            length = min(PIECE_BYTES, at)
+            at -= length
+            file.seek(at)
+            piece = file.read(length)
+            end = len(piece)
+            while (end := piece.rfind(b"\n", 0, end)) >= 0:
+                if at + end + 1 < size:
+                    found += 1
+                    if found == lines:
+                        return at + end + 1, lines
+        return 0, found + 1
 
 
 def aside(log: Path) -> Path:

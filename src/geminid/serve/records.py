@@ -37,13 +37,15 @@ class ServiceStarted:
 class JobSubmitted:
     """Somebody submitted a job. ``elastic``: its workers speak to a supervisor; otherwise it is a plain command.
 
-    ``request`` is the submitter's own name for the request, by which a repeated one is recognised.
+    ``request`` is the submitter's own name for the request, by which a repeated one is recognised, and ``digest`` what
+    stands for what was asked for.
     """
 
     job_id: str
     spec: JobSpec
     elastic: bool
     request: str | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,10 @@ def start_detached(options: Options) -> dict[str, object]:
         *(() if options.storage is None else ("--storage", options.storage)),
         *(() if options.ship_code else ("--shared-code",)),
     )
-    with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    if out.exists() and out.stat().st_size > LARGEST_LOG_BYTES:
+        out.replace(out.with_suffix(".out.1"))
+    with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
+        before = file.tell()
         child = subprocess.Popen(
             command,
             env={name: value for name, value in os.environ.items() if name not in OWN_SECRETS}
@@ -207,7 +210,8 @@ def start_detached(options: Options) -> dict[str, object]:
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if child.poll() is not None:
-            told = [line.removeprefix("error: ") for line in out.read_text(errors="replace").splitlines() if line]
+            said = out.read_bytes()[before:].decode("utf-8", "replace")
+            told = [line.removeprefix("error: ") for line in said.splitlines() if line]
             raise Trouble(FAILED, told[-1] if told else f"the service ended with exit code {child.returncode}")
         with contextlib.suppress(OSError, ValueError, KeyError, Trouble):
             document: dict[str, object] = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))

@@ -172,9 +172,12 @@ class Service:
         return self._thread.is_alive()
 
     def submit(
-        self, spec: JobSpec, owner: str, *, request: str | None = None, checked: bool = False
+        self, spec: JobSpec, owner: str, *, request: str | None = None, digest: str = "", checked: bool = False
     ) -> Future[LiveJob]:
-        """Submit a job. A request of the same name as an earlier one gets the earlier one's job."""
+        """Submit a job. A request of the same name as an earlier one gets the earlier one's job.
+
+        ``digest`` stands for what is asked for: a name that is used again for something else is refused.
+        """
         spec = self.accepted(spec, owner) if not checked else spec
         elastic = self.executor.is_elastic(spec)
         given: list[str] = []
@@ -182,9 +185,13 @@ class Service:
         def make(state: ServiceState) -> list[r.Record]:
             if request is not None and request in state.requests:
                 given.append(state.requests[request])
+                known = state.jobs[given[0]].digest
+                if known and digest and known != digest:
+                    told = f"its Idempotency-Key was used for another job before, {given[0]}: use a key only once"
+                    raise Refused(422, told)
                 return []
             given.append(f"j{state.submitted + 1}")
-            return [r.JobSubmitted(job_id=given[0], spec=spec, elastic=elastic, request=request)]
+            return [r.JobSubmitted(job_id=given[0], spec=spec, elastic=elastic, request=request, digest=digest)]
 
         return self._ask(make, lambda state: state.jobs[given[0]])
 

@@ -106,6 +106,7 @@ class LiveJob:
     state: JobState
     elastic: bool
     request: str | None = None
+    digest: str = ""
     target: Placement | None = None
     wish: str = "run"
     held_until_s: float = 0.0
@@ -306,7 +307,7 @@ class ServiceState:
         if record.job_id in self.jobs:
             return
         state = JobState.submitted(job_id=record.job_id, spec=record.spec, at_s=at_s)
-        job = LiveJob(state=state, elastic=record.elastic, request=record.request)
+        job = LiveJob(state=state, elastic=record.elastic, request=record.request, digest=record.digest)
         job = job.told(at_s, f"submitted by {record.spec.owner or 'nobody'}")
         like = self._forerunner(job)
         if like is not None and like.limits is not None:

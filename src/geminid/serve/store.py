@@ -204,13 +204,13 @@ class Store:
 def read_entries(
     database: sqlite3.Connection, after: int = 0, limit: int = -1, job_id: str | None = None
 ) -> Iterator[Entry]:
-    """Records after a number, in order; those about one job only, if it is named.
+    """Records after a number, in order; those about one job only, if it is named, plans that change its slots included.
 
     Raises:
         StoreProblem: a record cannot be read.
     """
-    where = "seq > ?" + ("" if job_id is None else " AND job_id = ?")
-    values = (after, limit) if job_id is None else (after, job_id, limit)
+    about, named = _about(job_id)
+    where, values = f"seq > ? {about}", (after, *named, limit)
     query = f"SELECT seq, at_s, kind, body FROM events WHERE {where} ORDER BY seq LIMIT ?"
     try:
         for seq, at_s, kind, body in database.execute(query, values):
@@ -225,11 +225,19 @@ def last_entries(folder: Path, count: int, after: int | None = None, job_id: str
     """The newest records, or the first after a number: read beside the service that writes them."""
     with contextlib.closing(sqlite3.connect(f"file:{folder / DATABASE}?mode=ro", uri=True)) as database:
         if after is None:
-            where, values = ("", ()) if job_id is None else ("WHERE job_id = ?", (job_id,))
-            query = f"SELECT seq FROM events {where} ORDER BY seq DESC LIMIT 1 OFFSET ?"
-            row = database.execute(query, (*values, count)).fetchone()
+            about, named = _about(job_id)
+            query = f"SELECT seq FROM events WHERE seq > 0 {about} ORDER BY seq DESC LIMIT 1 OFFSET ?"
+            row = database.execute(query, (*named, count)).fetchone()
             after = row[0] if row else 0
         return list(read_entries(database, after, count, job_id))
+
+
+def _about(job_id: str | None) -> tuple[str, tuple[str, ...]]:
+    """The condition, with its values, that a record is about a job."""
+    if job_id is None:
+        return "", ()
+    planned = "kind = 'Planned' AND EXISTS (SELECT 1 FROM json_each(body, '$.targets') WHERE key = ?)"
+    return f"AND (job_id = ? OR ({planned}))", (job_id, job_id)
 
 
 def _take_lock(folder: Path) -> int:

@@ -1,0 +1,276 @@
+"""What the interface answers, for its description (``openapi.json``) and for whoever writes a client.
+
+Times ending in ``_at_s`` are seconds since 1970, other times durations. Nothing is checked against these while the
+service answers; a test compares all answers with them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from geminid.jobstate import JobPhase
+
+
+class Errors(TypedDict):
+    """Why a request was refused: one sentence for each mistake."""
+
+    errors: list[str]
+
+
+class Proof(TypedDict):
+    """That the service knows a token: a keyed hash (HMAC-SHA256) of the challenge."""
+
+    proof: str
+
+
+class Eta(TypedDict):
+    """From when to when a job will start and finish; ``guessed`` if something about it had to be."""
+
+    start_at_s: list[float] | None
+    finish_at_s: list[float]
+    guessed: bool
+
+
+class BatchPlan(TypedDict):
+    """How a job makes up its batch."""
+
+    per_slot_batch_samples: int
+    accumulation_steps: int
+
+
+class Job(TypedDict):
+    """A job. ``slots`` are those that its processes hold, ``target_slots`` those that the last plan gives it."""
+
+    id: str
+    name: str
+    owner: str | None
+    queue: str
+    priority: int
+    phase: JobPhase
+    wish: Literal["run", "pause", "cancel"]
+    reason: str
+    elastic: bool
+    slots: int
+    target_slots: int
+    placement: dict[str, list[int]] | None
+    min_slots: int
+    max_slots: int | None
+    position: int | None
+    submitted_at_s: float
+    started_at_s: float | None
+    finished_at_s: float | None
+    jct_s: float | None
+    age_s: float
+    done: float | None
+    progress_samples: float
+    work_samples: float | None
+    durable_samples: float
+    samples: int
+    epoch: int
+    step: int
+    batch: int | None
+    batch_plan: BatchPlan | None
+    learning_rate_factor: float
+    metrics: dict[str, float]
+    gpu_s: float
+    rescales: int
+    failures: int
+    pauses_s: list[float]
+    eta: Eta | None
+
+
+class StoryLine(TypedDict):
+    """Something that happened to a job; ``pause_s`` is how long training stood still for it."""
+
+    at_s: float
+    text: str
+    slots: int
+    pause_s: float | None
+
+
+class Limits(TypedDict):
+    """How a job's script can be run, in its own words."""
+
+    initial_batch: int
+    largest_batch: int
+    smallest_per_slot: int
+    largest_per_slot: int
+    parameter_count: int
+    dataset_samples: int | None
+    work_samples: int | None
+    by_progress: bool
+
+
+class JobDetails(Job):
+    """A job with its file (without secrets), its story, and the step times that it measured by GPU type."""
+
+    spec: dict[str, Any]
+    limits: Limits | None
+    measured: dict[str, list[dict[str, Any]]]
+    story: list[StoryLine]
+
+
+class Size(TypedDict):
+    """What a job's model predicts for a number of slots."""
+
+    gpu_type: str
+    slots: int
+    goodput: float
+    throughput: float
+    efficiency: float
+    batch: int
+    current: bool
+
+
+class Explained(Job):
+    """Why a job waits, or has the size it has; what would change it."""
+
+    job_id: NotRequired[str]
+    explanation: str
+    numbers: list[str]
+    suggestions: list[str]
+    sizes: list[Size]
+    prices: dict[str, float]
+
+
+class DryRun(TypedDict):
+    """What would become of a job; ``delays_s`` by how much others would end later."""
+
+    dry_run: Literal[True]
+    spec: dict[str, Any]
+    elastic: bool
+    position: int
+    start_s: list[float] | None
+    finish_s: list[float] | None
+    guessed: bool
+    delays_s: dict[str, float]
+
+
+class Node(TypedDict):
+    """A node; ``jobs`` are those on its slots, ``planned`` those that the last plan puts there."""
+
+    name: str
+    gpu_type: str
+    slots: int
+    drained: bool
+    down: bool
+    taken: list[int]
+    cordoned: list[int]
+    jobs: list[str | None]
+    planned: list[str | None]
+
+
+class QuotaLine(TypedDict):
+    """The most slots of a queue's or an owner's jobs together, and those in use."""
+
+    of: Literal["queue", "owner"]
+    name: str
+    slots: int
+    used: int
+
+
+class Usage(TypedDict):
+    """What an owner has used and is using."""
+
+    owner: str
+    jobs: int
+    running: int
+    waiting: int
+    slots: int
+    gpu_hours: float
+    quota: int | None
+
+
+class Event(TypedDict):
+    """A record of the log: its number, time and kind; its other fields depend on the kind."""
+
+    seq: int
+    at_s: float
+    kind: str
+
+
+class Note(TypedDict):
+    """Something for operators."""
+
+    at_s: float
+    level: str
+    text: str
+
+
+class Status(TypedDict):
+    """The service at a glance."""
+
+    url: str
+    version: str
+    uptime_s: float
+    user: str
+    role: str
+    prices: dict[str, float]
+    gap: float | None
+    wishes: list[dict[str, Any]]
+    policy: str
+    epoch: int
+    seq: int
+    slots: int
+    slots_held: int
+    gpu_types: dict[str, int]
+    jobs: dict[JobPhase, int]
+    decisions: int
+    rejected_decisions: int
+    last_decision_ms: float
+    trouble: str
+    notes: list[Note]
+
+
+class Snapshot(TypedDict):
+    """The active jobs with all that was measured of them, for what-if simulations."""
+
+    now_s: float
+    cluster: dict[str, Any]
+    policy: str
+    jobs: list[dict[str, Any]]
+
+
+class Ending(TypedDict):
+    """The service is ending."""
+
+    ending: bool
+
+
+class JobFile(TypedDict):
+    """What to run and what it needs; docs/job-file.md says what the fields mean."""
+
+    name: str
+    command: list[str]
+    queue: NotRequired[str]
+    priority: NotRequired[int]
+    working_dir: NotRequired[str]
+    env: NotRequired[dict[str, str]]
+    slots: NotRequired[int]
+    min_slots: NotRequired[int]
+    max_slots: NotRequired[int]
+    slots_per_replica: NotRequired[int]
+    gpu_types: NotRequired[list[str] | dict[str, list[str]]]
+    initial_batch_size: NotRequired[int]
+    max_batch_size: NotRequired[int]
+    min_per_slot_batch: NotRequired[int]
+    max_per_slot_batch: NotRequired[int]
+    dataset_samples: NotRequired[int]
+    epochs: NotRequired[float]
+    scaling_rule: NotRequired[str]
+    execution_plans: NotRequired[list[Any]]
+    deadline: NotRequired[str | float]
+    gpu_time_budget: NotRequired[str | float]
+    max_retries: NotRequired[int]
+    min_runtime: NotRequired[str | float]
+    checkpoint_interval: NotRequired[str | float]
+
+
+class JobChange(TypedDict):
+    """What can be changed about a job."""
+
+    priority: NotRequired[int]
+    min_slots: NotRequired[int]
+    max_slots: NotRequired[int]
