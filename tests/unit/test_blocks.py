@@ -17,7 +17,8 @@ from geminid.policies.gavel.groups import merge
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness
 from geminid.policies.gavel.problem import AllocationProblem
-from geminid.policies.gavel.program import Affine
+from geminid.policies.gavel.program import TimeProgram
+from geminid.policies.gavel.requirement import Affine
 from geminid.solve.blocks import Blocks, largest_sum, raise_level
 from geminid.solve.tangents import TangentProgram
 
@@ -134,7 +135,8 @@ def test_few_columns_come_to_the_optimum_of_all(solve: object, monkeypatch: pyte
     problem = batch(all_different(synthetic_input(40, 3, 0)))
     everything = solve(problem).objective
     monkeypatch.setattr(columns, "MANY", 0)
-    few = columns.relevant(merge(problem), Affine(np.zeros(40), np.ones(40)))
-    assert len(few.first) < len(merge(problem).first)
+    program = TimeProgram(merge(problem))
+    assert program.raise_level(Affine(np.zeros(40), np.ones(40))) is not None
+    assert len(program.columns) < len(program.groups.first)
     for choice in ("vertex", "centre"):
         assert solve(problem, choice=choice).objective == pytest.approx(everything, rel=1e-6)

@@ -186,7 +186,7 @@ class Broken(MaxMinFairnessPerf):
 def test_a_solver_that_fails_leaves_equal_shares_and_says_so() -> None:
     policy = Broken()
     running = engine(policy, "v100:1x1", facts("a"), facts("b"))
-    reason = "solver_failed: RuntimeError: no luck"
+    reason = "solver_failed: RuntimeError: no luck: equal static shares"
     assert policy.decide(running.view()).reasons == {"a": reason, "b": reason}
     served = []
     for turn in range(4):
@@ -231,7 +231,7 @@ def test_a_problem_that_cannot_be_stated_leaves_equal_shares_and_says_so(
     running = engine(
         policy, "v100:1x2", facts("a", requested_slots=2), facts("b", requested_slots=2), sharing=Halves(), debug=True
     )
-    reason = "solver_failed: Trouble: no luck"
+    reason = "solver_failed: Trouble: no luck: equal static shares"
     assert policy.decide(running.view()).reasons == {"a": reason, "b": reason}
     served = []
     for turn in range(4):

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
+from geminid.bench.policies import synthetic_input, under_way
+from geminid.policies.gavel import auction
 from geminid.policies.gavel.allox import allox
 from geminid.policies.gavel.auction import hold_auction, themis_auction
 from geminid.policies.gavel.finish_time import finish_time_fairness
 from geminid.policies.gavel.in_order import first_in_first_out, shortest_job_first
 from geminid.policies.gavel.makespan import min_makespan
 from geminid.policies.gavel.maxmin import max_min_fairness, normalised_shares
-from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, Solver, agnostic
+from geminid.policies.gavel.problem import AllocationProblem, GangJob, PairThroughputs, agnostic
 from geminid.policies.gavel.program import Raised, TimeProgram
 from geminid.policies.gavel.random_packing import random_packing
 from geminid.policies.gavel.static import isolated, proportional
 from geminid.policies.gavel.throughput import max_total_throughput
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
-from geminid.solve import lp
+from geminid.solve.lp import Allowance
 
 
 def _problem(throughputs: list[list[float]], slots: list[float], **jobs: list[Any]) -> AllocationProblem:
@@ -264,26 +267,70 @@ def test_the_auction_asks_the_worst_off_and_leaves_nothing_idle() -> None:
     "solve",
     [
         max_min_fairness,
-        lambda p: max_min_fairness(p, choice="centre"),
         water_filling,
         finish_time_fairness,
         min_makespan,
         max_total_throughput,
+        partial(max_total_throughput, deadlines=True),
         themis_auction,
     ],
 )
-def test_a_solver_whose_time_is_over_leaves_equal_shares(solve: Solver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lp, "LONGEST_S", 0.0)
-    problem = _problem([[6, 1], [2, 1]], [1, 1], weight=[1, 2])
-    answer = solve(problem)
-    assert [note.reason for note in answer.notes] == ["solver_failed"]
+def test_a_solver_whose_time_is_over_leaves_equal_shares_and_says_why(solve: Any) -> None:
+    problem = _problem([[6, 1], [2, 1]], [1, 1], weight=[1, 2], deadline_s=[4.0, None])
+    answer = solve(problem, within=Allowance(0.0))
+    assert [note.reason for note in answer.notes] == ["out_of_time"]
+    assert answer.notes[0].text == "no optimum was found (Time limit reached): equal static shares"
     np.testing.assert_allclose(answer.by_job(problem), [[0.5, 0.5], [0.5, 0.5]])
 
 
-def test_the_note_says_why_nothing_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lp, "LONGEST_S", 0.0)
-    (note,) = max_min_fairness(_problem([[6, 1], [2, 1]], [1, 1])).notes
-    assert str(note) == "solver_failed: no optimum was found (Time limit reached): equal static shares"
+def test_the_middle_of_what_jobs_can_have_alone_takes_no_program() -> None:
+    problem = _problem([[6, 1], [2, 1]], [1, 1], weight=[1, 2])
+    answer = max_min_fairness(problem, choice="centre", within=Allowance(0.0))
+    assert answer.notes == ()
+    assert answer.objective == pytest.approx(22 / 37, rel=1e-6)
+
+
+def test_the_auction_says_that_its_time_was_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auction, "largest_sum", lambda blocks, value, present: np.full(present.shape, np.nan))
+    answer = themis_auction(_problem([[6, 1], [2, 1]], [1, 1]), within=Allowance(0.0))
+    (note,) = answer.notes
+    assert note.reason == "out_of_time"
+    assert note.text.startswith("no winning allocation was found")
+
+
+@pytest.mark.parametrize("solve", [max_min_fairness, min_makespan, finish_time_fairness])
+def test_without_time_for_pairs_everyone_is_served_as_well_as_without_them(solve: Any) -> None:
+    problem = under_way(synthetic_input(24, 3, 0))
+    alone = replace(problem, pairs=None)
+    answer = solve(problem, within=Allowance(0.0))
+    assert [str(note) for note in answer.notes] == [
+        "out_of_time: no optimum was found (Time limit reached): no pairs share slots"
+    ]
+    assert answer.objective == pytest.approx(solve(alone).objective, rel=1e-5)
+
+
+def test_all_programs_of_a_solve_share_one_allowance() -> None:
+    problem = _problem([[1, 0], [1, 1], [0, 1]], [1, 4])
+    time = Allowance(50.0)
+    water_filling(problem, within=time)
+    assert 40.0 < time.left_s < 50.0
+
+
+def test_water_filling_whose_time_is_over_on_the_way_keeps_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = _problem([[1, 0], [1, 1], [0, 1]], [1, 4])
+    time = Allowance()
+    raise_level = TimeProgram.raise_level
+
+    def and_then_no_more(program: TimeProgram, *arguments: Any, **more: Any) -> Raised | None:
+        raised = raise_level(program, *arguments, **more)
+        time.left_s = 0.0
+        return raised
+
+    monkeypatch.setattr(TimeProgram, "raise_level", and_then_no_more)
+    answer = water_filling(problem, within=time)
+    assert [note.reason for note in answer.notes] == ["out_of_time"]
+    assert "not everyone was raised" in answer.notes[0].text
+    assert normalised_shares(problem, answer).min() == pytest.approx(max_min_fairness(problem).objective)
 
 
 def test_water_filling_says_if_it_had_to_stop_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import machine
 from geminid.serve.executors.supervised import ORPHANS_S
+from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.store import Store, StoreProblem
@@ -47,6 +48,9 @@ GRACE_S = 2
 
 #: Threads give way to each other so often: answers, many and short, must not wait for decisions and forecasts.
 SWITCH_S = 0.0005
+
+#: How much of a policy's time its solver may take; the rest is for what lies around it.
+SOLVING = 0.4
 
 #: Workers talk to their supervisors through sockets in the home folder, whose paths the system limits.
 LONGEST_HOME = LONGEST_SOCKET_PATH - len("/jobs/j1234567890/control")
@@ -99,7 +103,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         StoreProblem: another service has the store, or it cannot be used.
         InvalidInput: the policy is none.
     """
-    policy = make_policy(options.policy, load_policy)
+    policy = make_policy(options.policy, load_policy, limit_s=SOLVING * POLICY_LIMIT_S)
     sys.setswitchinterval(SWITCH_S)
     for name in OWN_SECRETS:  # no process of a job inherits them
         os.environ.pop(name, None)

@@ -11,8 +11,23 @@ from scipy.sparse import csc_array, csr_array
 
 Array = NDArray[np.float64]
 
-#: A growing linear program may be solved for so long in all: far longer than any should take, and less than a round.
+#: Growing linear programs may be solved for so long unless told otherwise: far longer than any should take.
 LONGEST_S = 60.0
+
+
+@dataclass(slots=True)
+class Allowance:
+    """Seconds that are left for all linear programs of one question together, however many it takes to answer it.
+
+    By HiGHS' own clock, for there is no other here: what happens between the programs does not count.
+    """
+
+    left_s: float = LONGEST_S
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left."""
+        return self.left_s <= 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +94,19 @@ class Optimum:
 class LinearProgram:
     """A linear program that grows: maximise gain·x subject to rows, and solve again from where it stood.
 
-    Columns have lower bounds of 0 unless given. Rows, bounds and gains can be changed between solves; HiGHS starts
-    from the last basis. All solves of one program together may take ``LONGEST_S`` (HiGHS' clock runs on).
+    Columns have lower bounds of 0 unless given. Rows, columns, bounds and gains can be changed between solves; HiGHS
+    starts from the last basis. All solves together may take what ``within`` has left.
     """
 
     def __init__(
-        self, gain: Array, matrix: csc_array, row_lower: Array, row_upper: Array, *, lower: Array | None = None
+        self,
+        gain: Array,
+        matrix: csc_array,
+        row_lower: Array,
+        row_upper: Array,
+        *,
+        lower: Array | None = None,
+        within: Allowance | None = None,
     ) -> None:
         rows, columns = matrix.shape
         lp = highspy.HighsLp()
@@ -96,12 +118,12 @@ class LinearProgram:
         lp.row_lower_, lp.row_upper_ = row_lower, row_upper
         lp.a_matrix_.format_ = highspy.MatrixFormat.kColwise
         lp.a_matrix_.start_, lp.a_matrix_.index_, lp.a_matrix_.value_ = matrix.indptr, matrix.indices, matrix.data
-        self._columns = np.arange(columns, dtype=np.int32)
+        self._within = Allowance() if within is None else within
+        self._refused = False
         self._solver = highspy.Highs()  # type: ignore[no-untyped-call,unused-ignore]
         self._solver.setOptionValue("output_flag", False)
         self._solver.setOptionValue("threads", 1)
         self._solver.setOptionValue("primal_feasibility_tolerance", 1e-9)
-        self._solver.setOptionValue("time_limit", LONGEST_S)
         self._solver.passModel(lp)
 
     def add_rows(self, matrix: csr_array, lower: Array, upper: Array) -> None:
@@ -109,9 +131,16 @@ class LinearProgram:
         starts, indices = matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32)
         self._solver.addRows(matrix.shape[0], lower, upper, matrix.nnz, starts, indices, matrix.data)
 
+    def add_columns(self, gain: Array, matrix: csc_array) -> None:
+        """Add columns of at least 0."""
+        starts, indices = matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32)
+        count = len(gain)
+        most = np.full(count, np.inf)
+        self._solver.addCols(count, gain, np.zeros(count), most, matrix.nnz, starts, indices, matrix.data)
+
     def set_gain(self, gain: Array) -> None:
         """Maximise something else."""
-        self._solver.changeColsCost(len(gain), self._columns, gain)
+        self._solver.changeColsCost(len(gain), np.arange(len(gain), dtype=np.int32), gain)
 
     def set_bounds(self, column: int, lower: float, upper: float) -> None:
         """Keep one column within other bounds."""
@@ -148,10 +177,12 @@ class LinearProgram:
     @property
     def outcome(self) -> str:
         """How the last solve ended, in HiGHS' words."""
+        if self._refused:
+            return "Time limit reached"
         return str(self._solver.modelStatusToString(self._solver.getModelStatus()))
 
     def solve(self, *, centre: bool = False) -> Optimum | None:
-        """The optimum, or None where there is none (infeasible, unbounded, or the solver gave up, as it does when its
+        """The optimum, or None where there is none (infeasible, unbounded, or the solver gave up, as it does when the
         time is over).
 
         Where several solutions are optimal a vertex is returned, or, with ``centre``, a point well inside the set of
@@ -159,7 +190,13 @@ class LinearProgram:
         """
         self._solver.setOptionValue("solver", "ipm" if centre else "choose")
         self._solver.setOptionValue("run_crossover", "off" if centre else "on")
+        self._refused = self._within.over
+        if self._refused:
+            return None
+        ran_s = self._solver.getRunTime()
+        self._solver.setOptionValue("time_limit", ran_s + self._within.left_s)  # its clock runs on
         self._solver.run()
+        self._within.left_s -= self._solver.getRunTime() - ran_s
         if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
         solution = self._solver.getSolution()

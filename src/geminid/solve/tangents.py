@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
 from geminid.solve.blocks import ACCEPTABLE, PRECISION, Blocks, Value
-from geminid.solve.lp import LinearProgram
+from geminid.solve.lp import Allowance, LinearProgram
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -30,7 +30,7 @@ MOST_ROUNDS = 100
 class TangentProgram:
     """One program for all sets of blocks: what is learnt of the values in one holds in all."""
 
-    def __init__(self, blocks: Blocks, value: Value) -> None:
+    def __init__(self, blocks: Blocks, value: Value, within: Allowance | None = None) -> None:
         self._blocks, self._value = blocks, value
         self._able = (blocks.rates > 0) & (blocks.slots > 0)
         self._rates = np.where(self._able, blocks.rates, 0.0)
@@ -47,9 +47,8 @@ class TangentProgram:
         matrix = coo_array((used, (rows, np.tile(column, 2))), shape=(count + types, self._times + count)).tocsc()
         upper = np.concatenate([np.ones(count), blocks.slots])
         lower = np.concatenate([np.zeros(self._times), np.full(count, -np.inf)])
-        self._program = LinearProgram(
-            np.zeros(self._times + count), matrix, np.full(len(upper), -np.inf), upper, lower=lower
-        )
+        nothing = np.zeros(self._times + count)
+        self._program = LinearProgram(nothing, matrix, np.full(len(upper), -np.inf), upper, lower=lower, within=within)
         for halvings in range(FIRST_TANGENTS):
             self._add_tangents(np.flatnonzero(self._runs), self._best * 0.5**halvings)
 

@@ -16,8 +16,10 @@ import numpy as np
 from geminid.policies.gavel.groups import Groups, Ints
 from geminid.policies.gavel.level import normalised_rates
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask
-from geminid.policies.gavel.program import Affine, TimeProgram
+from geminid.policies.gavel.program import TimeProgram
+from geminid.policies.gavel.requirement import Affine
 from geminid.solve.blocks import Blocks, raise_level
+from geminid.solve.lp import Allowance
 
 #: A common factor this near to one is looked at by the exact program.
 _UNCERTAIN = 1e-4
@@ -26,9 +28,12 @@ _UNCERTAIN = 1e-4
 _ROUNDING = 1e-9
 
 
-def admit(problem: AllocationProblem, groups: Groups, required: Array) -> tuple[Array, list[int]]:
-    """The needs of the deadlines that can be met together, earlier arrivals first, and the jobs whose cannot."""
-    exact = TimeProgram(groups)
+def admit(problem: AllocationProblem, groups: Groups, required: Array, within: Allowance) -> tuple[Array, list[int]]:
+    """The needs of the deadlines that can be met together, earlier arrivals first, and the jobs whose cannot.
+
+    When the time is over those of which it is not known yet are in neither.
+    """
+    exact = TimeProgram(groups, None, within)
     hopeless = required > exact.best * (1 + 1e-9)
     wanted = np.flatnonzero((required > 0) & ~hopeless)
     arrived = np.array([problem.jobs[i].arrived_s for i in wanted.tolist()])
@@ -38,7 +43,7 @@ def admit(problem: AllocationProblem, groups: Groups, required: Array) -> tuple[
     required = np.where(hopeless, 0.0, required)  # it may be infinite, and has no price
     budgets = _Budgets(problem, required)
     test = _tester(problem, exact, required, budgets)
-    while len(left):
+    while len(left) and not within.over:
         candidates = left[budgets.afford(left)]
         admitted, refused = _longest_prefix(candidates, test)
         kept[admitted] = required[admitted]

@@ -20,10 +20,11 @@ import numpy as np
 
 from geminid.policies.gavel.finish_time import isolated_duration_s, worst_rho
 from geminid.policies.gavel.groups import Ints
-from geminid.policies.gavel.level import fallback, solve_level, unrunnable
-from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
-from geminid.policies.gavel.program import Affine
+from geminid.policies.gavel.level import fallback, no_optimum, solve_level, unrunnable
+from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
+from geminid.policies.gavel.requirement import Affine
 from geminid.solve.blocks import Blocks, largest_sum
+from geminid.solve.lp import Allowance
 from geminid.solve.tangents import TangentProgram
 
 #: What winners keep is asked for less this part, so that rounding cannot make it impossible.
@@ -39,12 +40,15 @@ class Award:
     kept: Array
 
 
-def themis_auction(problem: AllocationProblem, *, fairness_knob: float = 0.8) -> TimeFractions:
+def themis_auction(
+    problem: AllocationProblem, *, fairness_knob: float = 0.8, within: Allowance | None = None
+) -> TimeFractions:
     """Offer all slots to the worst-off 1 − f of the jobs, and what they do not keep to the others."""
-    award = hold_auction(problem, bidders_of(problem, fairness_knob))
+    time = Allowance() if within is None else within
+    award = hold_auction(problem, bidders_of(problem, fairness_knob), time)
     if award is None:
-        notes = [*unrunnable(problem), Note(SOLVER_FAILED, "no winning allocation was found")]
-        return fallback(problem, lambda x: worst_rho(problem, x), notes)
+        why = no_optimum("the solver gave up", time, "no winning allocation was found")
+        return fallback(problem, lambda x: worst_rho(problem, x), unrunnable(problem), why)
     base = np.zeros(len(problem.jobs))
     base[award.bidders] = award.throughput * award.kept
 
@@ -55,7 +59,7 @@ def themis_auction(problem: AllocationProblem, *, fairness_knob: float = 0.8) ->
         return Affine(base * (1 - ROUNDING), np.where(raised, problem.weights / problem.gangs, 0.0))
 
     without_pairs = replace(problem, pairs=None)
-    return solve_level(without_pairs, requirement, lambda x: worst_rho(problem, x), choice="total")
+    return solve_level(without_pairs, requirement, lambda x: worst_rho(problem, x), choice="total", within=time)
 
 
 def bidders_of(problem: AllocationProblem, fairness_knob: float) -> Ints:
@@ -69,7 +73,7 @@ def bidders_of(problem: AllocationProblem, fairness_knob: float) -> Ints:
     return np.asarray(np.sort(able[np.argsort(-rho, kind="stable")[:count]]))
 
 
-def hold_auction(problem: AllocationProblem, bidders: Ints) -> Award | None:
+def hold_auction(problem: AllocationProblem, bidders: Ints, within: Allowance | None = None) -> Award | None:
     """The largest product of 1/ρ among some jobs, and what each keeps; None if the solver fails."""
     if not len(bidders):
         return Award(bidders, np.zeros(0), np.zeros(0))
@@ -87,7 +91,7 @@ def hold_auction(problem: AllocationProblem, bidders: Ints) -> Award | None:
     value = _LogValue(elapsed_s, smaller.steps_left / reference)
     count = len(chosen)
     present = np.vstack([np.ones((1, count), dtype=bool), ~np.eye(count, dtype=bool)])
-    found = _largest(Blocks(rates, smaller.gangs, np.ones(count), smaller.slots), value, present)
+    found = _largest(Blocks(rates, smaller.gangs, np.ones(count), smaller.slots), value, present, within)
     if found is None:
         return None
     best, without = found[0], found[1:]
@@ -95,13 +99,13 @@ def hold_auction(problem: AllocationProblem, bidders: Ints) -> Award | None:
     return Award(bidders, best, np.minimum(1.0, np.exp(gained.sum(axis=1))))
 
 
-def _largest(blocks: Blocks, value: _LogValue, present: Mask) -> Array | None:
+def _largest(blocks: Blocks, value: _LogValue, present: Mask, within: Allowance | None) -> Array | None:
     """Throughputs at the largest sum, by set; where the fast way fails, by tangents."""
     found = largest_sum(blocks, value, present)
     failed = np.flatnonzero(np.isnan(found).any(axis=1)).tolist()
     if not failed:
         return found
-    program = TangentProgram(blocks, value)
+    program = TangentProgram(blocks, value, within)
     for row in failed:
         made = program.solve(present[row])
         if made is None:

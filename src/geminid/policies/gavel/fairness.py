@@ -39,7 +39,7 @@ class MaxMinFairness(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """One linear program."""
-        return max_min_fairness(problem, choice=self.choice, memory=self.memory)
+        return max_min_fairness(problem, choice=self.choice, memory=self.memory, within=self.allowance())
 
 
 @dataclass
@@ -71,7 +71,7 @@ class WaterFilling(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """A few linear programs, each raising those that the last did not hold."""
-        return water_filling(problem, memory=self.memory)
+        return water_filling(problem, memory=self.memory, within=self.allowance())
 
 
 @dataclass
@@ -164,7 +164,7 @@ class Hierarchical(TimeSharingPolicy):
         other = Entity(1.0, self.inner)
         entities = {path: self._entities.get(path, other) for path in paths}
         hierarchy = Hierarchy({**entities, (): Entity(1.0, self.outer)})
-        return water_filling(problem, hierarchy=hierarchy, memory=self.memory)
+        return water_filling(problem, hierarchy=hierarchy, memory=self.memory, within=self.allowance())
 
 
 def _named(text: str) -> tuple[Path, str]:

@@ -16,6 +16,7 @@ from geminid.policies.gavel.level import solve_level
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
 from geminid.policies.gavel.program import Choice
+from geminid.solve.lp import Allowance
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,12 @@ class FinishBy:
 
 
 def finish_time_fairness(
-    problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True, memory: Memory | None = None
+    problem: AllocationProblem,
+    *,
+    choice: Choice = "vertex",
+    merged: bool = True,
+    memory: Memory | None = None,
+    within: Allowance | None = None,
 ) -> TimeFractions:
     """Fractions with the smallest largest ρ."""
 
@@ -71,7 +77,13 @@ def finish_time_fairness(
         return FinishBy(_elapsed(problem), isolated_duration_s(problem), work_s)
 
     return solve_level(
-        problem, requirement, lambda x: worst_rho(problem, x), choice=choice, merged=merged, memory=memory
+        problem,
+        requirement,
+        lambda x: worst_rho(problem, x),
+        choice=choice,
+        merged=merged,
+        memory=memory,
+        within=within,
     )
 
 

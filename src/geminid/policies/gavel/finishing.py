@@ -42,7 +42,7 @@ class FinishTimeFairness(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """Linear programs with tangents, exact."""
-        return finish_time_fairness(problem, choice=self.choice, memory=self.memory)
+        return finish_time_fairness(problem, choice=self.choice, memory=self.memory, within=self.allowance())
 
 
 @dataclass
@@ -77,7 +77,7 @@ class MinTotalDuration(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """One linear program, exact."""
-        return min_makespan(problem, choice=self.choice, memory=self.memory)
+        return min_makespan(problem, choice=self.choice, memory=self.memory, within=self.allowance())
 
 
 @dataclass
@@ -148,4 +148,4 @@ class Themis(TimeSharingPolicy):
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """The winning allocation, less what winners do not keep."""
-        return themis_auction(problem, fairness_knob=self.knob)
+        return themis_auction(problem, fairness_knob=self.knob, within=self.allowance())

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 import numpy as np
 
-from geminid.policies.gavel.columns import relevant
-from geminid.policies.gavel.groups import Ints, PairedWithThemselves, apart_from_others, hand_out, merge
+from geminid.policies.gavel.groups import Groups, Ints, by_type, pools_of
+from geminid.policies.gavel.handout import Totals, shared_out
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import (
+    OUT_OF_TIME,
     SOLVER_FAILED,
     AllocationProblem,
     Array,
@@ -18,20 +19,16 @@ from geminid.policies.gavel.problem import (
     TimeFractions,
     single_fractions,
 )
-from geminid.policies.gavel.program import Choice, Requirement, TimeProgram
+from geminid.policies.gavel.program import Choice, TimeProgram
+from geminid.policies.gavel.requirement import Requirement
 from geminid.solve.blocks import Blocks, raise_level
+from geminid.solve.lp import Allowance
 
 #: Up to this part of a job's longest time is what an interior-point method leaves in place of none.
 NO_TIME = 1e-7
 
 #: Needs below this are near what programs round to, and are served with this part of an equal share.
 SLICE = 1e-6
-
-#: So many groups of jobs at most are few.
-FEW = 64
-
-#: Solved at most this often to keep jobs from being paired with themselves; the last answer is taken as it is.
-ATTEMPTS = 6
 
 
 def solve_level(
@@ -42,46 +39,71 @@ def solve_level(
     choice: Choice = "vertex",
     merged: bool = True,
     memory: Memory | None = None,
-    in_step: bool = False,
+    within: Allowance | None = None,
 ) -> TimeFractions:
     """Raise a requirement as far as it goes and hand the result out to the jobs.
 
     ``requirement`` is given which jobs can run at all (the others must need nothing). With ``merged`` off every job is
-    its own group, which is slower and comes to the same. With a ``memory`` it starts from the last solve.
-    With ``in_step`` jobs that are equally fast have times in proportion to their needs, also in the middle.
+    its own group, which is slower and comes to the same. With a ``memory`` it starts from the last solve. All programs
+    together take what ``within`` has left at most.
     """
     notes = unrunnable(problem)
     runs = problem.runs
-    labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     needs = requirement(runs)
-    if choice == "centre" and problem.pairs is None and problem.uses is None and runs.any():
-        fractions = in_the_middle(problem, needs, merged=merged, memory=memory, in_step=in_step)
+    if not runs.any():
+        return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
+    if choice == "centre" and problem.pairs is None and problem.uses is None:
+        fractions = in_the_middle(problem, needs, merged=merged, memory=memory)
         if fractions is not None:
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)
-    for attempt in range(ATTEMPTS if runs.any() else 0):
-        groups = merge(problem, apart=labels)
-        if choice != "total":  # which looks for more than the highest level
-            groups = relevant(groups, needs)
-        program = TimeProgram(groups, memory)
-        raised = program.raise_level(needs, choice)
-        if raised is None and memory is not None:  # once more from scratch
-            memory.forget()
-            program = TimeProgram(groups)
-            raised = program.raise_level(needs, choice)
-        if raised is None:
-            return fallback(problem, objective, [*notes, no_optimum(program)])
-        try:
-            strict = attempt < ATTEMPTS - 1
-            combinations, fractions = hand_out(problem, groups, raised.values, raised.need, strict=strict)
-        except PairedWithThemselves as found:
-            if choice == "centre":  # spreads pairs thinly; at a vertex it is rare
-                choice = "vertex"
-            else:
-                labels = apart_from_others(labels, found.jobs)
-            continue
-        combinations, fractions = _none_left_out(problem, combinations, fractions, raised.need)
-        return finish(problem, combinations, fractions, objective, notes)
-    return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
+    raising = _Raising(needs, choice, memory, Allowance() if within is None else within)
+    labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
+    found = shared_out(problem, raising.solutions, labels)
+    if found is None:
+        return _next_best(problem, needs, objective, notes, no_optimum(raising.outcome, raising.within))
+    combinations, fractions, totals = found
+    if totals.need is not None:
+        combinations, fractions = _none_left_out(problem, combinations, fractions, totals.need)
+    return finish(problem, combinations, fractions, objective, notes)
+
+
+class _Raising:
+    """The ways to raise a requirement for some groups: as chosen, and at a vertex."""
+
+    def __init__(self, needs: Requirement, choice: Choice, memory: Memory | None, within: Allowance) -> None:
+        self.needs, self.choice, self.memory, self.within = needs, choice, memory, within
+        self.outcome = ""
+
+    def solutions(self, groups: Groups) -> Iterator[Totals]:
+        """The middle spreads pairs thinly, also over a job and itself; at a vertex that is rare."""
+        for choice in (self.choice, "vertex") if self.choice == "centre" else (self.choice,):
+            self.choice = choice
+            program = TimeProgram(groups, self.memory, self.within)
+            raised = program.raise_level(self.needs, choice)
+            if raised is None and self.memory is not None and not self.within.over:  # once more from scratch
+                self.memory.forget()
+                program = TimeProgram(groups, None, self.within)
+                raised = program.raise_level(self.needs, choice)
+            self.outcome = program.outcome
+            if raised is None:
+                return
+            yield Totals(raised.values, raised.need)
+
+
+def _next_best(
+    problem: AllocationProblem,
+    needs: Requirement,
+    objective: Callable[[TimeFractions], float],
+    notes: Sequence[Note],
+    why: Note,
+) -> TimeFractions:
+    """Where no optimum was found: that without pairs, which takes no program, or equal static shares."""
+    if problem.pairs is not None and problem.uses is None:
+        fractions = in_the_middle(problem, needs)
+        if fractions is not None:
+            note = Note(why.reason, f"{why.text}: no pairs share slots")
+            return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, [*notes, note])
+    return fallback(problem, objective, notes, why)
 
 
 def _none_left_out(
@@ -93,7 +115,7 @@ def _none_left_out(
     """
     got = TimeFractions(problem.gpu_types, combinations, fractions).effective_throughput(problem)
     wanted = need * problem.reference_throughput
-    missing = np.flatnonzero(problem.runs & (need > 0) & (need < SLICE) & (got < 0.5 * wanted))
+    missing = np.flatnonzero(problem.runs & (need > 0) & (need < SLICE) & (got < (1 - SLICE) * wanted))
     if not len(missing):
         return combinations, fractions
     rows = {combination: row for row, combination in enumerate(combinations)}
@@ -112,25 +134,22 @@ def in_the_middle(
     *,
     merged: bool = True,
     memory: Memory | None = None,
-    in_step: bool = False,
 ) -> Array | None:
     """Every job's time on each type, in the middle of those that raise it furthest; None if it is not found.
 
     Without pairs, only the slots of the types connect the jobs: an interior-point method made for that takes
-    milliseconds where nothing can be merged. Jobs that are equally fast and need the same are one block. A few groups
-    of jobs that all need the same are left to the general program, which is as fast for them, and so are jobs that
-    shall stay ``in_step`` with others.
+    milliseconds, also where nothing can be merged. Jobs that are equally fast and need the same are one block, types
+    that are equally fast for everyone one type.
     """
     rates = normalised_rates(problem)
-    kinds = _distinct(np.column_stack([rates, problem.gangs]))[0]
+    pools = pools_of(problem, rates)
+    slots, pooled = np.array([problem.slots[types].sum() for types in pools]), rates[:, [types[0] for types in pools]]
     if merged:
-        count, first, block = _distinct(np.column_stack([rates, problem.gangs, needs.parameters()]))
+        count, first, block = _distinct(np.column_stack([pooled, problem.gangs, needs.parameters()]))
     else:
         count, first, block = len(rates), np.arange(len(rates)), np.arange(len(rates))
-    if (count == kinds and count <= FEW) or (count > kinds and in_step):
-        return None
     sizes = np.bincount(block, minlength=count).astype(float)
-    blocks, wanted = Blocks(rates[first], problem.gangs[first], sizes, problem.slots), needs.of(first)
+    blocks, wanted = Blocks(pooled[first], problem.gangs[first], sizes, slots), needs.of(first)
     found = None
     if memory is not None and memory.start is not None:
         last = memory.block_of
@@ -143,7 +162,7 @@ def in_the_middle(
         memory.start = found.start
         memory.block_of = {job.id: b for job, b in zip(problem.jobs, block.tolist(), strict=True)}
     little = NO_TIME * found.time.max(axis=1, keepdims=True)
-    return np.asarray(np.where(found.time > little, found.time, 0.0)[block])
+    return by_type(problem, pools, np.where(found.time > little, found.time, 0.0)[block])
 
 
 def _distinct(rows: Array) -> tuple[int, Ints, Ints]:
@@ -167,16 +186,17 @@ def unrunnable(problem: AllocationProblem) -> list[Note]:
     return [Note("no_type_runs", "no GPU type has the slots and the memory for the job", stuck)] if stuck else []
 
 
-def no_optimum(program: TimeProgram) -> Note:
+def no_optimum(outcome: str, within: Allowance, text: str = "no optimum was found") -> Note:
     """A note on a program that could not be solved, and why."""
-    return Note(SOLVER_FAILED, f"no optimum was found ({program.outcome}): equal static shares")
+    return Note(OUT_OF_TIME if within.over else SOLVER_FAILED, f"{text} ({outcome})")
 
 
 def fallback(
-    problem: AllocationProblem, objective: Callable[[TimeFractions], float], notes: Sequence[Note]
+    problem: AllocationProblem, objective: Callable[[TimeFractions], float], notes: Sequence[Note], why: Note
 ) -> TimeFractions:
-    """Every job its static equal share of the types it can run on: always feasible."""
+    """Every job its static equal share of the types it can run on, which is always feasible, and why."""
     fractions = np.where(problem.usable > 0, problem.isolated_fractions, 0.0)
+    notes = [*notes, Note(why.reason, f"{why.text}: equal static shares", why.jobs)]
     answer = single_fractions(problem, fractions, 0.0, notes)
     return finish(problem, answer.combinations, fractions, objective, notes)
 

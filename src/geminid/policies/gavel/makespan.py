@@ -1,7 +1,7 @@
 """Minimum makespan: the shortest time T in which all jobs can end, Σ_j T_ij·x_ij ≥ R_i/T.
 
-One program, maximising 1/T, is exact; the published code bisects T to within 5 %. Of many optimal fractions it takes
-those that its solver meets first, with which jobs end more or less together; so do jobs that are equally fast here.
+One program, maximising 1/T, is exact; the published code bisects T to within 5 %, and takes what its solver meets
+first of the fractions that are feasible there.
 """
 
 from __future__ import annotations
@@ -11,11 +11,18 @@ import numpy as np
 from geminid.policies.gavel.level import solve_level
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Mask, TimeFractions
-from geminid.policies.gavel.program import Affine, Choice
+from geminid.policies.gavel.program import Choice
+from geminid.policies.gavel.requirement import Affine
+from geminid.solve.lp import Allowance
 
 
 def min_makespan(
-    problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True, memory: Memory | None = None
+    problem: AllocationProblem,
+    *,
+    choice: Choice = "vertex",
+    merged: bool = True,
+    memory: Memory | None = None,
+    within: Allowance | None = None,
 ) -> TimeFractions:
     """Fractions with which the last job ends as early as possible, if none arrives."""
 
@@ -33,7 +40,7 @@ def min_makespan(
         choice=choice,
         merged=merged,
         memory=memory,
-        in_step=True,
+        within=within,
     )
 
 

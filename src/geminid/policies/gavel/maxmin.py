@@ -11,11 +11,18 @@ import numpy as np
 from geminid.policies.gavel.level import solve_level
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
-from geminid.policies.gavel.program import Affine, Choice
+from geminid.policies.gavel.program import Choice
+from geminid.policies.gavel.requirement import Affine
+from geminid.solve.lp import Allowance
 
 
 def max_min_fairness(
-    problem: AllocationProblem, *, choice: Choice = "vertex", merged: bool = True, memory: Memory | None = None
+    problem: AllocationProblem,
+    *,
+    choice: Choice = "vertex",
+    merged: bool = True,
+    memory: Memory | None = None,
+    within: Allowance | None = None,
 ) -> TimeFractions:
     """The fairest fractions; space sharing is used where the problem has pair throughputs."""
 
@@ -23,7 +30,13 @@ def max_min_fairness(
         return Affine(np.zeros(len(problem.jobs)), np.where(runs, problem.weights / problem.gangs, 0.0))
 
     return solve_level(
-        problem, requirement, lambda x: smallest_share(problem, x), choice=choice, merged=merged, memory=memory
+        problem,
+        requirement,
+        lambda x: smallest_share(problem, x),
+        choice=choice,
+        merged=merged,
+        memory=memory,
+        within=within,
     )
 
 

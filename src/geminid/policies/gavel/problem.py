@@ -152,13 +152,16 @@ def agnostic(problem: AllocationProblem, seen_as: str = "") -> AllocationProblem
 #: Reason of a note: no solution was found, or not the best; what was taken instead is in its text.
 SOLVER_FAILED = "solver_failed"
 
+#: The same, because there was no more time for it.
+OUT_OF_TIME = "out_of_time"
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
     """Something that a solver could not honour, and what it did instead.
 
     ``reason`` is a fixed word for programs: ``no_type_runs`` (no GPU type can run the job), ``infeasible_slo``,
-    ``solver_failed``, …. A note without jobs concerns all of them.
+    ``solver_failed``, ``out_of_time``, …. A note without jobs concerns all of them.
     """
 
     reason: str

@@ -13,7 +13,8 @@ served exactly if, for every rate θ ≥ 0,
 (The neediest k members together need at most what k units of the fastest time make, for every k; written for the
 slope θ of that concave curve.) The left side is linear in X, the right convex in z, and θ matters only at the rates
 r_c and 0. So tangents of the right side, added where they are violated, lead to the exact optimum in a few warm
-starts of a program whose size does not depend on the number of jobs.
+starts of a program whose size does not depend on the number of jobs. Of very many columns (``columns.py``) only those
+are in it that are worth something, added in the same way.
 """
 
 from __future__ import annotations
@@ -21,79 +22,37 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from scipy.sparse import coo_array
 
+from geminid.policies.gavel.columns import MORE, WORTH, best_columns, column_names, first_columns, only, worth_of
 from geminid.policies.gavel.groups import Groups, Ints
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import Array, Mask
-from geminid.solve.lp import LinearProgram, Optimum
+from geminid.policies.gavel.requirement import Affine, Cut, Requirement
+from geminid.solve.lp import Allowance, LinearProgram, Optimum
 
 #: Which of several optimal solutions: a vertex, the middle of them, or one of largest total normalised throughput.
 Choice = Literal["vertex", "centre", "total"]
 
-#: Name of the last column.
+#: Name of the first column, and its place.
 LEVEL = "level"
+_LEVEL = 0
 
 #: A requirement counts as violated beyond this, relative to what is required.
 TOLERANCE = 1e-8
+
+#: Rows of requirements are scaled so that these are about one, but not those of less than this.
+SMALLEST = 1e-6
 
 #: Interior points are less exact.
 CENTRE_TOLERANCE = 1e-6
 CENTRE_ROUNDS = 10
 
-#: More rounds of tangents than this have never been needed.
-MAX_ROUNDS = 200
-
-
-class Requirement(Protocol):
-    """What every job needs at a level, in multiples of its reference throughput."""
-
-    def highest(self, best: Array) -> float:
-        """The level at which some job needs the best rate it can have all the time: no higher one is possible."""
-
-    def at(self, level: float) -> tuple[Array, Array]:
-        """Every job's need at a level, and how fast it grows with it."""
-
-    def bend(self, level: float) -> Array | float:
-        """How fast that growth itself grows: the second derivative."""
-
-    def parameters(self) -> Array:
-        """A row for each job: jobs with equal rows always need the same."""
-
-    def of(self, jobs: Ints) -> Requirement:
-        """The same for some of the jobs only."""
-
-
-@dataclass(frozen=True, slots=True)
-class Affine:
-    """Needs of base + slope × level."""
-
-    base: Array
-    slope: Array
-
-    def highest(self, best: Array) -> float:
-        """The lowest level at which a growing need reaches the best rate."""
-        grows = self.slope > 0
-        return float(((best - self.base)[grows] / self.slope[grows]).min(initial=np.inf))
-
-    def at(self, level: float) -> tuple[Array, Array]:
-        """Every job's need, and its slope."""
-        return self.base + self.slope * level, self.slope
-
-    def bend(self, level: float) -> float:
-        """None."""
-        return 0.0
-
-    def parameters(self) -> Array:
-        """Base and slope."""
-        return np.column_stack([self.base, self.slope])
-
-    def of(self, jobs: Ints) -> Affine:
-        """The same for some of the jobs only."""
-        return Affine(self.base[jobs], self.slope[jobs])
+#: More rounds of tangents and columns than this have never been needed.
+MAX_ROUNDS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,22 +69,6 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """What some jobs of a group need beyond a rate θ at a level, and how fast that grows with it."""
-
-    group: int
-    theta: float
-    jobs: Ints
-    required: float
-    grows: float
-    level: float
-
-    def same(self, required: float, grows: float, level: float) -> bool:
-        """Whether it comes to the same as another of its group and rate."""
-        return self.required == required and self.grows == grows and (self.level == level or grows == 0)
-
-
-@dataclass(frozen=True, slots=True)
 class _Supply:
     """Rates θ of groups, one row each: the rows of group i are start[i] to start[i + 1]."""
 
@@ -139,46 +82,43 @@ class _Supply:
 
 
 class TimeProgram:
-    """The shared program over the columns of some groups, and a last column for the level."""
+    """The shared program over the columns of some groups, and a first column for the level.
 
-    def __init__(self, groups: Groups, memory: Memory | None = None) -> None:
+    ``columns`` are those of the groups that are in it so far; solutions are in terms of all of them. All its solves
+    take of ``within``.
+    """
+
+    def __init__(
+        self,
+        groups: Groups,
+        memory: Memory | None = None,
+        within: Allowance | None = None,
+        columns: Ints | None = None,
+    ) -> None:
         self.groups = groups
+        self.columns = first_columns(groups, memory) if columns is None else columns
         self._memory, self._remembered = memory, False
-        self.level = len(groups.first)
         count = len(groups.members)
-        time = (groups.use_time, (groups.use_group, groups.use_column))
-        columns = np.arange(self.level)
-        limited = [np.full(len(c), count + len(groups.pools) + i) for i, (c, _) in enumerate(groups.limits)]
-        matrix = coo_array(
-            (
-                np.concatenate([time[0], groups.gang[groups.first], *(np.ones(len(c)) for c, _ in groups.limits)]),
-                (
-                    np.concatenate([time[1][0], count + groups.capacity_row[groups.pool], *limited]),
-                    np.concatenate([time[1][1], columns, *(c for c, _ in groups.limits)]),
-                ),
-            ),
-            shape=(count + len(groups.pools) + len(groups.limits), self.level + 1),
-        ).tocsc()
-        upper = np.concatenate([groups.sizes, groups.pool_slots, [most for _, most in groups.limits]])
-        lower = np.zeros(self.level + 1)
-        lower[-1] = -np.inf
-        gain = np.zeros(self.level + 1)
-        gain[-1] = 1.0
-        self._gain = gain
-        self._lp = LinearProgram(gain, matrix, np.full(len(upper), -np.inf), upper, lower=lower)
         best = np.zeros(count)
         np.maximum.at(best, groups.use_group, groups.use_rate)
         self.best = best[groups.group_of]
-        by_group = np.argsort(groups.use_group, kind="stable")
-        bounds = np.searchsorted(groups.use_group[by_group], np.arange(count + 1))
-        self._uses = [by_group[bounds[g] : bounds[g + 1]] for g in range(count)]
-        self._several = [g for g, members in enumerate(groups.members) if len(members) > 1 and len(self._uses[g])]
+        self._several = [g for g, members in enumerate(groups.members) if len(members) > 1 and best[g] > 0]
         if self._several:
             self._member = np.concatenate([groups.members[g] for g in self._several])
             self._member_start = np.cumsum([0] + [len(groups.members[g]) for g in self._several[:-1]])
-        self._rows = len(upper)
+        self._rows = count + len(groups.pools) + len(groups.limits)
         self._cuts: list[Cut] = []
-        self._duals = np.zeros(len(upper))
+        self._scale: list[float] = []
+        self._origin = 0.0
+        self._take(self.columns)
+        upper = np.concatenate([groups.sizes, groups.pool_slots, [most for _, most in groups.limits]])
+        lower = np.zeros(1 + len(self.columns))
+        lower[_LEVEL] = -np.inf
+        self._gain = np.zeros(len(groups.first))
+        rows, at, values = self._entries(self._few, np.arange(len(self.columns)))
+        matrix = coo_array((values, (rows, 1 + at)), shape=(self._rows, 1 + len(self.columns))).tocsc()
+        no_gain = np.zeros(1 + len(self.columns))
+        self._lp = LinearProgram(no_gain, matrix, np.full(len(upper), -np.inf), upper, lower=lower, within=within)
 
     @property
     def tangents(self) -> int:
@@ -198,36 +138,38 @@ class TimeProgram:
         Can be called again with another requirement: it then starts from the last solution. Tangents begin at ``near``,
         a level that may be close to the highest, or at the highest that any one job could reach by itself. With a
         memory it starts from the last problem's basis and tangents, but for the ``centre``: an interior-point method
-        has no use for the one, and tangents that do not matter would move the middle.
+        has no use for the one, and tangents that do not matter would move the middle. Where the middle or the largest
+        total is not found, a vertex is returned.
         """
         recalls = self._memory is not None and choice != "centre"
         bound = requirement.highest(self.best)
         if bound == np.inf:  # nobody needs anything
             nothing = np.zeros(len(self.best))
-            return Raised(0.0, np.zeros(self.level), nothing, nothing > 0)
+            return Raised(0.0, np.zeros(len(self.groups.first)), nothing, nothing > 0)
         if not np.isfinite(bound):
             return None
-        self._lp.set_gain(self._gain)
-        self._lp.set_bounds(self.level, -np.inf, bound)
         if near is None and recalls and self._memory is not None and not self._cuts:
             near = self._memory.level
         begin = bound if near is None else min(near, bound)
+        self._aim(np.zeros(len(self.groups.first)), level=1.0)
         if self._cuts:
             self._move_tangents(requirement, begin)
         else:
-            self._add_tangents(requirement, np.append(np.zeros(self.level), begin))
+            self._origin = begin
+            self._add_tangents(requirement, np.zeros(1 + len(self.columns)))
             if recalls:
                 self._recall(requirement, begin)
+        self._lp.set_bounds(_LEVEL, -np.inf, bound - self._origin)
         central = choice == "centre" and not self._uneven(requirement.at(begin)[0]).any()
+        central &= len(self.columns) == len(self.groups.first)
         found = self._settle(requirement, centre=True) if central else None
         central = found is not None
         found = found if central else self._settle(requirement)
         if found is None:
             return None
-        level = float(found.values[-1])
+        level = self._level(found.values)
         need, slope = requirement.at(level)
         tight = self._tight(found, slope)
-        self._duals = found.row_duals
         if recalls:
             self._remember(level)
         if level >= bound - 1e-9 * abs(bound):
@@ -235,64 +177,119 @@ class TimeProgram:
         if choice == "centre" and not central:  # many tangents are found faster at vertices
             found = self._settle(requirement, centre=True) or found
         elif choice == "total":
-            self._lp.set_bounds(self.level, level - 1e-9 * max(1.0, abs(level)), level)
-            self._lp.set_gain(np.append(self._total_gain(), 0.0))
-            found = self._settle(requirement)
-        if found is None:
-            return None
-        return Raised(level, found.values[:-1], need, tight)
+            lowest = level - 1e-9 * abs(level)
+            self._lp.set_bounds(_LEVEL, lowest - self._origin, level - self._origin)
+            total = np.bincount(
+                self.groups.use_column, self.groups.use_time * self.groups.use_rate, minlength=len(self.groups.first)
+            )
+            self._aim(total.astype(float))
+            found = self._settle(requirement) or found
+        need, _ = requirement.at(self._level(found.values))  # which may be lower by what rounding needs
+        return Raised(level, self._of_all(found), need, tight)
 
-    def maximise(self, gain: Array, requirement: Requirement) -> Array | None:
-        """The groups' times of largest gain that meet the needs at level 0, or None if they cannot be met."""
-        self._lp.set_bounds(self.level, 0.0, 0.0)
-        self._lp.set_gain(np.append(gain, 0.0))
+    def maximise(self, gain: Array, need: Array) -> Array | None:
+        """The groups' times of largest gain that meet some needs, or None if they cannot be met."""
+        requirement = Affine(need, np.zeros(len(need)))
+        self._origin = 0.0 if not self._cuts else self._origin
+        self._lp.set_bounds(_LEVEL, 0.0, 0.0)
+        self._aim(gain)
         if not self._cuts:
             self._recall(requirement, 0.0)
         found = self._settle(requirement)
-        if found is not None:
-            self._remember(0.0)
-        return found.values[:-1] if found is not None else None
+        if found is None and len(self.columns) < len(self.groups.first) and need.any():
+            # The columns that make it possible may be missing: those are the ones that raise all needs by a factor.
+            if self.raise_level(Affine(np.zeros(len(need)), need), near=1.0) is None:
+                return None
+            self._lp.set_bounds(_LEVEL, 0.0, 0.0)
+            self._aim(gain)
+            self._move_tangents(requirement, 0.0)
+            found = self._settle(requirement)
+        if found is None:
+            return None
+        self._remember(0.0)
+        return self._of_all(found)
 
-    def worth_of(self, groups: Groups) -> Array:
-        """What a unit of each column of ``groups`` would raise the level by; these are the groups of this program too.
+    # --- Columns ---
 
-        By the dual values of the last solve: what it makes, less the time and the slots that it takes.
-        """
-        duals = np.abs(self._duals)
-        count, pools = len(groups.members), len(groups.pools)
-        gain = np.zeros(len(groups.use_group))
-        by_group: dict[int, list[tuple[float, float]]] = {}
-        plain = np.zeros(count)
-        for cut, dual in zip(self._cuts, duals[self._rows :].tolist(), strict=True):
-            if cut.theta == 0:
-                plain[cut.group] += dual
-            elif dual > 0:
-                by_group.setdefault(cut.group, []).append((cut.theta, dual))
-        gain += plain[groups.use_group] * groups.use_rate
-        for g, steps in by_group.items():
-            mine = np.flatnonzero(groups.use_group == g)
-            for theta, dual in steps:
-                gain[mine] += dual * np.maximum(groups.use_rate[mine] - theta, 0.0)
-        net = groups.use_time * (gain - duals[:count][groups.use_group])
-        worth = np.bincount(groups.use_column, net, minlength=len(groups.first)).astype(float)
-        worth = worth - groups.gang[groups.first] * duals[count : count + pools][groups.capacity_row[groups.pool]]
-        for (columns, _), dual in zip(groups.limits, duals[count + pools : self._rows].tolist(), strict=True):
-            worth[columns] -= dual
-        return np.asarray(worth)
+    def _take(self, columns: Ints) -> None:
+        """Work with these columns."""
+        self.columns = columns
+        self._few = few = only(self.groups, columns)
+        by_group = np.argsort(few.use_group, kind="stable")
+        bounds = np.searchsorted(few.use_group[by_group], np.arange(len(few.members) + 1))
+        self._uses = [by_group[bounds[g] : bounds[g + 1]] for g in range(len(few.members))]
+        self.__dict__.pop("_supply", None)
+
+    def _entries(self, few: Groups, which: Ints) -> tuple[Ints, Ints, Array]:
+        """Rows, positions in ``which`` and values of some columns in the rows of time, slots and limits."""
+        count = len(few.members)
+        position = np.full(len(few.first), -1)
+        position[which] = np.arange(len(which))
+        mine = np.flatnonzero(position[few.use_column] >= 0)
+        rows = [few.use_group[mine], count + few.capacity_row[few.pool[which]]]
+        columns = [position[few.use_column[mine]], np.arange(len(which))]
+        values = [few.use_time[mine], few.gang[few.first[which]]]
+        for i, (limited, _) in enumerate(few.limits):
+            at = position[limited]
+            columns.append(at[at >= 0])
+            rows.append(np.full(len(columns[-1]), count + len(few.pools) + i))
+            values.append(np.ones(len(columns[-1])))
+        return np.concatenate(rows), np.concatenate(columns), np.concatenate(values)
+
+    def _add_columns(self, duals: Array) -> bool:
+        """Take up the columns that are worth most at some dual values; whether there were any."""
+        groups = self.groups
+        if len(self.columns) == len(groups.first):
+            return False
+        worth = self._gain + worth_of(groups, duals, self._cuts)
+        worth[self.columns] = 0.0
+        left = np.flatnonzero(worth > WORTH * max(1.0, float(self._gain.max())))
+        if not len(left):
+            return False
+        before = len(self.columns)
+        self._take(np.concatenate([self.columns, best_columns(groups, left, worth[left], MORE)]))
+        new = np.arange(before, len(self.columns))
+        rows, at, values = ([part] for part in self._entries(self._few, new))
+        if self._cuts:
+            position = np.full(len(self.columns), -1)
+            position[new] = np.arange(len(new))
+            uses = np.concatenate([self._uses[cut.group] for cut in self._cuts])
+            counts = [len(self._uses[cut.group]) for cut in self._cuts]
+            fresh = np.flatnonzero(position[self._few.use_column[uses]] >= 0)
+            theta = np.repeat([cut.theta for cut in self._cuts], counts)[fresh]
+            rows.append(self._rows + np.repeat(np.arange(len(self._cuts)), counts)[fresh])
+            at.append(position[self._few.use_column[uses[fresh]]])
+            made = self._few.use_time[uses[fresh]] * np.maximum(self._few.use_rate[uses[fresh]] - theta, 0.0)
+            values.append(np.repeat(self._scale, counts)[fresh] * made)
+        data, where = np.concatenate(values), (np.concatenate(rows), np.concatenate(at))
+        matrix = coo_array((data, where), shape=(self._rows + len(self._cuts), len(new))).tocsc()
+        self._lp.add_columns(self._gain[self.columns[new]], matrix)
+        return True
+
+    def _level(self, values: Array) -> float:
+        """The level of a solution: the program counts it from one that is near, so that rounding matters little."""
+        return self._origin + float(values[_LEVEL])
+
+    def _aim(self, gain: Array, level: float = 0.0) -> None:
+        """Maximise the gain of the columns and so many times the level."""
+        self._gain = gain
+        self._lp.set_gain(np.append(level, gain[self.columns]))
+
+    def _of_all(self, found: Optimum) -> Array:
+        """A solution in terms of all columns."""
+        values = np.zeros(len(self.groups.first))
+        values[self.columns] = found.values[1:]
+        return values
 
     # --- From one problem to the next ---
 
     def _names(self) -> tuple[list[Hashable], list[Hashable]]:
         """Names of the columns and rows, the same in another program over the same kinds of jobs."""
-        groups = self.groups
-        pools = [tuple(types.tolist()) for types in groups.pools]
-        columns: list[Hashable] = [
-            (groups.names[g], groups.names[h] if h >= 0 else None, pools[p])
-            for g, h, p in zip(groups.first.tolist(), groups.second.tolist(), groups.pool.tolist(), strict=True)
-        ]
-        rows: list[Hashable] = [*groups.names, *pools, *(("limit", i) for i in range(len(groups.limits)))]
+        groups = self._few
+        rows: list[Hashable] = [*groups.names, *(tuple(types.tolist()) for types in groups.pools)]
+        rows += [("limit", i) for i in range(len(groups.limits))]
         rows += [(groups.names[cut.group], cut.theta) for cut in self._cuts]
-        return [*columns, LEVEL], rows
+        return [LEVEL, *column_names(groups)], rows
 
     def _remember(self, level: float) -> None:
         """Keep the basis of the first solve, the rates at which tangents were tight, and the level."""
@@ -342,11 +339,19 @@ class TimeProgram:
     # --- Tangents ---
 
     def _settle(self, requirement: Requirement, *, centre: bool = False) -> Optimum | None:
-        """Solve, and add violated tangents until there are none. Interior points are not looked for long."""
+        """Solve, and add violated tangents and worthy columns until there are none.
+
+        Interior points are not looked for long, and not among more columns.
+        """
         tolerance, rounds = (CENTRE_TOLERANCE, CENTRE_ROUNDS) if centre else (TOLERANCE, MAX_ROUNDS)
         for _ in range(rounds):
             found = self._lp.solve(centre=centre)
-            if found is None or not self._add_tangents(requirement, found.values, tolerance):
+            if found is None:
+                return None
+            found.row_duals[self._rows :] *= self._scale
+            if self._add_tangents(requirement, found.values, tolerance):
+                continue
+            if centre or not self._add_columns(found.row_duals):
                 return found
         return None
 
@@ -358,51 +363,58 @@ class TimeProgram:
             tight[self._cuts[row].jobs] = True
         return tight & (slope > 0)
 
-    def _total_gain(self) -> Array:
-        gain = np.zeros(self.level)
-        np.add.at(gain, self.groups.use_column, self.groups.use_time * self.groups.use_rate)
-        return gain
-
     def _add_tangents(self, requirement: Requirement, values: Array, tolerance: float = TOLERANCE) -> bool:
         """Add the requirements that a point violates; whether there were any."""
-        groups, level = self.groups, float(values[-1])
+        groups, level = self._few, self._level(values)
         need, slope = requirement.at(level)
-        made = groups.use_time * groups.use_rate * values[groups.use_column]
+        made = groups.use_time * groups.use_rate * values[1 + groups.use_column]
         count = len(groups.members)
         reached = np.bincount(groups.use_group, made, minlength=count)
         positive = need > 0
         required = np.bincount(groups.group_of[positive], need[positive], minlength=count)
         grows = np.bincount(groups.group_of[positive], slope[positive], minlength=count)
-        short = np.flatnonzero(reached < required - tolerance * np.maximum(1.0, required))
+        short = np.flatnonzero(reached < required - tolerance * np.maximum(SMALLEST, required))
         cuts = []
         for g in short.tolist():
             members = groups.members[g]
             cuts.append(Cut(g, 0.0, members[positive[members]], float(required[g]), float(grows[g]), level))
         cuts += self._steepest(values, need, slope, tolerance)
-        if cuts:
+        known = {(cut.group, cut.theta, cut.required, cut.grows, cut.level) for cut in self._cuts} if cuts else ()
+        cuts = [cut for cut in cuts if (cut.group, cut.theta, cut.required, cut.grows, cut.level) not in known]
+        if cuts:  # what is there already is violated by rounding only
             self._add(cuts)
         return bool(cuts)
 
     def _move_tangents(self, requirement: Requirement, level: float) -> None:
         """Make the tangents there are, which belong to another requirement, those of this one at a level."""
         need, slope = requirement.at(level)
-        by_group: dict[int, dict[float, int]] = {}
+        moved, self._origin = level != self._origin, level
+        first: dict[tuple[int, float], int] = {}
         for row, cut in enumerate(self._cuts):
-            first = by_group.setdefault(cut.group, {}).setdefault(cut.theta, row)
-            if first != row and len(cut.jobs):  # one of each is enough
-                self._cuts[row] = Cut(cut.group, cut.theta, cut.jobs[:0], 0.0, 0.0, level)
-                self._lp.set_row(self._rows + row, self.level, 0.0, -np.inf)
-        for g, rows in by_group.items():
-            members, theta = self.groups.members[g], np.array(list(rows))
-            beyond = need[members] - theta[:, None]
-            above = beyond > 0
-            required, grows = np.where(above, beyond, 0.0).sum(axis=1).tolist(), (above @ slope[members]).tolist()
-            for i, row in enumerate(rows.values()):
-                if self._cuts[row].same(required[i], grows[i], level):
-                    continue
-                self._cuts[row] = Cut(g, self._cuts[row].theta, members[above[i]], required[i], grows[i], level)
-                lower = required[i] - grows[i] * level if required[i] > 0 else -np.inf
-                self._lp.set_row(self._rows + row, self.level, -grows[i], lower)
+            if first.setdefault((cut.group, cut.theta), row) != row and len(cut.jobs):  # one of each is enough
+                self._set(row, Cut(cut.group, cut.theta, cut.jobs[:0], 0.0, 0.0, level))
+        rows = np.array(list(first.values()), dtype=np.int64)
+        theta = np.array([cut_theta for _, cut_theta in first])
+        members = [self.groups.members[g] for g, _ in first]
+        at = np.repeat(np.arange(len(rows)), [len(m) for m in members])
+        job = np.concatenate(members)
+        beyond = need[job] - theta[at]
+        above = beyond > 0
+        required = np.bincount(at, np.where(above, beyond, 0.0), minlength=len(rows))
+        grows = np.bincount(at, np.where(above, slope[job], 0.0), minlength=len(rows))
+        ends = np.cumsum([len(m) for m in members])
+        old = np.array([(cut.required, cut.grows, cut.level) for cut in (self._cuts[row] for row in rows.tolist())])
+        same = (old[:, 0] == required) & (old[:, 1] == grows) & ((old[:, 2] == level) & (not moved) | (grows == 0))
+        for i in np.flatnonzero(~same).tolist():
+            cut = self._cuts[rows[i]]
+            jobs = members[i][above[ends[i] - len(members[i]) : ends[i]]]
+            self._set(int(rows[i]), Cut(cut.group, cut.theta, jobs, float(required[i]), float(grows[i]), level))
+
+    def _set(self, row: int, cut: Cut) -> None:
+        """Put another tangent of the same group and rate in the place of one."""
+        self._cuts[row] = cut
+        scale = self._scale[row]
+        self._lp.set_row(self._rows + row, _LEVEL, -scale * cut.grows, scale * cut.lower(self._origin))
 
     def _steepest(self, values: Array, need: Array, slope: Array, tolerance: float) -> list[Cut]:
         """For each group with members of different need, the rate θ > 0 at which it is violated most, if any."""
@@ -412,16 +424,17 @@ class TimeProgram:
         supply = self._supply
         beyond = np.maximum(need[supply.job] - supply.theta[supply.job_row], 0.0)
         required = np.bincount(supply.job_row, beyond, minlength=len(supply.theta))
-        reached = np.bincount(supply.use_row, supply.excess * values[supply.use_column], minlength=len(supply.theta))
+        made = supply.excess * values[1 + supply.use_column]
+        reached = np.bincount(supply.use_row, made, minlength=len(supply.theta))
         short = required - reached
-        limit = tolerance * np.maximum(1.0, np.add.reduceat(by_member, self._member_start))
+        limit = tolerance * np.maximum(SMALLEST, np.add.reduceat(by_member, self._member_start))
         cuts = []
         for i in np.flatnonzero(np.maximum.reduceat(short, supply.start[:-1]) > limit).tolist():
             row = int(supply.start[i] + short[supply.start[i] : supply.start[i + 1]].argmax())
             members = self.groups.members[self._several[i]]
             jobs = members[need[members] > supply.theta[row]]
             theta, grows = float(supply.theta[row]), float(slope[jobs].sum())
-            cuts.append(Cut(self._several[i], theta, jobs, float(required[row]), grows, float(values[-1])))
+            cuts.append(Cut(self._several[i], theta, jobs, float(required[row]), grows, self._level(values)))
         return cuts
 
     def _uneven(self, need: Array) -> Mask:
@@ -435,7 +448,7 @@ class TimeProgram:
     @cached_property
     def _supply(self) -> _Supply:
         """Every rate θ of every group with several members, what jobs need and columns make beyond it."""
-        groups = self.groups
+        groups = self._few
         uses = [self._uses[g] for g in self._several]
         thetas = [np.unique(groups.use_rate[u]) for u in uses]
         start = np.concatenate([[0], np.cumsum([len(t) for t in thetas])])
@@ -461,16 +474,18 @@ class TimeProgram:
         )
 
     def _add(self, cuts: list[Cut]) -> None:
-        """Σ_c time·max(r_c − θ, 0)·X_c − grows·z ≥ required − grows·level, for every cut."""
-        groups = self.groups
+        """Σ_c time·max(r_c − θ, 0)·X_c − grows·z ≥ required − grows·level for every cut, levels from the origin."""
+        groups = self._few
         uses = np.concatenate([self._uses[cut.group] for cut in cuts])
         counts = [len(self._uses[cut.group]) for cut in cuts]
         row = np.repeat(np.arange(len(cuts)), counts)
         made = np.maximum(groups.use_rate[uses] - np.repeat([cut.theta for cut in cuts], counts), 0.0)
+        scale = np.array([1.0 / max(cut.required, SMALLEST) for cut in cuts])
         data = np.concatenate([groups.use_time[uses] * made, [-cut.grows for cut in cuts]])
-        columns = np.concatenate([groups.use_column[uses], np.full(len(cuts), self.level)])
+        data *= np.concatenate([np.repeat(scale, counts), scale])
+        columns = np.concatenate([1 + groups.use_column[uses], np.full(len(cuts), _LEVEL)])
         rows = np.concatenate([row, np.arange(len(cuts))])
-        matrix = coo_array((data, (rows, columns)), shape=(len(cuts), self.level + 1)).tocsr()
-        lower = np.array([cut.required - cut.grows * cut.level for cut in cuts])
-        self._lp.add_rows(matrix, lower, np.full(len(cuts), np.inf))
+        matrix = coo_array((data, (rows, columns)), shape=(len(cuts), 1 + len(self.columns))).tocsr()
+        self._lp.add_rows(matrix, scale * [cut.lower(self._origin) for cut in cuts], np.full(len(cuts), np.inf))
         self._cuts += cuts
+        self._scale += scale.tolist()

@@ -7,16 +7,18 @@ Where not all deadlines can be met, jobs that arrived earlier keep theirs and th
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 
 from geminid.policies.gavel.admission import admit
-from geminid.policies.gavel.groups import Groups, PairedWithThemselves, apart_from_others, hand_out, merge
-from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.groups import Groups
+from geminid.policies.gavel.handout import Totals, shared_out
+from geminid.policies.gavel.level import fallback, finish, no_optimum, unrunnable
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
-from geminid.policies.gavel.program import Affine, TimeProgram
+from geminid.policies.gavel.program import TimeProgram
+from geminid.solve.lp import Allowance
 
 
 def max_total_throughput(
@@ -27,6 +29,7 @@ def max_total_throughput(
     normalised: bool = False,
     merged: bool = True,
     memory: Memory | None = None,
+    within: Allowance | None = None,
 ) -> TimeFractions:
     """Fractions of the largest total throughput; ``by_cost`` divides it by the price of each type's slots."""
     prices = problem.costs if by_cost and problem.costs is not None else np.ones(len(problem.gpu_types))
@@ -40,34 +43,33 @@ def max_total_throughput(
     counts = np.ones(len(problem.jobs)) if normalised else problem.reference_throughput
     labels: list[Hashable] = [(value, 0 if merged else i) for i, value in enumerate(counts.tolist())]
     required = _deadline_needs(problem) if deadlines else np.zeros(len(problem.jobs))
-    attempt = 0
-    while True:
-        attempt += 1
-        groups = merge(problem, apart=labels)
+    time = Allowance() if within is None else within
+    outcome = ""
+    dropped: list[int] = []
+
+    def solutions(groups: Groups) -> Iterator[Totals]:
+        nonlocal outcome
+        kept, late = admit(problem, groups, required, time)
+        dropped[:] = late
         gain = _gain(groups, counts, prices)
-        kept, dropped = admit(problem, groups, required)
-        program = TimeProgram(groups, memory)
-        values = program.maximise(gain, Affine(kept, np.zeros(len(kept))))
-        if values is None and memory is not None:  # once more from scratch
+        program = TimeProgram(groups, memory, time)
+        values = program.maximise(gain, kept)
+        if values is None and memory is not None and not time.over:  # once more from scratch
             memory.forget()
-            program = TimeProgram(groups)
-            values = program.maximise(gain, Affine(kept, np.zeros(len(kept))))
-        if dropped:
-            ids = tuple(problem.jobs[i].id for i in dropped)
-            text = "the deadline cannot be met beside those of jobs that arrived earlier, and is not held"
-            late = [Note("infeasible_slo", text, ids)]
-        else:
-            late = []
-        if values is None:
-            return fallback(problem, objective, [*notes, *late, no_optimum(program)])
-        try:
-            combinations, fractions = hand_out(
-                problem, groups, values, kept if kept.any() else None, strict=attempt < ATTEMPTS
-            )
-        except PairedWithThemselves as found:
-            labels = apart_from_others(labels, found.jobs)
-            continue
-        return finish(problem, combinations, fractions, objective, [*notes, *late])
+            program = TimeProgram(groups, None, time)
+            values = program.maximise(gain, kept)
+        outcome = program.outcome
+        if values is not None:
+            yield Totals(values, kept if kept.any() else None)
+
+    found = shared_out(problem, solutions, labels)
+    if dropped:
+        text = "the deadline cannot be met beside those of jobs that arrived earlier, and is not held"
+        notes.append(Note("infeasible_slo", text, tuple(problem.jobs[i].id for i in dropped)))
+    if found is None:
+        return fallback(problem, objective, notes, no_optimum(outcome, time))
+    combinations, fractions, _ = found
+    return finish(problem, combinations, fractions, objective, notes)
 
 
 def _gain(groups: Groups, counts: Array, prices: Array) -> Array:

@@ -6,14 +6,15 @@ that fails is asked again in the next round, and equal shares go on until then. 
 chosen by priority (:mod:`geminid.policies.gavel.rounds`) and placed, on the slots they have where possible, which
 extends their lease.
 
-Options of all of them: ``round`` and ``recompute`` in seconds; ``fill=true`` gives slots that become free within a
-round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads goodputs of jobs that
-tune themselves instead of throughputs at the requested batch size, and lets them do so; ``reserve=true`` repeats what
-the published simulator does with jobs that wait for their first fractions: they hold free slots and do not run;
-``warm=false`` solves every problem from scratch: fractions then depend on it alone, not on what was solved before;
-``profiled=0.2`` takes only that part of the pairs to have been measured beforehand (:class:`SpeedReader`), the others
-are estimated until they have run; ``seen_as=v100`` has policies that cannot tell GPU types apart take every type to be
-as fast as that one, as the published code does, instead of as the job's fastest.
+Options of all of them: ``round`` and ``recompute`` in seconds; ``limit`` is how many seconds all linear programs of one
+solve may take together, after which the best found so far is taken, or equal shares; ``fill=true`` gives slots that
+become free within a round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads
+goodputs of jobs that tune themselves instead of throughputs at the requested batch size, and lets them do so;
+``reserve=true`` repeats what the published simulator does with jobs that wait for their first fractions: they hold free
+slots and do not run; ``warm=false`` solves every problem from scratch: fractions then depend on it alone, not on what
+was solved before; ``profiled=0.2`` takes only that part of the pairs to have been measured beforehand
+(:class:`SpeedReader`), the others are estimated until they have run; ``seen_as=v100`` has policies that cannot tell GPU
+types apart take every type to be as fast as that one, as the published code does, instead of as the job's fastest.
 
 Deviations from the published code, common to all. Jobs that wait for their first fractions run on slots that are
 free. When one of two jobs on shared slots is done it leaves at once and the other runs on alone, instead of both at the
@@ -37,6 +38,7 @@ from geminid.policies.gavel.level import fallback, unrunnable
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.placement import folded, with_spread
 from geminid.policies.gavel.problem import (
+    OUT_OF_TIME,
     SOLVER_FAILED,
     AllocationProblem,
     Array,
@@ -49,6 +51,10 @@ from geminid.policies.gavel.problem import (
 from geminid.policies.gavel.rounds import Account
 from geminid.policies.gavel.speeds import SpeedReader, kind_of
 from geminid.policies.options import AtLeast, AtMost, Positive
+from geminid.solve.lp import LONGEST_S, Allowance
+
+#: Notes after which a solver is asked again in the next round.
+UNFINISHED = (SOLVER_FAILED, OUT_OF_TIME)
 
 #: Slack when comparing times.
 INSTANT_S = 1e-6
@@ -76,6 +82,7 @@ class TimeSharingPolicy(Policy):
 
     round_s: Positive = 360.0
     recompute_s: Annotated[float, AtLeast(0.0)] = 1920.0
+    limit_s: Positive = LONGEST_S
     fill: bool = False
     adaptive: bool = False
     reserve: bool = False
@@ -121,6 +128,10 @@ class TimeSharingPolicy(Policy):
     def memory(self) -> Memory | None:
         """What is kept from one solve to the next, if anything is to be."""
         return self._memory if self.warm else None
+
+    def allowance(self) -> Allowance:
+        """How long all programs of one solve together may take."""
+        return Allowance(self.limit_s)
 
     def held_types(self) -> dict[str, str]:
         """The GPU types that jobs should have had all the time under the last fractions."""
@@ -313,7 +324,7 @@ class TimeSharingPolicy(Policy):
             self._notes = (*fractions.notes, *self.left_out(view))
             settle = account.revise if now_for == self._solved_for else account.retarget
             settle(fractions, [job.id for job in view.jobs], view.now_s)
-            failed = bool(self._unread) or any(note.reason == SOLVER_FAILED for note in fractions.notes)
+            failed = bool(self._unread) or any(note.reason in UNFINISHED for note in fractions.notes)
             self._solved_for, self._solved_s = now_for, view.now_s
             self._solved_with = None if failed else speeds
         else:
@@ -352,9 +363,9 @@ class TimeSharingPolicy(Policy):
             return folded(problem, self.solve(problem))
         except Exception as error:
             self._memory.forget()
-            note = Note(SOLVER_FAILED, f"{type(error).__name__}: {error}")
+            why = Note(SOLVER_FAILED, f"{type(error).__name__}: {error}")
             problem = self._alone(view, speeds)
-            return fallback(problem, lambda _: float("nan"), [*unrunnable(problem), note])
+            return fallback(problem, lambda _: float("nan"), unrunnable(problem), why)
 
     def problem(self, view: ClusterView, speeds: Mapping[str, Mapping[str, float]]) -> AllocationProblem:
         """The problem as the policy sees it."""

@@ -35,6 +35,7 @@ class MaxSumThroughputPerf(TimeSharingPolicy):
             deadlines=self.deadlines,
             normalised=self.normalised,
             memory=self.memory,
+            within=self.allowance(),
         )
 
 

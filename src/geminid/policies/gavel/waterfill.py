@@ -10,24 +10,20 @@ every optimal solution, so its jobs cannot have more. (The published code asks a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from geminid.policies.gavel.groups import (
-    Groups,
-    Ints,
-    PairedWithThemselves,
-    apart_from_others,
-    hand_out,
-    merge,
-)
-from geminid.policies.gavel.level import ATTEMPTS, fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.groups import Groups, Ints
+from geminid.policies.gavel.handout import Totals, shared_out
+from geminid.policies.gavel.level import fallback, finish, no_optimum, unrunnable
 from geminid.policies.gavel.memory import Memory
-from geminid.policies.gavel.problem import SOLVER_FAILED, AllocationProblem, Array, Mask, Note, TimeFractions
-from geminid.policies.gavel.program import Affine, Raised, TimeProgram
+from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
+from geminid.policies.gavel.program import Raised, TimeProgram
+from geminid.policies.gavel.requirement import Affine
+from geminid.solve.lp import Allowance
 
 Order = Literal["fairness", "fifo"]
 
@@ -70,36 +66,38 @@ def water_filling(
     hierarchy: Hierarchy | None = None,
     merged: bool = True,
     memory: Memory | None = None,
+    within: Allowance | None = None,
 ) -> TimeFractions:
     """The fractions that are max-min fair at every level; the objective is the level of the least served."""
     weights: Weights = hierarchy.weights(problem) if hierarchy is not None else lambda _: problem.weights
-    notes = unrunnable(problem)
+    time = Allowance() if within is None else within
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
-    attempt = 0
-    while True:
-        attempt += 1
-        groups = merge(problem, apart=labels)
-        filled, failure = _fill(problem, groups, weights, memory)
-        if filled is None:
-            return fallback(problem, lambda _: 0.0, [*notes, *failure])
-        try:
-            combinations, fractions = hand_out(problem, groups, filled.values, filled.need, strict=attempt < ATTEMPTS)
-        except PairedWithThemselves as found:
-            labels = apart_from_others(labels, found.jobs)
-            continue
-        return replace(
-            finish(problem, combinations, fractions, lambda _: 0.0, [*notes, *failure]), objective=filled.level
-        )
+    level = 0.0
+    failure: list[Note] = []
+
+    def solutions(groups: Groups) -> Iterator[Totals]:
+        nonlocal level
+        filled, notes = _fill(problem, groups, weights, memory, time)
+        failure[:] = notes
+        if filled is not None:
+            level = filled.level
+            yield Totals(filled.values, filled.need)
+
+    found = shared_out(problem, solutions, labels)
+    if found is None:
+        return fallback(problem, lambda _: 0.0, unrunnable(problem), failure[0])
+    combinations, fractions, _ = found
+    return finish(problem, combinations, fractions, lambda _: level, [*unrunnable(problem), *failure])
 
 
 def _fill(
-    problem: AllocationProblem, groups: Groups, weights: Weights, memory: Memory | None
+    problem: AllocationProblem, groups: Groups, weights: Weights, memory: Memory | None, within: Allowance
 ) -> tuple[Raised | None, list[Note]]:
     """Raise until nobody can be raised; the level is that at which the first job is held.
 
     If the solver gives up, what has been reached by then, if anything, and a note.
     """
-    filling = _Filling(groups, memory)
+    filling = _Filling(groups, memory, within)
     have = np.zeros(len(problem.jobs))
     open_ = problem.runs.copy()
     first: float | None = None
@@ -113,14 +111,14 @@ def _fill(
         raised = filling.raise_level(have, slope / top, near=0.0 if first is not None else None)
         if raised is None:
             if first is None:
-                return None, [no_optimum(filling.program)]
-            text = f"not everyone was raised as far as possible ({filling.program.outcome})"
-            return result, [Note(SOLVER_FAILED, text)]
+                return None, [no_optimum(filling.program.outcome, within)]
+            text = "not everyone was raised as far as possible"
+            return result, [no_optimum(filling.program.outcome, within, text)]
         first = raised.level / top if first is None else first
         have = np.maximum(have, raised.need)
         open_ &= ~raised.tight
         if raised.level <= NO_GAIN:
-            open_ &= _raisable(groups, have, open_)
+            open_ &= filling.raisable(have, open_)
         alone = alone + 1 if (have >= filling.best * (1 - NO_GAIN))[raised.tight].all() else 0
         if alone >= PATIENCE:  # nobody has been in anybody's way for some time
             alone = 0
@@ -138,9 +136,9 @@ def _fill(
 class _Filling:
     """The program of all rounds, and the fastest that each job can be."""
 
-    def __init__(self, groups: Groups, memory: Memory | None) -> None:
-        self.groups = groups
-        self.program = TimeProgram(groups, memory)
+    def __init__(self, groups: Groups, memory: Memory | None, within: Allowance) -> None:
+        self.groups, self._within = groups, within
+        self.program = TimeProgram(groups, memory, within)
         self.best = self.program.best
         self.reached = np.zeros(len(self.best))
 
@@ -148,13 +146,19 @@ class _Filling:
         """Everyone keeps what it has and is raised by its slope; tried again where rounding makes that impossible."""
         for slack in (SLACK, SLACK, 10 * SLACK):
             if self.program.tangents > 4 * len(self.groups.members) + 64:
-                self.program = TimeProgram(self.groups)
+                self.program = self._anew()
             raised = self.program.raise_level(Affine(_relaxed(have, slack), slope), near=near)
             if raised is not None:
                 self.reached = np.maximum(have, raised.need)
                 return raised
-            self.program = TimeProgram(self.groups)
+            if self._within.over:
+                return None
+            self.program = self._anew()
         return None
+
+    def _anew(self) -> TimeProgram:
+        """The program without its tangents, with the columns that it has."""
+        return TimeProgram(self.groups, None, self._within, self.program.columns)
 
     def skip_ahead(self, have: Array, open_: Mask, weights: Weights) -> tuple[Array, Mask]:
         """Go as far as jobs are held by nothing but their own best rate, in steps that grow and then halve.
@@ -195,34 +199,34 @@ class _Filling:
         held = rising & (now >= self.best * (1 - 1e-12))
         return np.where(held, self.best, now), open_ & ~held
 
+    def raisable(self, have: Array, open_: Mask) -> Mask:
+        """Open jobs of groups that can have more in all; of the others it is certain that they cannot."""
+        groups = self.groups
+        count = len(groups.members)
+        candidates = np.zeros(count, dtype=bool)
+        candidates[groups.group_of[open_]] = True
+        total = np.bincount(groups.group_of, have, minlength=count)
+        made = groups.use_time * groups.use_rate
+        can = np.zeros(count, dtype=bool)
+        program = self._anew()
+        while candidates.any():
+            use = candidates[groups.use_group]
+            gain = np.zeros(len(groups.first))
+            np.add.at(gain, groups.use_column[use], made[use])
+            values = program.maximise(gain, _relaxed(have))
+            if values is None:
+                break
+            reached = np.bincount(groups.use_group, made * values[groups.use_column], minlength=count)
+            more = candidates & (reached > total * (1 + NO_GAIN) + NO_GAIN)
+            if not more.any():
+                break
+            can |= more
+            candidates &= ~more
+        return np.asarray(can[groups.group_of])
+
 
 def _relaxed(have: Array, slack: float = SLACK) -> Array:
     return np.maximum(have * (1 - slack) - 0.1 * slack, 0.0)
-
-
-def _raisable(groups: Groups, have: Array, open_: Mask) -> Mask:
-    """Open jobs of groups that can have more in all; of the others it is certain that they cannot."""
-    count = len(groups.members)
-    candidates = np.zeros(count, dtype=bool)
-    candidates[groups.group_of[open_]] = True
-    total = np.bincount(groups.group_of, have, minlength=count)
-    made = groups.use_time * groups.use_rate
-    can = np.zeros(count, dtype=bool)
-    program = TimeProgram(groups)
-    while candidates.any():
-        use = candidates[groups.use_group]
-        gain = np.zeros(len(groups.first))
-        np.add.at(gain, groups.use_column[use], made[use])
-        values = program.maximise(gain, Affine(_relaxed(have), np.zeros(len(have))))
-        if values is None:
-            break
-        reached = np.bincount(groups.use_group, made * values[groups.use_column], minlength=count)
-        more = candidates & (reached > total * (1 + NO_GAIN) + NO_GAIN)
-        if not more.any():
-            break
-        can |= more
-        candidates &= ~more
-    return np.asarray(can[groups.group_of])
 
 
 @dataclass(frozen=True, slots=True)
