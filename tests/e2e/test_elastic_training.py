@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 from geminid.train import channel
 from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
+from geminid.train.storage import CheckpointFolder
 from geminid.train.zygote import Zygote
 
 
@@ -377,9 +378,11 @@ def test_workers_agree_after_the_leader_has_died(tmp_path, launcher):
     ("options", "sentence"),
     [
         (("--plateau",), "learning rates differ between workers: call the schedule on all workers"),
-        (("--leave", 0), "the loop over batches was left on some workers only"),
+        (("--leave", 0), "the loop over batches or over epochs was left on some workers only"),
         (("--agree-alone",), "or run.agree() called on some only"),
-        (("--leave", 1), "the loop over batches was left on some workers only"),
+        (("--leave", 1), "the loop over batches or over epochs was left on some workers only"),
+        (("--quit", 0), "the loop over batches or over epochs was left on some workers only"),
+        (("--quit", 1), "the loop over batches or over epochs was left on some workers only"),
     ],
 )
 def test_workers_that_do_not_do_the_same_are_told_in_what(tmp_path, launcher, options, sentence):
@@ -401,7 +404,7 @@ def test_workers_of_several_nodes_meet_over_tcp_and_get_over_the_loss_of_one(tmp
         return {channel.NODE: slot.partition("/")[0], channel.ADDRESS: "127.0.0.1"}
 
     with Job(
-        *(tmp_path, "counting.py", "--samples", 300, "--epochs", 4),
+        *(tmp_path, "counting.py", "--samples", 300, "--epochs", 6),
         launcher=launcher,
         address=channel.Address(host="127.0.0.1"),
         slot_environment=environment,
@@ -409,11 +412,16 @@ def test_workers_of_several_nodes_meet_over_tcp_and_get_over_the_loss_of_one(tmp
         for slots in (["n1/0"], ["n1/0", "n2/0", "n2/1"]):
             job.resize(slots)
             job.wait(lambda status, slots=slots: status.settled and set(status.slots) == set(slots))
+        job.wait(lambda status: status.progress is not None and status.progress.size == 3 and status.progress.steps > 0)
+        epoch = job.status.progress.epoch  # at whose end the leader tells what it has measured
+        job.wait(lambda status: status.progress.epoch > epoch)
         job.lose(["n1/0"], "its node is gone")
         job.wait(lambda status: status.settled and set(status.slots) == {"n2/0", "n2/1"})
         assert job.status.failures == 0
         assert job.ended() == "finished"
-    assert exactly_once(job, 300, 4)
+    assert exactly_once(job, 300, 6)
     formed = job.of_kind(GroupFormed)
     assert [len(group.slots) for group in formed] == [1, 3, 2]
     assert not any(group.restored for group in formed[1:])
+    seen = CheckpointFolder(tmp_path / "job/checkpoints").load()[0]["tuner"]["observations"]
+    assert (3, 2, 2) in {(one["slots"], one["nodes"], one["busiest_node_slots"]) for one in seen}

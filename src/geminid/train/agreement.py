@@ -24,7 +24,7 @@ from geminid.train.agent import Agent
 from geminid.train.data import LARGEST_CODE
 from geminid.train.messages import Plan
 from geminid.train.norms import NoiseMeter, Reading
-from geminid.train.tuner import Tuner
+from geminid.train.tuner import Layout, Tuner
 
 #: The numbers, in order; learning-rate factors and squared norms by parameter group follow them.
 HAS_FORM, STOPPING, STEPPED, PLACE, ORDER, RATES, PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(11)
@@ -49,8 +49,13 @@ class Place:
     """A worker's place among the workers of a generation."""
 
     rank: int = 0
-    size: int = 1
     generation: int = 0
+    layout: Layout = field(default_factory=Layout)
+
+    @property
+    def size(self) -> int:
+        """How many workers there are."""
+        return self.layout.slots
 
 
 @dataclass(slots=True)
@@ -182,8 +187,8 @@ class Agreement:
         size = self._place.size
         if round(values[PLACE]) != codes.place * size:
             raise RuntimeError(
-                "workers are at different places: the loop over batches was left on some workers only, or run.agree() "
-                "called on some only (do both on all of them or on none), or they have different data"
+                "workers are at different places: the loop over batches or over epochs was left on some workers only, "
+                "or run.agree() called on some only (do either on all of them or on none), or they have different data"
             )
         if round(values[ORDER]) != codes.order * size:
             raise RuntimeError(
@@ -225,7 +230,7 @@ class Agreement:
             self._tuner.pinned = order.plan
             self.wanted_plan = order.plan or self.wanted_plan
         elif self._tuner.pinned is None:
-            self.wanted_plan = self._tuner.proposal(self._place.size) or self.wanted_plan
+            self.wanted_plan = self._tuner.proposal(self._place.layout) or self.wanted_plan
         return self.wanted_plan
 
     def _factors_of(self, plan: Plan) -> list[float]:
@@ -248,7 +253,7 @@ class Agreement:
         """What the leader decides when a group has been formed, as JSON; ``plan`` is what it was ordered, if so."""
         self._tuner.pinned = plan if plan is not None else self._tuner.pinned
         stats = self._meter.estimate.stats()
-        self.wanted_plan = plan if plan is not None else self._tuner.first_plan(self._place.size, stats)
+        self.wanted_plan = plan if plan is not None else self._tuner.first_plan(self._place.layout, stats)
         return {
             "plan": asdict(self.wanted_plan),
             "factors": self._factors_of(self.wanted_plan),

@@ -15,6 +15,7 @@ from geminid.train.agreement import Place
 from geminid.train.messages import Form, Plan
 from geminid.train.peers import PeersLost, Superseded
 from geminid.train.trainstate import TrainingState
+from geminid.train.tuner import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Membership:
             if agent.identity.worker not in form.members:
                 self._leave(form)
             agent.generation = place.generation = form.generation
-            place.size, place.rank = len(form.members), form.members.index(agent.identity.worker)
+            place.layout, place.rank = Layout(len(form.members)), form.members.index(agent.identity.worker)
             try:
                 if place.size > 1:
                     store = peers.meet(form, agent.identity.worker, superseded=lambda: agent.form is not None)
@@ -97,11 +98,13 @@ class Membership:
                 form = self.await_form()
 
     def share_what_the_leader_has(self) -> None:
-        """Have the leader's running statistics, and what its script keeps: workers may have their own of both."""
+        """Have the leader's running statistics, step times, and what its script keeps: workers may have their own."""
         place, state = self._place, self._state
-        kept = peers.tell_all(state.plain_user_state() if place.rank == 0 else None, place.rank)
+        own = {"user": state.plain_user_state(), "tuner": state.tuner.state()} if place.rank == 0 else None
+        kept = peers.tell_all(own, place.rank)
         if place.rank > 0:
-            state.take_user_state(kept)
+            state.take_user_state(kept["user"])
+            state.tuner.restore(kept["tuner"])
         peers.share_tensors(state.model.buffers())
 
     def _share_state(self) -> tuple[int, bool]:
@@ -114,7 +117,8 @@ class Membership:
         own = [state.position.step if state.present else -1, peers.this_host()]
         everybody = peers.survey(own, place.size) if place.size > 1 else [own]
         steps = [step for step, _ in everybody]
-        same_host = len({host for _, host in everybody}) == 1
+        place.layout = Layout.of([host for _, host in everybody])
+        same_host = place.layout.nodes == 1
         furthest = max(steps)
         restored = furthest < 0
         if restored and place.rank == 0:

@@ -49,13 +49,13 @@ class Reporter:
             self.report(plan, total_batch, factors)
         if now - self._tuned_at_s >= TUNE_S:
             self._tuned_at_s = now
-            self._tuner.consider(self._place.size, plan, self._meter.estimate.stats())
+            self._tuner.consider(self._place.layout, plan, self._meter.estimate.stats())
 
     def report(self, plan: Plan, total_batch: int, factors: Sequence[float]) -> None:
         """Report now."""
         self._reported_at_s = time.monotonic()
         times = self.clock.take()
-        self._tuner.observe(self._place.size, plan, times)
+        self._tuner.observe(self._place.layout, plan, times)
         if times.step_s is not None and times.accumulation_s is not None:
             iteration_s = plan.accumulation_steps * times.accumulation_s + times.step_s
             self._agreement.wanted_interval = self._meter.suitable_interval(iteration_s)

@@ -355,24 +355,30 @@ class Run:
 
     def _end(self) -> None:
         """The script has ended: save where its loop was left by choice, say that training is over, and hang up."""
-        session, problem = self._session, None
-        if session is not None and not self._failed:
-            problem = session.save_what_is_left()
-            if self._left_early and problem is None:
-                session.ended_early()
-        if problem is not None:
-            self._tell_failure(f"the last state was not saved in {self._checkpoints}: {reason(problem)}")
+        failure = self._conclude() if self._session is not None and not self._failed else None
+        if failure is not None:
+            print(f"geminid: error: {failure}", file=sys.stderr, flush=True)
+            if self._agent is not None:
+                self._agent.send(messages.Failed(reason=failure))
         if self._agent is not None:
             self._agent.close()
-        if problem is not None:
+        if failure is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)
+            os._exit(1)  # nothing else makes a script fail that has ended
 
-    def _tell_failure(self, what: str) -> None:
-        print(f"geminid: error: {what}", file=sys.stderr, flush=True)
-        if self._agent is not None:
-            self._agent.send(messages.Failed(reason=what))
+    def _conclude(self) -> str | None:
+        """What is left to do; why it failed, if so."""
+        session = self._prepared()
+        problem = session.save_what_is_left()
+        if problem is not None:
+            return f"the last state was not saved in {self._checkpoints}: {reason(problem)}"
+        try:
+            if self._left_early:
+                session.ended_early()
+        except RuntimeError as different:
+            return str(different)
+        return None
 
     def _notice_failure(self) -> None:
         """Have an exception that ends the script told to the supervisor, besides the usual traceback."""

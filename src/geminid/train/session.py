@@ -172,7 +172,7 @@ class Session:
         self._fed: tuple[Any, ...] | None = None
         self._data_ended = self._data_begun = -1
         self._agreements = 0
-        self._begun = self._in_loop = self._report_first_step = self._opening = False
+        self._begun = self._left = self._in_loop = self._report_first_step = self._opening = False
         self._stopped_at_s: float | None = None
         self._check_saving()
 
@@ -311,7 +311,15 @@ class Session:
         return True
 
     def ended_early(self) -> None:
-        """The script left its loop over epochs, by its own choice, and has ended."""
+        """The script left its loop over epochs, by its own choice, and has ended.
+
+        Raises:
+            RuntimeError: other workers have not left theirs.
+        """
+        if self.place.size > 1 and self._lost is None and not self._owes_result:
+            self._left = True
+            self._compare()
+            self._enter("left")
         self._leave_group()
         if self.agent is not None:
             self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
@@ -518,7 +526,7 @@ class Session:
         rates = (group.get("lr", 0.0) for group in groups)
         known = [float(rate) for rate in rates if not (isinstance(rate, Tensor) and rate.is_cuda)]  # without waiting
         return Codes(
-            place=code_of(position.epoch, position.cursor, position.step, self._agreements),
+            place=code_of(position.epoch, position.cursor, position.step, self._agreements, self._left),
             order=self._source.order_code() if self._in_loop else 0,  # who has just joined may not know it yet
             rates=code_of(*known),
         )

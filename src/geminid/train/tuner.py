@@ -7,10 +7,12 @@ should not wait for.
 from __future__ import annotations
 
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from geminid.goodput.batchplan import BatchLimits, best_plan, evaluate, untuned_plan, worth_retuning
+from geminid.goodput.batchplan import BatchLimits, TunedPlan, best_plan, evaluate, untuned_plan, worth_retuning
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
@@ -24,6 +26,26 @@ class StepTimes:
     steps: int = 0
     accumulation_s: float | None = None
     step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a job's slots lie: how many there are, on how many nodes, and how many at most on one of them (0: all)."""
+
+    slots: int = 1
+    nodes: int = 1
+    busiest: int = 0
+
+    @classmethod
+    def of(cls, hosts: Sequence[int]) -> Layout:
+        """That of workers on these hosts."""
+        counts = Counter(hosts)
+        return cls(len(hosts), len(counts), max(counts.values()))
+
+    @property
+    def busiest_node_slots(self) -> int:
+        """Slots on the node that has most of them."""
+        return self.busiest or self.slots
 
 
 class StepClock:
@@ -90,31 +112,31 @@ class Tuner:
         self._profile = Profile()
         self._fit: ThroughputFit | None = None
         self._thread: threading.Thread | None = None
-        self._proposal: tuple[int, Plan] | None = None
+        self._proposal: tuple[Layout, Plan] | None = None
 
     @property
     def adaptive(self) -> bool:
         """Whether there is anything to choose."""
         return self.limits.largest > self.limits.initial
 
-    def observe(self, size: int, plan: Plan, times: StepTimes) -> None:
-        """Take in step times on ``size`` slots (of one node)."""
+    def observe(self, layout: Layout, plan: Plan, times: StepTimes) -> None:
+        """Take in step times on slots that lie so."""
         if times.accumulation_s is None or times.step_s is None:
             return
         self._profile = self._profile.record(
             Observation(
-                nodes=1,
-                slots=size,
+                nodes=layout.nodes,
+                slots=layout.slots,
                 per_slot_batch=plan.per_slot_batch,
                 accumulation_s=times.accumulation_s,
                 step_s=times.step_s,
-                busiest_node_slots=size,
+                busiest_node_slots=layout.busiest_node_slots,
                 reports=1,
             )
         )
 
-    def first_plan(self, size: int, gradient: GradientStats) -> Plan:
-        """The plan to begin with on this many slots.
+    def first_plan(self, layout: Layout, gradient: GradientStats) -> Plan:
+        """The plan to begin with on slots that lie so.
 
         Raises:
             ValueError: the limits leave none.
@@ -124,18 +146,28 @@ class Tuner:
         if self.adaptive and self._fit is None and self._profile.observations:
             self._fit = fit(self._profile)
         if self.adaptive and self._fit is not None:
-            best = best_plan(self._fit, gradient, self.limits, nodes=1, slots=size)
+            best = self._best(self._fit, layout, gradient)
             if best.goodput > 0.0:
-                return self._rounded(Plan(best.per_slot_batch, best.accumulation_steps), size)
-        found = untuned_plan(self.limits, size)
+                return self._rounded(Plan(best.per_slot_batch, best.accumulation_steps), layout.slots)
+        found = untuned_plan(self.limits, layout.slots)
         if found is None:
             raise ValueError(
-                f"{size} slots are too many: each needs at least {self.limits.smallest_per_slot} samples of a batch, "
-                f"which has at most {self.limits.largest}"
+                f"{layout.slots} slots are too many: each needs at least {self.limits.smallest_per_slot} samples of a "
+                f"batch, which has at most {self.limits.largest}"
             )
         return Plan(*found)
 
-    def consider(self, size: int, current: Plan, gradient: GradientStats) -> None:
+    def _best(self, fitted: ThroughputFit, layout: Layout, gradient: GradientStats) -> TunedPlan:
+        return best_plan(
+            fitted,
+            gradient,
+            self.limits,
+            nodes=layout.nodes,
+            slots=layout.slots,
+            busiest_node_slots=layout.busiest_node_slots,
+        )
+
+    def consider(self, layout: Layout, current: Plan, gradient: GradientStats) -> None:
         """Fit and look for a better plan, in the background; ``proposal`` has it later."""
         if not self.adaptive or self.pinned is not None or (self._thread is not None and self._thread.is_alive()):
             return
@@ -143,29 +175,31 @@ class Tuner:
         if not profile.observations:
             return
         self._thread = threading.Thread(
-            target=self._consider, args=(profile, size, current, gradient), name="geminid tuner", daemon=True
+            target=self._consider, args=(profile, layout, current, gradient), name="geminid tuner", daemon=True
         )
         self._thread.start()
 
-    def _consider(self, profile: Profile, size: int, current: Plan, gradient: GradientStats) -> None:
+    def _consider(self, profile: Profile, layout: Layout, current: Plan, gradient: GradientStats) -> None:
         fitted = self._fit = fit(profile, previous=self._fit)
-        best = best_plan(fitted, gradient, self.limits, nodes=1, slots=size)
+        best = self._best(fitted, layout, gradient)
         now = evaluate(
             fitted,
             gradient,
             self.limits,
-            nodes=1,
-            slots=size,
+            nodes=layout.nodes,
+            slots=layout.slots,
             per_slot_batch=current.per_slot_batch,
             accumulation_steps=current.accumulation_steps,
+            busiest_node_slots=layout.busiest_node_slots,
         )
         if worth_retuning(now, best):
-            self._proposal = (size, self._rounded(Plan(best.per_slot_batch, best.accumulation_steps), size))
+            plan = self._rounded(Plan(best.per_slot_batch, best.accumulation_steps), layout.slots)
+            self._proposal = (layout, plan)
 
-    def proposal(self, size: int) -> Plan | None:
-        """A plan that is worth changing to, if one was found for this many slots; once."""
+    def proposal(self, layout: Layout) -> Plan | None:
+        """A plan that is worth changing to, if one was found for slots that lie so; once."""
         taken, self._proposal = self._proposal, None
-        return taken[1] if taken is not None and taken[0] == size else None
+        return taken[1] if taken is not None and taken[0] == layout else None
 
     def _rounded(self, plan: Plan, size: int) -> Plan:
         """Compiled models are compiled again for every batch size: use powers of two only."""

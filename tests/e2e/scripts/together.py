@@ -20,6 +20,7 @@ parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--until-size", type=int, default=0, help="let no epoch but the first end before there are so many")
 parser.add_argument("--plateau", action="store_true", help="have only the leader reduce its learning rate")
 parser.add_argument("--leave", type=int, default=-1, help="have only this worker leave the loop over batches")
+parser.add_argument("--quit", type=int, default=-1, help="have only this worker leave the loop over epochs")
 parser.add_argument("--stop", type=int, default=-1, help="have the leader decide to stop after this epoch")
 parser.add_argument("--agree-alone", action="store_true", help="have only the leader ask all to agree")
 parser.add_argument("--die", action="store_true", help="have the first leader die before it decides anything")
@@ -62,6 +63,8 @@ for epoch in run.epochs(args.epochs):
     if args.die and run.is_leader and run.size == 2 and not died.exists():
         died.touch()
         os._exit(9)
+    if run.rank == args.quit and epoch == 1:
+        break
     if args.agree_alone and run.is_leader:
         run.agree(1)
     if args.stop >= 0 and run.agree({"stop": epoch == args.stop and run.is_leader, "rank": run.rank}) == {
