@@ -149,7 +149,9 @@ def test_explanations_name_the_numbers():
         assert limited is not None
         assert limited.reason == told
         assert any(hint in suggestion for suggestion in limited.suggestions)
-    wanting = "it can start when at least 1 more slot is free; j1 (3 slots) has a fixed size and can only end"
+    wanting = (
+        "it can start when at least 1 more slot is free; j1 (3 slots) is as small as can be and must end or give way"
+    )
     assert waiting.suggestions[0] == wanting
     assert any("with min_slots 1 it could start now" in hint for hint in waiting.suggestions)
     speeds = {size.slots: size.goodput for size in waiting.sizes}

@@ -146,7 +146,7 @@ def test_jobs_wait_run_and_end(tmp_path):
         assert jobs[second].phase is JobPhase.PENDING
         running.executor.tell(r.JobEnded(job_id=first, how="succeeded"))
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
-        with pytest.raises(Refused, match="is over: it is succeeded"):
+        with pytest.raises(Refused, match="is over: it succeeded"):
             running.service.wish(first, "pause", "ann").result(10)
         running.service.wish(second, "pause", "ann").result(10)
         running.until(lambda jobs: jobs[second].phase is JobPhase.PAUSED)

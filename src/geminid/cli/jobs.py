@@ -214,12 +214,14 @@ def explain(job: JobArgument, json: JsonOption = False) -> None:
         return
     if told["finished_at_s"] is not None:
         what = "is over"
+    elif told["phase"] in ("paused", "stopping"):
+        what = f"is {told['phase']}"
     else:
         what = "waits" if told["slots"] == 0 else f"has {told['slots']} slot{'s' if told['slots'] > 1 else ''}"
     console.print(f"[bold]{told['id']} {what}[/]: {escape(told['explanation'])}", soft_wrap=True)
     for number in told["numbers"]:
         console.print(f"  · {escape(number)}", soft_wrap=True)
-    for name, price in told["prices"].items() if told["finished_at_s"] is None else ():
+    for name, price in told["prices"].items():
         console.print(f"  · a slot of {name} is worth {price:.4g} to the jobs that want one more (the policy's price)")
     if told["sizes"]:
         console.print()
@@ -321,9 +323,17 @@ def _act(jobs: list[str], action: str, json: bool) -> None:
     if json:
         print_json(told)
     for job in () if json else told:
-        console.print(f"{job['id']} is {job['phase']}")
+        console.print(f"{job['id']} {_told(job, action)}")
     if code:
         raise typer.Exit(code)
+
+
+def _told(job: dict[str, Any], action: str) -> str:
+    """What has become of a job, or is about to."""
+    done = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}[action]
+    if action == "resume":
+        return "is resumed, and " + ("waits for slots" if job["phase"] == "pending" else f"is {job['phase']}")
+    return f"is {done}" if job["phase"] == done else f"is being {done}: its processes are told to end"
 
 
 def _each(jobs: list[str], do: Callable[[str], dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:

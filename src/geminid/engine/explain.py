@@ -149,7 +149,8 @@ def _waiting(
         numbers.append(f"{total - usable} of {total} slots are drained or cordoned")
     if usable < need:
         reason = f"it needs {_count(need, 'slot')}, and only {usable} of {total} are in service"
-        return reason, numbers, ["undrain a node or uncordon slots", f"ask for fewer slots (min_slots is {need})"]
+        fewer = [f"ask for fewer slots (min_slots is {need})"] if need > 1 and usable else []
+        return reason, numbers, ["undrain a node or uncordon slots", *fewer]
     numbers += [
         f"{other.id} ({other.facts.owner or 'nobody'}) holds {_count(other.slots, 'slot')}"
         f" for {other.executed_s(view.now_s):.0f} s, weight {other.facts.weight:g}"
@@ -175,7 +176,8 @@ def _waiting(
     if decided is not None:
         return decided, numbers, suggestions
     if free >= need:
-        return f"{free} slots are free, and the next decision will consider it", numbers, ["wait for a moment"]
+        told = f"{_are(free, 'slot')} free, and the next decision will consider it"
+        return told, numbers, ["wait for a moment"]
     if holders:
         suggestions.insert(0, _what_must_end(need - free, holders))
     if need > 1 and free:
@@ -185,13 +187,13 @@ def _waiting(
 
 def _what_must_end(missing: int, holders: Sequence[JobView]) -> str:
     """Who can give a waiting job the slots that it lacks: elastic jobs may shrink, all others have to end."""
-    fixed = [other for other in holders if other.facts.max_slots == other.facts.min_slots]
-    elastic = [other for other in holders if other.facts.max_slots > other.facts.min_slots]
-    told = f"it can start when at least {_count(missing, 'more slot')} {'is' if missing == 1 else 'are'} free"
+    fixed = [other for other in holders if other.slots <= other.facts.min_slots]
+    elastic = [other for other in holders if other.slots > other.facts.min_slots]
+    told = f"it can start when at least {_are(missing, 'more slot')} free"
     if elastic:
         told += f"; {_names(elastic)} may shrink or end"
     if fixed:
-        told += f"; {_names(fixed)} {'has' if len(fixed) == 1 else 'have'} a fixed size and can only end"
+        told += f"; {_names(fixed)} {'is' if len(fixed) == 1 else 'are'} as small as can be and must end or give way"
     return told
 
 
@@ -215,7 +217,7 @@ def _running(
         f"it may have {facts.min_slots} to {facts.max_slots} slots"
         if facts.max_slots > facts.min_slots
         else f"it asked for exactly {_count(facts.min_slots, 'slot')}",
-        f"{free} slots are free; {len(others)} other jobs are active, {waiting} of them waiting",
+        f"{_are(free, 'slot')} free; {_are(len(others), 'other job')} active, {waiting} of them waiting",
     ]
     current = next((size for size in sizes if size.current), None)
     bigger = [size for size in sizes if size.slots > job.slots and size.gpu_type == job.gpu_type]
@@ -230,6 +232,12 @@ def _running(
         numbers.append(f"{best.slots} slots would change that by {100 * gain:+.0f} %")
     if facts.max_slots == facts.min_slots:
         return "its size is fixed", numbers, []
+    smaller = max((size for size in sizes if size.slots < job.slots), key=lambda size: size.goodput, default=None)
+    if smaller is not None and current is not None and smaller.goodput > current.goodput:
+        told = f"{_count(smaller.slots, 'slot')} would do as well or better, says its model since it was measured"
+        return told, numbers, ["it is looked at again shortly"]
+    if job.slots >= sum(view.usable_slots):
+        return "it has all slots that are in service", numbers, []
     if job.slots >= facts.max_slots:
         return "it has the most slots that it may have", numbers, ["raise max_slots (geminid set --max-slots)"]
     tightest = min(quotas, key=lambda quota: quota.left, default=None)
@@ -246,6 +254,10 @@ def _running(
     if free:
         return "slots are free, but growing is not worth its pause yet", numbers, ["it is looked at again shortly"]
     return "the others make more of the remaining slots", numbers, ["raise its priority (geminid set --priority)"]
+
+
+def _are(number: int, noun: str) -> str:
+    return f"{_count(number, noun)} {'is' if number == 1 else 'are'}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -35,7 +35,7 @@ from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecast, Forecaster, waiting_order
 from geminid.serve.logfiles import LogReader, Tails
-from geminid.serve.service import Published, Refused, Service
+from geminid.serve.service import ENDS, Published, Refused, Service
 from geminid.serve.state import LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
 
@@ -311,11 +311,20 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         decided = published.reasons.get(job_id)
         told = explain(view, job_id, prices=forecaster.prices(), quotas=quotas, decided=decided)
         made = document(job)
-        if told is None:
-            made |= {"explanation": _why_not_active(job, service.clock.now_s()), "numbers": [], "suggestions": []}
-            return JSONResponse({**made, "sizes": [], "prices": forecaster.prices()})
+        if told is None or not job.wants_slots:
+            reason, hints = _why_not_active(job, service.clock.now_s())
+            made |= {"explanation": reason, "numbers": [], "suggestions": hints}
+            return JSONResponse({**made, "sizes": [], "prices": {}})
         plain = asdict(told)
-        return JSONResponse({**made, "explanation": plain.pop("reason"), **plain})
+        made |= {"explanation": plain.pop("reason"), **plain, "slots": job.state.num_slots}
+        leaving = [other for other in published.state.jobs.values() if other.phase is JobPhase.STOPPING]
+        if leaving and job.phase is not JobPhase.STOPPING:
+            held = sum(other.state.num_slots for other in leaving)
+            names = ", ".join(other.id for other in leaving[:3])
+            made["numbers"] = [*made["numbers"], f"jobs that are told to end still hold {held} more: {names}"]
+        if changing := documents.changing(job, published.state):
+            made |= {"explanation": changing, "suggestions": []}
+        return JSONResponse(made)
 
     @app.get(
         f"{PREFIX}/jobs/{{job_id}}/logs",
@@ -443,15 +452,20 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
     return app
 
 
-_ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
-
-
-def _why_not_active(job: LiveJob, now_s: float) -> str:
+def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str]]:
+    """Why a job is not among those that a policy may give slots, and what would change it."""
     if job.phase.is_terminal:
-        return f"it {_ENDS[job.phase]}" + (f": {job.state.reason}" if job.state.reason else "")
+        return f"it {ENDS[job.phase]}" + (f": {job.state.reason}" if job.state.reason else ""), []
+    resume = [f"geminid resume {job.id}"]
+    if job.phase is JobPhase.PAUSED:
+        return "it waits until it is resumed", resume
+    if job.wish != "run":
+        what = "cancelled" if job.wish == "cancel" else "paused"
+        told = f"it is being {what}: its processes have been told to end, and hold their slots until they have"
+        return told, resume if job.wish == "pause" else []
     if job.held_until_s > now_s:
-        return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}"
-    return f"its owner wants it to {job.wish}"
+        return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", []
+    return "the next decision will consider it", []
 
 
 def _body_of(model: type[Any]) -> dict[str, Any]:

@@ -71,6 +71,32 @@ def job_details(job: LiveJob, now_s: float, position: int | None = None) -> dict
     }
 
 
+def changing(job: LiveJob, state: ServiceState) -> str:
+    """What a job is on its way to, if it is: the plan and what its processes hold differ."""
+    if job.target is None:
+        if not job.phase.holds_slots:
+            return ""
+        return "its slots are given to others: it saves what it has done, stops, and waits for slots again"
+    wanted, slots = set(job.target.slots()), job.target.num_slots
+    held = job.state.placement
+    before = [
+        other.id
+        for other in state.jobs.values()
+        if other.id != job.id and other.state.placement and wanted & set(other.state.placement.slots())
+    ]
+    until = f" as soon as {', '.join(before[:3])} {'has' if len(before) == 1 else 'have'} left" if before else ""
+    count = f"{slots} slot{'s' if slots > 1 else ''}"
+    if job.phase is JobPhase.STOPPING:
+        return f"it stops, and starts again on {count}{until}"
+    if held is None:
+        return f"it is to start on {count}{until or ' now'}"
+    if job.phase is JobPhase.STARTING:
+        return f"it is being started on {held.num_slots} of {count}" + (f", and has all{until}" if until else "")
+    if wanted != set(held.slots()):
+        return f"it is on its way from {held.num_slots} to {count}{until}"
+    return ""
+
+
 def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]]:
     """Every node with its slots, and who is on them."""
     holders = {

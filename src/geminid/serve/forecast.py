@@ -134,7 +134,7 @@ class Forecaster:
         self._service = service
         self._made: Mapping[str, Forecast] = {}
         self._made_at_s, self._seq, self._busy_until_s = 0.0, -1, 0.0
-        self._took_s = 0.0
+        self._took_s, self._submitted = 0.0, 0
         self._lock = threading.Lock()
         self._idle = threading.Event()
         self._idle.set()
@@ -144,6 +144,9 @@ class Forecaster:
         self.begin()
         if self._took_s < patience_s or not self._made:
             self._idle.wait(patience_s)
+            if self._took_s < patience_s and self._newcomers():
+                self.begin(anyway=True)
+                self._idle.wait(patience_s)
 
     def of(self, job_id: str) -> Forecast | None:
         """The forecast of a job, as times since the epoch; None if there is none (yet)."""
@@ -192,13 +195,19 @@ class Forecaster:
         prices: dict[str, float] = market_document(self._service.policy, self._service.cluster)["prices"]
         return prices
 
-    def begin(self) -> None:
-        """Have the forecast made anew if it is old; somebody will ask for it soon."""
+    def _newcomers(self) -> bool:
+        """Whether there are jobs that the forecast does not know of: those that came after it was made."""
+        state = self._service.published.state
+        return state.submitted > self._submitted and len(self._made) < MOST_JOBS
+
+    def begin(self, *, anyway: bool = False) -> None:
+        """Have the forecast made anew if it is old, or ``anyway``; somebody will ask for it soon."""
         published = self._service.published
         with self._lock:
-            if published.state.seq == self._seq or time.monotonic() < self._busy_until_s:
+            busy = self._busy_until_s == inf
+            if busy or published.state.seq == self._seq or not (anyway or time.monotonic() >= self._busy_until_s):
                 return
-            self._busy_until_s = float("inf")
+            self._busy_until_s = inf
             self._idle.clear()
         threading.Thread(target=self._make, name="geminid forecast", daemon=True).start()
 
@@ -208,6 +217,7 @@ class Forecaster:
         made = self._forecast(list(published.state.jobs.values()), now_s)
         with self._lock:
             self._made, self._made_at_s, self._seq = made, now_s, published.state.seq
+            self._submitted = published.state.submitted
             self._took_s = time.monotonic() - began
             self._busy_until_s = time.monotonic() + max(EVERY_S, self._took_s / SHARE_OF_TIME)
         self._idle.set()

@@ -12,6 +12,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from geminid.cluster import Cluster
 from geminid.engine import events as e
@@ -45,6 +46,9 @@ STARTING_S = 60.0
 #: So much of what has happened is told as the reason of a change.
 MOST_CAUSES = 8
 
+#: What happened so long before a decision may have been the reason for it.
+RECENT_S = 3.0
+
 #: A policy that has not answered by then is given up on.
 POLICY_LIMIT_S = 10.0
 
@@ -52,6 +56,20 @@ POLICY_LIMIT_S = 10.0
 def settled_s(view: JobView) -> float:
     """When a job that has changed its slots may change them again."""
     return view.since_s + max(SETTLE_S, SETTLE_PAUSES * view.facts.rescale_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Something that happened, which frees slots or needs some; None for either."""
+
+    at_s: float
+    text: str
+    frees: bool | None
+
+    def explains(self, job_id: str, change: int) -> bool:
+        """Whether a job may have more slots, or less, because of it."""
+        fits = self.frees is None or (change >= 0 if self.frees else change <= 0)
+        return fits and not self.text.startswith(f"{job_id} ")
 
 
 class Planner:
@@ -78,7 +96,7 @@ class Planner:
             patience_s=patience_s,
         )
         self._wanted, self._news = True, False
-        self._causes: deque[str] = deque(maxlen=MOST_CAUSES)
+        self._causes: deque[_Cause] = deque(maxlen=MOST_CAUSES)
         self._decided_at_s, self._wake_at_s, self._next_round_s = float("-inf"), float("inf"), float("-inf")
         self._last_rejection = ""
         self._desired_nodes: int | None = None
@@ -110,19 +128,21 @@ class Planner:
             case r.NodeDrained() if record.node in self.cluster.node_index:
                 node = self.cluster.node_index[record.node]
                 self.engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
-                self._ask(f"node {record.node} {'was drained' if record.drained else 'takes work again'}")
+                told = "was drained" if record.drained else "takes work again"
+                self._ask(f"node {record.node} {told}", frees=not record.drained)
             case r.SlotCordoned() | r.SlotsTaken() if record.node in self.cluster.node_index:
                 self.engine.take(self._cordons(now_s, record.node))
-                self._ask(_told(record))
+                frees = isinstance(record, r.SlotCordoned) and not record.cordoned
+                self._ask(_told(record), frees=frees)
             case r.QuotaSet():
                 slots = "none" if record.slots is None else str(record.slots)
                 self._ask(f"the quota of {record.of} {record.name} became {slots}")
             case r.NodeJoined():
-                self._ask(f"node {record.node} joined")
+                self._ask(f"node {record.node} joined", frees=True)
             case r.NodeLeft():
-                self._ask(f"node {record.node} is gone")
+                self._ask(f"node {record.node} is gone", frees=False)
             case r.JobChanged():
-                self._causes.append(f"{record.by} changed what {record.job_id} asks for")
+                self._ask(f"{record.by} changed what {record.job_id} asks for", wanted=False)
 
     def sync(self, touched: Iterable[str]) -> None:
         """Tell the engine what has become of the jobs that records were about, and of those that may be tried again."""
@@ -138,29 +158,29 @@ class Planner:
                     progress = job.state.progress_samples
                     over = e.Completed(now_s, job_id, progress) if done else e.Failed(now_s, job_id, "", final=True)
                     engine.take(over)
-                    self._ask(f"{job_id} {'is done' if done else 'is over'}")
+                    self._ask(f"{job_id} {'is done' if done else 'is over'}", frees=True)
             elif not job.wants_slots or job.held_until_s > now_s:
                 if view is not None:
                     engine.take(e.Withdrawn(now_s, job_id))
-                    self._ask(f"{job_id} {'crashed' if job.wants_slots else 'was stopped by its owner'}")
+                    self._ask(f"{job_id} {'crashed' if job.wants_slots else 'is to stop'}", frees=True)
             elif view is None:
                 self._restore(engine, job, now_s)
-                self._ask(f"{job_id} {'waits again' if job.restarts or job.state.failures else 'arrived'}")
+                again = bool(job.restarts or job.state.failures)
+                self._ask(f"{job_id} {'waits again' if again else 'arrived'}", frees=False)
             else:
                 if job.target is None and view.allocation:
                     engine.take(e.Failed(now_s, job_id, job.state.reason))
-                    self._ask(f"{job_id} lost its slots")
+                    self._ask(f"{job_id} lost its slots", frees=True)
                 facts = facts_of(job, self.cluster)
                 if facts != view.facts:
                     asks_otherwise = facts.min_slots != view.facts.min_slots or facts.max_slots != view.facts.max_slots
                     self._wanted |= asks_otherwise or facts.weight != view.facts.weight
                     engine.take(e.Revised(now_s, facts))
 
-    def _ask(self, cause: str) -> None:
-        """Have a decision made soon, because of something that happened."""
-        self._wanted = True
-        if cause not in self._causes:
-            self._causes.append(cause)
+    def _ask(self, cause: str, *, frees: bool | None = None, wanted: bool = True) -> None:
+        """Have a decision made soon, because of something that happened: it frees slots, or needs some, or either."""
+        self._wanted |= wanted
+        self._causes.append(_Cause(self._clock.now_s(), cause, frees))
 
     def wishes(self) -> dict[str, int]:
         """How many slots of each type there is work for: those that jobs have, and the least that the others need.
@@ -261,7 +281,8 @@ class Planner:
         jobs = self._state.jobs
         wanted = {job_id: view.allocation for job_id, view in self.engine.jobs.items() if view.allocation}
         current = {job_id: jobs[job_id].target for job_id in wanted}
-        named = name_slots(wanted, current, self.cluster, self._state.out_of_service)
+        held = {job.id: job.state.placement for job in jobs.values() if job.state.placement is not None}
+        named = name_slots(wanted, current, self.cluster, self._state.out_of_service, held)
         targets = {job_id: named.get(job_id) for job_id in self.engine.jobs if named.get(job_id) != jobs[job_id].target}
         if not targets:
             return None
@@ -270,14 +291,15 @@ class Planner:
             for job_id, place in targets.items()
             if job_id in before
         }
-        causes = list(self._causes) or ["what jobs have measured"]
+        recent = [cause for cause in self._causes if cause.at_s >= self._decided_at_s - RECENT_S]
         self._causes.clear()
         reasons = {}
         for job_id, change in changes.items():
             job, view = before[job_id], self.engine.jobs[job_id]
-            own = f"{job_id} "
             others = {name: other for name, other in changes.items() if name != job_id}
-            because = [cause for cause in causes if not cause.startswith(own)]
+            because = [c.text for c in recent if c.explains(job_id, change)]
+            if not because and job.allocation:
+                because = ["what jobs have measured"]
             reason = why_resized(job, job.slots + change, view.gpu_type, because, others)
             reasons[job_id] = "; ".join(text for text in (given.get(job_id), reason) if text)
         return r.Planned(targets=targets, reasons={job_id: reason for job_id, reason in reasons.items() if reason})

@@ -51,6 +51,10 @@ LONGEST_END_S = 600.0
 MOST_IN_BATCH = 500
 
 
+#: How a job can be over, in words.
+ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
+
+
 class Refused(Exception):
     """A request that cannot be met; one sentence says why, and a status code what kind of mistake it is."""
 
@@ -225,7 +229,7 @@ class Service:
             if job.phase.is_terminal:
                 if wish == "cancel" and job.phase is JobPhase.CANCELLED:
                     return []
-                raise Refused(409, f"job {job_id} is over: it is {job.phase}")
+                raise Refused(409, f"job {job_id} is over: it {ENDS[job.phase]}")
             if job.wish == "cancel" and wish != "cancel":
                 raise Refused(409, f"job {job_id} is being cancelled")
             return [] if job.wish == wish else [r.JobWished(job_id=job_id, wish=wish, by=by)]
@@ -242,7 +246,7 @@ class Service:
         def make(state: ServiceState) -> list[r.Record]:
             job = _existing(state, job_id)
             if job.phase.is_terminal:
-                raise Refused(409, f"job {job_id} is over: it is {job.phase}")
+                raise Refused(409, f"job {job_id} is over: it {ENDS[job.phase]}")
             if not given:
                 raise Refused(422, "nothing was given to change: priority, min_slots or max_slots")
             if not job.elastic and (min_slots is not None or max_slots is not None):

@@ -389,7 +389,7 @@ class ServiceState:
                 return replace(job, limits=Limits(**values))
             case r.JobRescaling() if state.phase is JobPhase.RUNNING:
                 return replace(job, state=state.move(JobPhase.RESCALING, at_s=at_s, placement=record.placement))
-            case r.JobRescaling() if state.phase is JobPhase.RESCALING:
+            case r.JobRescaling() if state.phase in (JobPhase.STARTING, JobPhase.RESCALING):
                 return replace(job, state=replace(state.advance(at_s=at_s), placement=record.placement))
             case r.JobFormed() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
                 return self._form(at_s, job, record)
@@ -475,7 +475,7 @@ class ServiceState:
             total = plan.total_batch(record.slots)
             changed = changed.told(
                 at_s,
-                f"re-tuned: batch {total} ({record.per_slot_batch} a slot, {record.accumulation_steps} extra passes)",
+                f"re-tuned: batch {total} ({record.per_slot_batch} a slot × {record.accumulation_steps + 1} passes)",
             )
         return changed
 

@@ -126,11 +126,13 @@ def name_slots(
     current: Mapping[str, Placement | None],
     cluster: Cluster,
     cordoned: Iterable[tuple[str, int]],
+    occupied: Mapping[str, Placement] | None = None,
 ) -> dict[str, Placement]:
     """Give the jobs' counts names: every job keeps as many of its slots as it can, and no slot is named twice.
 
     ``wanted`` is the whole plan. Slots that are cordoned are given to nobody new, and taken from whoever has one where
-    there is another.
+    there is another. ``occupied`` are slots with processes on them: those that others have yet to leave are
+    taken last.
     """
     free = {(node.name, slot) for node in cluster.nodes for slot in range(node.slots)} - set(cordoned)
     kept: dict[str, dict[str, list[int]]] = {}
@@ -149,7 +151,9 @@ def name_slots(
         for node, count in allocation:
             name = cluster.nodes[node].name
             mine = kept[job_id][name]
-            available = sorted(slot for owner, slot in free if owner == name)[: count - len(mine)]
+            others = {slot for other, left in (occupied or {}).items() if other != job_id for slot in left.slots()}
+            available = sorted((slot for owner, slot in free if owner == name), key=lambda s: ((name, s) in others, s))
+            available = available[: count - len(mine)]
             free -= {(name, slot) for slot in available}
             mine += available
             mine += [slot for slot in held.get(name, ()) if slot not in mine][: count - len(mine)]

@@ -329,10 +329,15 @@ class SupervisedExecutor(ABC):
         if job_id not in self._wanted:
             return []
         job, slots = self._wanted[job_id]
-        taken = {slot for other, running in self._running.items() if other != job_id for slot in running.holds}
-        free = self._usable(job_id, tuple(slot for slot in slots if slot not in taken))
+        others = [running for other, running in self._running.items() if other != job_id]
+        taken = {slot for other in others for slot in other.holds}
+        left = tuple(slot for slot in slots if slot not in taken)
+        free = self._usable(job_id, left)
         running = self._running.get(job_id)
         if running is None:
+            late = any(other.stopping and other.holds & set(slots) for other in others)
+            if late and job.elastic and len(left) >= job.spec.min_slots:
+                slots = left  # whoever is told to stop may take its time: it starts beside, and grows
             if free != slots:
                 return []
             starting = r.JobStarting(job_id=job_id, placement=self._placed(slots))
