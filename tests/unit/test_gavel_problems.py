@@ -169,8 +169,15 @@ def test_static_shares() -> None:
     # A gang of two has half of the time of one slot; the first type has no room for it, the second none for b.
     np.testing.assert_allclose(isolated(problem).by_job(problem), [[0, 0.75], [0.25, 0]])
     np.testing.assert_allclose(proportional(problem).by_job(problem), [[0, 0.75], [0.25, 0]])
-    crowded = _problem([[1, 1]] * 4, [1, 1], gang=[2, 1, 1, 1])
-    np.testing.assert_allclose(proportional(crowded).by_job(crowded)[1:], 0.2)
+    crowded = _problem([[1, 1]] * 4, [2, 2], gang=[2, 1, 1, 1])
+    np.testing.assert_allclose(proportional(crowded).by_job(crowded), 0.4)
+
+
+def test_jobs_that_nothing_can_run_leave_their_share_to_the_others() -> None:
+    problem = _problem([[2, 1], [2, 1], [0, 0], [0, 0]], [1, 1])
+    np.testing.assert_allclose(isolated(problem).by_job(problem), [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0]])
+    np.testing.assert_allclose(proportional(problem).by_job(problem), [[0.5, 0.5], [0.5, 0.5], [0, 0], [0, 0]])
+    np.testing.assert_allclose(problem.isolated_throughput, [1.5, 1.5, 0, 0])
 
 
 def test_first_in_first_out_takes_the_fastest_free_type_and_waits_for_the_first_in_line() -> None:

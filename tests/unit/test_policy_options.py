@@ -77,3 +77,29 @@ def test_a_users_class_that_lacks_something_is_told_what(body: str, sentence: st
     with pytest.raises(InvalidInput) as refused:
         load_policy(f"{file}:Mine")
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "has", "has_not"),
+    [
+        (
+            "profiled",
+            ("max_min_fairness_packed", "fifo_packed", "gandiva"),
+            ("max_min_fairness_perf", "themis", "isolated"),
+        ),
+        ("seen_as", ("finish_time_fairness", "min_total_duration"), ("max_min_fairness", "finish_time_fairness_perf")),
+        ("warm", ("hierarchical", "max_sum_throughput_perf"), ("isolated", "allox", "fifo_perf", "gandiva", "themis")),
+        ("limit", ("max_min_fairness_water_filling_packed", "themis"), ("isolated", "allox", "shortest_job_first")),
+        ("seed", ("fifo_agnostic", "gandiva", "max_min_fairness"), ("max_min_fairness_perf", "allox")),
+    ],
+)
+def test_policies_have_the_options_that_do_something(
+    option: str, has: tuple[str, ...], has_not: tuple[str, ...]
+) -> None:
+    def names(policy: str) -> set[str]:
+        return {each.name for each in options_of(BUILT_IN[policy])}
+
+    assert all(option in names(policy) for policy in has)
+    assert not any(option in names(policy) for policy in has_not)
+    with pytest.raises(InvalidInput, match=f"is not an option of {has_not[0]}"):
+        make_policy(f"{has_not[0]}:{option}=1")

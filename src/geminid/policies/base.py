@@ -218,6 +218,11 @@ class Policy(ABC):
     profiled_defaults: ClassVar[Mapping[str, Any]] = {}
     brings_profiles: bool = False
 
+    @classmethod
+    def ignores(cls) -> frozenset[str]:
+        """Public fields that make no difference to this policy: they are not among its options."""
+        return frozenset()
+
     @abstractmethod
     def decide(self, view: ClusterView) -> Decision:
         """Answer what should run now."""

@@ -111,12 +111,12 @@ class Option:
 
 
 def options_of(policy: type[Policy]) -> list[Option]:
-    """The options of a policy: its public dataclass fields, without their units."""
+    """The options of a policy: its public dataclass fields that it does not ignore, without their units."""
     kinds = typing.get_type_hints(policy, include_extras=True)
     result = []
     fields = dataclasses.fields(typing.cast(Any, policy)) if hasattr(policy, "__dataclass_fields__") else ()
     for field in fields:
-        if not field.name.startswith("_"):
+        if not field.name.startswith("_") and field.name not in policy.ignores():
             unit = next((unit for unit in _UNITS if field.name.endswith(unit)), "")
             default = field.default if field.default is not dataclasses.MISSING else None
             result.append(Option(field.name.removesuffix(unit), field.name, kinds[field.name], default))

@@ -15,6 +15,10 @@ Array = NDArray[np.float64]
 LONGEST_S = 60.0
 
 
+#: HiGHS' numbers of the simplex methods that start from feasible prices, and from feasible values.
+_DUAL, _PRIMAL = 1, 4
+
+
 @dataclass(slots=True)
 class Allowance:
     """Seconds that are left for all linear programs of one question together, however many it takes to answer it.
@@ -129,6 +133,7 @@ class LinearProgram:
     def add_rows(self, matrix: csr_array, lower: Array, upper: Array) -> None:
         """Add constraints lower ≤ matrix·x ≤ upper."""
         starts, indices = matrix.indptr[:-1].astype(np.int32), matrix.indices.astype(np.int32)
+        self._solver.setOptionValue("simplex_strategy", _DUAL)  # the last prices still are
         self._solver.addRows(matrix.shape[0], lower, upper, matrix.nnz, starts, indices, matrix.data)
 
     def add_columns(self, gain: Array, matrix: csc_array) -> None:
@@ -137,6 +142,7 @@ class LinearProgram:
         count = len(gain)
         most = np.full(count, np.inf)
         self._solver.addCols(count, gain, np.zeros(count), most, matrix.nnz, starts, indices, matrix.data)
+        self._solver.setOptionValue("simplex_strategy", _PRIMAL)  # the last solution is still feasible
 
     def set_gain(self, gain: Array) -> None:
         """Maximise something else."""

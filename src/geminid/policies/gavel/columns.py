@@ -1,7 +1,7 @@
 """Which columns of a large program matter: pairs of jobs that are all different are many, and few of them are used.
 
-An optimal solution at a vertex uses no more columns than there are rows. So begin with every job alone and beside its
-best partners, solve, and let the dual values tell which of the other columns would be worth something: what their
+An optimal solution at a vertex uses no more columns than there are rows. So begin with every job alone (and the pairs
+of the last solve), solve, and let the dual values tell which of the other columns would be worth something: what their
 throughputs bring, less the time and the slots they take. Add the best of them for every job and solve again, from the
 last basis, until none is worth anything: the optimum is that of all columns.
 """
@@ -21,27 +21,19 @@ from geminid.policies.gavel.requirement import Cut
 #: Fewer columns than this are all taken.
 MANY = 4_000
 
-#: Partners that a job begins with on each type, and columns that it gets at a time.
-FIRST = 2
-MORE = 3
+#: Columns that a job gets at a time.
+MORE = 4
 
 #: A column is worth nothing up to this part of what the largest gain is, or of a level.
 WORTH = 1e-7
 
 
 def first_columns(groups: Groups, memory: Memory | None = None) -> Ints:
-    """The columns to begin with: all of them where there are few, and else those that the last solve ended with."""
+    """The columns to begin with: all of them where there are few, and else jobs alone and what the last solve used."""
     if len(groups.first) <= MANY:
         return np.arange(len(groups.first))
-    pairs = np.flatnonzero(groups.second >= 0)
-    best = np.zeros(len(groups.members))
-    np.maximum.at(best, groups.use_group, groups.use_rate)
-    part = groups.use_time * groups.use_rate / best[groups.use_group]
-    kept = np.bincount(groups.use_column, part, minlength=len(groups.first)).astype(float)
-    chosen = [np.flatnonzero(groups.second < 0), best_columns(groups, pairs, kept[pairs], FIRST, by_pool=True)]
-    if memory is not None and memory.basic:
-        chosen.append(_named(groups, memory))
-    return np.unique(np.concatenate(chosen))
+    alone = np.flatnonzero(groups.second < 0)
+    return alone if memory is None or not memory.basic else np.concatenate([alone, _named(groups, memory)])
 
 
 def only(groups: Groups, columns: Ints) -> Groups:
@@ -96,15 +88,15 @@ def worth_of(groups: Groups, duals: Array, cuts: Sequence[Cut]) -> Array:
     return np.asarray(worth)
 
 
-def best_columns(groups: Groups, columns: Ints, worth: Array, most: int, *, by_pool: bool = False) -> Ints:
-    """Of some columns, for every group (on every pool) those that are worth most."""
+def best_columns(groups: Groups, columns: Ints, worth: Array) -> Ints:
+    """Of some columns, for every group those that are worth most."""
     chosen = []
     for member in (groups.first, groups.second):
-        owner = member[columns] * (len(groups.pools) if by_pool else 1) + (groups.pool[columns] if by_pool else 0)
+        owner = member[columns]
         order = np.lexsort((-worth, owner))
-        starts = np.flatnonzero(np.diff(owner[order], prepend=-(1 << 40)))
+        starts = np.flatnonzero(np.diff(owner[order], prepend=-2))
         rank = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
-        chosen.append(columns[order[rank < most]])
+        chosen.append(columns[order[rank < MORE]])
     return np.unique(np.concatenate(chosen))
 
 

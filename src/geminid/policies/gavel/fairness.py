@@ -33,6 +33,7 @@ class MaxMinFairness(TimeSharingPolicy):
     name = "max_min_fairness"
     objective = "largest smallest share of time (least attained service), unaware of GPU types"
     aware = False
+    optimises = True
     knows_placement = True
 
     choice: Choice = "centre"
@@ -67,6 +68,7 @@ class WaterFilling(TimeSharingPolicy):
     name = "max_min_fairness_water_filling"
     objective = "max-min fair shares of time at every level, by water filling, unaware of GPU types"
     aware = False
+    optimises = True
     knows_placement = True
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
@@ -105,6 +107,7 @@ class Hierarchical(TimeSharingPolicy):
     name = "hierarchical"
     objective = "weighted fairness or FIFO between entities and within them, by water filling, unaware of GPU types"
     aware = False
+    optimises = True
     knows_placement = True
 
     weights: tuple[str, ...] = ()

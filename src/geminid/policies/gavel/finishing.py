@@ -35,6 +35,7 @@ class FinishTimeFairness(TimeSharingPolicy):
     name = "finish_time_fairness"
     objective = "smallest largest duration relative to a static equal share (Themis' ρ), unaware of GPU types"
     aware = False
+    optimises = True
     knows_placement = True
     needs_oracle = True
 
@@ -70,6 +71,7 @@ class MinTotalDuration(TimeSharingPolicy):
     name = "min_total_duration"
     objective = "smallest makespan of the jobs that are there, unaware of GPU types"
     aware = False
+    optimises = True
     knows_placement = True
     needs_oracle = True
 
@@ -142,9 +144,15 @@ class Themis(TimeSharingPolicy):
     paper = "Mahajan et al., NSDI '20"
     objective = "largest product of 1/ρ among the worst-off jobs, by auction; the rest shared fairly"
     needs_oracle = True
+    optimises = True
 
     knob: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.8
     round_s: Positive = 1200.0
+
+    @classmethod
+    def ignores(cls) -> frozenset[str]:
+        """Nothing is kept from one auction to the next."""
+        return super().ignores() | {"warm"}
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """The winning allocation, less what winners do not keep."""

@@ -124,9 +124,12 @@ class AllocationProblem:
 
     @cached_property
     def isolated_fractions(self) -> Array:
-        """A static equal share of every type: N_j/(m·s_i), rows cut down to one where they sum to more."""
+        """A static equal share of every type: N_j/(m·s_i), rows cut down to one where they sum to more.
+
+        m are the jobs that some type can run: what others would have is nobody's.
+        """
         slots = self.slots if self.uses is None else np.where(np.arange(len(self.uses)) == self.uses, self.slots, 0.0)
-        shares = slots / (max(len(self.jobs), 1) * self.gangs[:, None])
+        shares = slots / (max(int(self.runs.sum()), 1) * self.gangs[:, None])
         return np.asarray(shares / np.maximum(1.0, shares.sum(axis=1, keepdims=True)))
 
     @cached_property

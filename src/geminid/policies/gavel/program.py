@@ -27,7 +27,7 @@ from typing import Literal
 import numpy as np
 from scipy.sparse import coo_array
 
-from geminid.policies.gavel.columns import MORE, WORTH, best_columns, column_names, first_columns, only, worth_of
+from geminid.policies.gavel.columns import WORTH, best_columns, column_names, first_columns, only, worth_of
 from geminid.policies.gavel.groups import Groups, Ints
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import Array, Mask
@@ -160,8 +160,8 @@ class TimeProgram:
             if recalls:
                 self._recall(requirement, begin)
         self._lp.set_bounds(_LEVEL, -np.inf, bound - self._origin)
-        central = choice == "centre" and not self._uneven(requirement.at(begin)[0]).any()
-        central &= len(self.columns) == len(self.groups.first)
+        complete = len(self.columns) == len(self.groups.first)  # of columns that were chosen there is no middle
+        central = choice == "centre" and complete and not self._uneven(requirement.at(begin)[0]).any()
         found = self._settle(requirement, centre=True) if central else None
         central = found is not None
         found = found if central else self._settle(requirement)
@@ -174,7 +174,7 @@ class TimeProgram:
             self._remember(level)
         if level >= bound - 1e-9 * abs(bound):
             tight |= (slope > 0) & (need >= self.best * (1 - 1e-9))
-        if choice == "centre" and not central:  # many tangents are found faster at vertices
+        if choice == "centre" and not central and complete:  # many tangents are found faster at vertices
             found = self._settle(requirement, centre=True) or found
         elif choice == "total":
             lowest = level - 1e-9 * abs(level)
@@ -247,7 +247,7 @@ class TimeProgram:
         if not len(left):
             return False
         before = len(self.columns)
-        self._take(np.concatenate([self.columns, best_columns(groups, left, worth[left], MORE)]))
+        self._take(np.concatenate([self.columns, best_columns(groups, left, worth[left])]))
         new = np.arange(before, len(self.columns))
         rows, at, values = ([part] for part in self._entries(self._few, new))
         if self._cuts:

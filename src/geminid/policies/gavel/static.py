@@ -16,7 +16,7 @@ def isolated(problem: AllocationProblem) -> TimeFractions:
 
 def proportional(problem: AllocationProblem) -> TimeFractions:
     """Every job the same time, spread over the types as the slots are."""
-    total, asked = float(problem.slots.sum()), float(problem.gangs.sum())
+    total, asked = float(problem.slots.sum()), float(problem.gangs[problem.runs].sum())
     time = min(1.0, total / asked) if asked > 0 else 0.0
     return _static(problem, np.tile(problem.slots / max(total, 1e-300) * time, (len(problem.jobs), 1)))
 

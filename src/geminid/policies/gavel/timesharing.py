@@ -70,7 +70,8 @@ class TimeSharingPolicy(Policy):
     ``aware`` policies know how fast jobs run on each GPU type, others treat all types that can run a job alike (and go
     through the types in random order). ``packed`` ones may run two jobs on the same slots. With ``backfill`` off, jobs
     run only where they should have time; with ``fills_by_speed`` slots that nobody should have go to who is fast there;
-    with ``knows_placement`` (and ``aware``) the problem tells whole gangs from spread ones where that matters.
+    with ``knows_placement`` (and ``aware``) the problem tells whole gangs from spread ones where that matters. One that
+    ``optimises`` solves linear programs.
     """
 
     paper = "Narayanan et al., OSDI '20 (Gavel)"
@@ -79,6 +80,7 @@ class TimeSharingPolicy(Policy):
     backfill: ClassVar[bool] = True
     fills_by_speed: ClassVar[bool] = True
     knows_placement: ClassVar[bool] = False
+    optimises: ClassVar[bool] = False
 
     round_s: Positive = 360.0
     recompute_s: Annotated[float, AtLeast(0.0)] = 1920.0
@@ -114,6 +116,18 @@ class TimeSharingPolicy(Policy):
         self._speeds.adaptive, self._speeds.profiled = self.adaptive, self.profiled
         self._speeds.seed = self.seed
         self._rng = np.random.default_rng(self.seed)
+
+    @classmethod
+    def ignores(cls) -> frozenset[str]:
+        """What only matters to policies that pair jobs, are unaware of GPU types or solve programs."""
+        matters = {
+            "profiled": cls.packed,
+            "seen_as": not cls.aware and cls.needs_oracle,
+            "warm": cls.optimises,
+            "limit_s": cls.optimises,
+            "seed": cls.packed or not cls.aware,
+        }
+        return frozenset(field for field, used in matters.items() if not used)
 
     @abstractmethod
     def solve(self, problem: AllocationProblem) -> TimeFractions:

@@ -21,6 +21,7 @@ class MaxSumThroughputPerf(TimeSharingPolicy):
 
     name = "max_sum_throughput_perf"
     objective = "largest total of steps per second"
+    optimises = True
     knows_placement = True
     by_cost: ClassVar[bool] = False
     deadlines: ClassVar[bool] = False
