@@ -22,7 +22,7 @@ from geminid.goodput.table import JobModel
 from geminid.job import Adaptivity
 from geminid.policies.autoscale import wishes
 from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, JobView, slots_of
-from geminid.policies.claims import FairShares, Queue, finish_time_factors, priority_factors
+from geminid.policies.claims import FairShares, Queue, Used, finish_time_factors, priority_factors
 from geminid.policies.geminid import Geminid
 from geminid.policies.geminid_objective import JobArrays, Objective, rank, restart_share, slowest
 from geminid.policies.registry import make_policy
@@ -293,6 +293,20 @@ def test_who_has_used_much_lately_counts_less() -> None:
     assert shares.factors([heavy], {}).tolist() == [1.0]
     shares.update(view(light, now_s=600.0 + 20 * 3600.0))
     assert shares.factors([heavy, light], {})[0] > first[0]
+
+
+def test_what_was_used_before_counts_and_jobs_say_what_they_count_with() -> None:
+    past = [Used("old", "default", "greedy", 1e6, 0.0), Used("a", "default", "modest", 1e3, 600.0)]
+    jobs = [opaque("a", owner="modest", weight=3.0), opaque("b", owner="greedy")]
+    favours = []
+    for half_life_s in (1e5, 100.0):
+        policy = Geminid(half_life_s=half_life_s)
+        policy.recall(past, 600.0)
+        policy.decide(view(*jobs))
+        assert policy.factors("a")["priority"] == 3.0
+        favours.append(policy.factors("a")["fair share"] / policy.factors("b")["fair share"])
+    assert favours[0] > favours[1] > 1.0  # the sooner it is forgotten, the less it counts
+    assert policy.factors("nobody") == {}
 
 
 def test_a_deadline_that_can_be_met_is_urgent() -> None:

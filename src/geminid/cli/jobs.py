@@ -221,6 +221,9 @@ def explain(job: JobArgument, json: JsonOption = False) -> None:
     console.print(f"[bold]{told['id']} {what}[/]: {escape(told['explanation'])}", soft_wrap=True)
     for number in told["numbers"]:
         console.print(f"  · {escape(number)}", soft_wrap=True)
+    if told["factors"]:
+        product = " × ".join(f"{name} {value:.3g}" for name, value in told["factors"].items())
+        console.print(f"  · it counts {math.prod(told['factors'].values()):.3g} = {product}", soft_wrap=True)
     for name, price in told["prices"].items():
         console.print(f"  · a slot of {name} is worth {price:.4g} to the jobs that want one more (the policy's price)")
     if told["sizes"]:

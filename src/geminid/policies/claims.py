@@ -7,7 +7,7 @@ on a group of jobs, so that one and the same problem decides it all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,6 +62,17 @@ class Queue:
         return cls(name, weight, quota, limit)
 
 
+@dataclass(frozen=True, slots=True)
+class Used:
+    """What a job has used of the cluster, and until when."""
+
+    job_id: str
+    queue: str
+    owner: str
+    gpu_s: float
+    until_s: float
+
+
 @dataclass(slots=True)
 class FairShares:
     """What owners (and queues) have used of the cluster lately; usage counts half after ``half_life_s``."""
@@ -70,6 +81,15 @@ class FairShares:
     _used: dict[str, float] = field(default_factory=dict)
     _service: dict[str, float] = field(default_factory=dict)
     _at_s: float = 0.0
+
+    def recall(self, past: Iterable[Used], now_s: float) -> None:
+        """Take in what was used before this began."""
+        for one in past:
+            account = f"{one.queue}/{one.owner}"
+            decay = 0.5 ** (max(now_s - one.until_s, 0.0) / self.half_life_s)
+            self._used[account] = self._used.get(account, 0.0) + one.gpu_s * decay
+            self._service[one.job_id] = one.gpu_s
+        self._at_s = now_s
 
     def update(self, view: ClusterView) -> None:
         """Charge what jobs have had since the last decision."""

@@ -9,8 +9,9 @@ problem (``claims.py``). docs/policy.md says where it comes from and what was tr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Annotated
 
 import numpy as np
@@ -23,13 +24,14 @@ from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Po
 from geminid.policies.claims import (
     FairShares,
     Queue,
+    Used,
     deadline_factors,
     finish_time_factors,
     preference_factors,
     priority_factors,
     within_budget,
 )
-from geminid.policies.geminid_objective import JobArrays, Objective, slowest
+from geminid.policies.geminid_objective import JobArrays, Objective, rank, slowest
 from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
 from geminid.policies.options import AtLeast, AtMost, Positive
@@ -87,6 +89,7 @@ class Geminid(Policy):
     kinds: bool = True
     interval_s: float | None = None
     _solution: Priced | None = None
+    _counted: tuple[Sequence[JobView], Mapping[str, Array]] = ((), MappingProxyType({}))
     _wishes: list[Wish] = field(default_factory=list)
     _goodputs: Goodputs = field(init=False)
     _remaining: RemainingWork = field(default_factory=RemainingWork)
@@ -138,6 +141,17 @@ class Geminid(Policy):
         """What an autoscaled cluster should have, and why."""
         return self._wishes
 
+    def factors(self, job_id: str) -> Mapping[str, float]:
+        """What a job counted with in the last decision, by claim; nothing if it was not looked at."""
+        jobs, claims = self._counted
+        rows = [row for row, job in enumerate(jobs) if job.id == job_id]
+        return {name: float(values[row]) for row in rows for name, values in claims.items()}
+
+    def recall(self, past: Iterable[Used], now_s: float) -> None:
+        """Know what was used before: fair shares have a memory, and this policy may be younger than the cluster."""
+        if self._shares is not None:
+            self._shares.recall(past, now_s)
+
     def _worth(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> Worth:
         """What each configuration is worth to each job, with everybody's claims."""
         jobs, now_s = view.jobs, view.now_s
@@ -145,16 +159,24 @@ class Geminid(Policy):
         left_s = self._remaining.seconds(jobs, least)
         age_s = np.array([job.age_s(now_s) for job in jobs])
         speedup = goodput / least[:, None]
-        weight = priority_factors(jobs) * deadline_factors(view, left_s / np.maximum(speedup.max(axis=1), 1.0))
+        claims = {
+            "priority": priority_factors(jobs),
+            "deadline": deadline_factors(view, left_s / np.maximum(speedup.max(axis=1), 1.0)),
+        }
         if self.ratio > 0:
             done_s = np.array([job.progress for job in jobs]) / least
             fair = _fair_speedup(view, configurations, speedup)
-            weight *= finish_time_factors(age_s, done_s, left_s, fair, self.ratio)
+            claims["long wait"] = finish_time_factors(age_s, done_s, left_s, fair, self.ratio)
         if self._shares is not None:
             self._shares.update(view)
-            weight *= self._shares.factors(jobs, {name: queue.weight for name, queue in self._queues.items()})
+            weights = {name: queue.weight for name, queue in self._queues.items()}
+            claims["fair share"] = self._shares.factors(jobs, weights)
         elif self._queues:
-            weight *= [self._queues.get(job.facts.queue, DEFAULT_QUEUE).weight for job in jobs]
+            weights = {name: queue.weight for name, queue in self._queues.items()}
+            claims["queue"] = np.array([weights.get(job.facts.queue, DEFAULT_QUEUE.weight) for job in jobs])
+        weight = np.multiply.reduce(list(claims.values()))
+        claims["little left"] = np.maximum(rank(left_s), self.least_rank) ** self.p
+        self._counted = (jobs, claims)
         arrays = JobArrays(
             weight=weight,
             left_s=left_s,

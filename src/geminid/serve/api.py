@@ -314,9 +314,10 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         if told is None or not job.wants_slots:
             reason, hints = _why_not_active(job, service.clock.now_s())
             made |= {"explanation": reason, "numbers": [], "suggestions": hints}
-            return JSONResponse({**made, "sizes": [], "prices": {}})
+            return JSONResponse({**made, "sizes": [], "prices": {}, "factors": {}})
         plain = asdict(told)
         made |= {"explanation": plain.pop("reason"), **plain, "slots": job.state.num_slots}
+        made["factors"] = documents.factors_of(service.policy, job_id)
         leaving = [other for other in published.state.jobs.values() if other.phase is JobPhase.STOPPING]
         if leaving and job.phase is not JobPhase.STOPPING:
             held = sum(other.state.num_slots for other in leaving)

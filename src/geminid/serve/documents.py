@@ -190,6 +190,12 @@ def market_document(policy: Policy, cluster: Cluster) -> dict[str, Any]:
     }
 
 
+def factors_of(policy: Policy, job_id: str) -> dict[str, float]:
+    """What a job counted with in the policy's last decision, by claim, where it says so."""
+    factors = getattr(policy, "factors", None)
+    return {} if factors is None else dict(factors(job_id))
+
+
 def metrics_text(published: Published, cluster: Cluster) -> str:
     """The state in Prometheus' text format."""
     state, now_s = published.state, published.now_s

@@ -27,6 +27,7 @@ from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
 from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.translation import recall_usage
 from geminid.serve.turns import PATIENCE_S
 from geminid.serve.whatif import what_if
 from geminid.sim.run import load_policy
@@ -96,8 +97,10 @@ def forecast(
         guessed = world.guessed
         if not world.workload.jobs:
             return {}
+        made = make_policy(policy, load_policy)
+        recall_usage(made, jobs, now_s, began_s=now_s)
         restrained = Guard(
-            make_policy(policy, load_policy),
+            made,
             protected=lambda view: inf if view.id in plain else settled_s(view),
             groups=quotas,
             waited_before_s=waited_s.__getitem__,

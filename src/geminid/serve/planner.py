@@ -26,7 +26,7 @@ from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.guard import Guard, Timed
 from geminid.serve.state import LiveJob, ServiceState, observation_of
-from geminid.serve.translation import facts_of, name_slots, view_of
+from geminid.serve.translation import facts_of, name_slots, recall_usage, view_of
 from geminid.serve.turns import PATIENCE_S
 
 log = logging.getLogger("geminid.serve")
@@ -103,6 +103,7 @@ class Planner:
         self.reasons: Mapping[str, str] = {}
         self.decisions = self.rejected = 0
         self.decision_ms = 0.0
+        recall_usage(policy, state.jobs.values(), clock.now_s())
         self.engine = self._new_engine()
 
     def follow(self, cluster: Cluster) -> None:

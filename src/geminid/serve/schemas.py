@@ -133,6 +133,7 @@ class Explained(Job):
     suggestions: list[str]
     sizes: list[Size]
     prices: dict[str, float]
+    factors: dict[str, float]
 
 
 class DryRun(TypedDict):

@@ -36,9 +36,10 @@ from geminid.train.channel import LONGEST_SOCKET_PATH
 from geminid.train.launcher import started_at
 from geminid.train.supervisor import Patience
 
-#: What decides if nothing else is said: looks at most every two seconds, at least every twenty, and gives free slots to
-#: whoever waits for some at once.
-DEFAULT_POLICY = "geminid:gap=2,refresh=20,fill=true"
+#: What decides if nothing else is said: looks at most every two seconds, at least every twenty, gives free slots to
+#: whoever waits for some at once, and favours owners who have had less than their share (what was used a day ago counts
+#: half).
+DEFAULT_POLICY = "geminid:gap=2,refresh=20,fill=true,half_life=86400"
 
 #: The service's own log.
 LOG, LARGEST_LOG_BYTES, OLD_LOGS = "service.log", 16 << 20, 3

@@ -9,7 +9,8 @@ from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.goodput.batchplan import BatchLimits
 from geminid.job import Adaptivity
-from geminid.policies.base import Allocation, JobFacts, JobView
+from geminid.policies.base import Allocation, JobFacts, JobView, Policy
+from geminid.policies.claims import Used
 from geminid.serve.state import LiveJob
 
 #: What a change of slots costs before a job has been through one: live, or from a checkpoint.
@@ -58,6 +59,23 @@ def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
         budget_gpu_s=spec.budget_gpu_s,
         preferred_types=frozenset(spec.gpu_types.names[:1]) if spec.gpu_types.ordered else frozenset(),
     )
+
+
+def recall_usage(policy: Policy, jobs: Iterable[LiveJob], now_s: float, *, began_s: float = 0.0) -> None:
+    """Tell a policy that has a memory of usage what jobs have used so far, those that are over included.
+
+    ``began_s`` is when the policy's own time began.
+    """
+    recall = getattr(policy, "recall", None)
+    if recall is not None:
+        recall(
+            [
+                Used(job.id, job.spec.queue, job.spec.owner or "", job.service_gpu_s(now_s), until_s - began_s)
+                for job in jobs
+                for until_s in (job.state.finished_at_s or now_s,)
+            ],
+            now_s - began_s,
+        )
 
 
 def rescale_s(job: LiveJob) -> float:
