@@ -79,6 +79,9 @@ def quota(
     of: Annotated[Literal["queue", "owner"] | None, typer.Argument(help="Whose quota to set.")] = None,
     name: Annotated[str | None, typer.Argument(help="The queue's or the owner's name.")] = None,
     slots: Annotated[str | None, typer.Argument(help="The most slots together, or `none`.")] = None,
+    borrow: Annotated[
+        bool, typer.Option("--borrow", help="They may have more for as long as nobody else can use it.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """List quotas; or set one: geminid quota owner ann 4."""
@@ -89,7 +92,7 @@ def quota(
         raise InvalidInput([Problem("slots", slots, "must be a whole number, or none")])
     with reporting_trouble():
         if of is not None and name is not None:
-            told = client().put(at("quotas", of, name), slots=None if slots == "none" else slots)
+            told = client().put(at("quotas", of, name), slots=None if slots == "none" else slots, borrow=borrow)
         else:
             told = client().get("quotas")
     if json:
@@ -97,8 +100,11 @@ def quota(
     elif not told:
         console.print("no quotas are set")
     else:
-        rows = [[row["of"], escape(row["name"]), f"{row['slots']}", f"{row['used']}"] for row in told]
-        print_table("Quotas", ["of", "name", "slots", "used"], rows, text_columns=2)
+        rows = [
+            [row["of"], escape(row["name"]), f"{row['slots']}", f"{row['used']}", "yes" if row["borrow"] else ""]
+            for row in told
+        ]
+        print_table("Quotas", ["of", "name", "slots", "used", "may borrow"], rows, text_columns=2)
 
 
 def usage(json: JsonOption = False) -> None:

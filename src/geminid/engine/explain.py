@@ -40,11 +40,15 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A limit on the slots of several jobs together: whose it is (``owner ann``), the slots, and those in use."""
+    """A limit on the slots of several jobs together: whose it is (``owner ann``), the slots, and those in use.
+
+    Those who may ``borrow`` have more where nobody else can use it.
+    """
 
     of: str
     slots: int
     used: int
+    borrow: bool = False
 
     @property
     def left(self) -> int:
@@ -53,7 +57,8 @@ class Quota:
 
     def told(self) -> str:
         """In words."""
-        return f"the quota of {self.of} is {_count(self.slots, 'slot')}, of which {self.used} are used"
+        told = f"the quota of {self.of} is {_count(self.slots, 'slot')}, of which {self.used} are used"
+        return told + ("; more may be borrowed where nobody else can use it" if self.borrow else "")
 
 
 def explain(
@@ -165,7 +170,8 @@ def _waiting(
     numbers.append(
         f"{len(before)} waiting jobs came before it, {len(ahead)} waiting jobs weigh more than its {job.facts.weight:g}"
     )
-    tightest = min(quotas, key=lambda quota: quota.left, default=None)
+    strict = [quota for quota in quotas if not quota.borrow]
+    tightest = min(strict, key=lambda quota: quota.left, default=None)
     if tightest is not None and tightest.slots < need:
         reason = f"it needs {_count(need, 'slot')}, and the quota of {tightest.of} is {tightest.slots}: it cannot start"
         return reason, numbers, [_raise(tightest, need), f"ask for fewer slots (min_slots is {need})"]
@@ -240,7 +246,8 @@ def _running(
         return "it has all slots that are in service", numbers, []
     if job.slots >= facts.max_slots:
         return "it has the most slots that it may have", numbers, ["raise max_slots (geminid set --max-slots)"]
-    tightest = min(quotas, key=lambda quota: quota.left, default=None)
+    strict = [quota for quota in quotas if not quota.borrow]
+    tightest = min(strict, key=lambda quota: quota.left, default=None)
     if tightest is not None and tightest.left <= 0:
         return f"{tightest.told()}: none are left to grow into", numbers, [_raise(tightest, tightest.used + 1)]
     if job.model is None:

@@ -303,7 +303,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         job = found(job_id)
         published = service.published
         quotas = [
-            Quota(f"{row['of']} {row['name']}", row["slots"], row["used"])
+            Quota(f"{row['of']} {row['name']}", row["slots"], row["used"], row["borrow"])
             for row in documents.quota_documents(published.state)
             if (row["of"], row["name"]) in (("queue", job.spec.queue), ("owner", job.spec.owner))
         ]
@@ -388,10 +388,17 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
 
     @app.put(f"{PREFIX}/quotas/{{of}}/{{name}}", response_model=list[schemas.QuotaLine])
     async def set_quota(
-        request: Request, of: str, name: str, slots: Annotated[int | None, Query(ge=0, le=MAX_SLOTS)] = None
+        request: Request,
+        of: str,
+        name: str,
+        slots: Annotated[int | None, Query(ge=0, le=MAX_SLOTS)] = None,
+        borrow: bool = False,
     ) -> JSONResponse:
-        """Set the quota of a queue or an owner; without a number, lift it."""
-        await _result(service.set_quota(of, name, slots, admin(request)))
+        """Set the quota of a queue or an owner; without a number, lift it. With ``borrow``, it may be exceeded.
+
+        That is, for as long as the jobs of others, within their quotas, cannot use the slots.
+        """
+        await _result(service.set_quota(of, name, slots, admin(request), borrow=borrow))
         return JSONResponse(documents.quota_documents(service.published.state))
 
     @app.get(f"{PREFIX}/usage", response_model=list[schemas.Usage])

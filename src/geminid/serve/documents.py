@@ -147,7 +147,7 @@ def quota_documents(state: ServiceState) -> list[dict[str, Any]]:
         used["queue", job.spec.queue] += slots
         used["owner", job.spec.owner or ""] += slots
     return [
-        {"of": of, "name": name, "slots": slots, "used": used[of, name]}
+        {"of": of, "name": name, "slots": slots, "used": used[of, name], "borrow": (of, name) in state.borrowers}
         for (of, name), slots in sorted(state.quotas.items())
     ]
 

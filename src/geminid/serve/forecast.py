@@ -74,6 +74,7 @@ def forecast(
     policy: str,
     now_s: float,
     quotas: Callable[[str], Mapping[str, int]] = lambda job_id: {},
+    may_borrow: Callable[[str], bool] = lambda name: False,
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Forecast]:
     """Intervals for the start and the finish of every active job, in seconds from now.
@@ -81,7 +82,12 @@ def forecast(
     The policy is restrained as in the service: within quotas, plain commands that run are left alone, and so are jobs
     that have just changed, and who has waited for long has its turn.
     """
-    never = {job.id for job in jobs if min(quotas(job.id).values(), default=inf) < job.spec.min_slots}
+    never = {
+        job.id
+        for job in jobs
+        if min((slots for name, slots in quotas(job.id).items() if not may_borrow(name)), default=inf)
+        < job.spec.min_slots
+    }
     active = [job for job in jobs if job.wants_slots and job.id not in never]
     active.sort(key=lambda job: (job.target is None, -job.spec.priority, job.state.submitted_at_s))
     plain = {job.id for job in active if not job.elastic}
@@ -103,6 +109,7 @@ def forecast(
             made,
             protected=lambda view: inf if view.id in plain else settled_s(view),
             groups=quotas,
+            may_borrow=may_borrow,
             waited_before_s=waited_s.__getitem__,
             patience_s=patience_s,
         )
@@ -232,7 +239,9 @@ class Forecaster:
         try:
             if cluster is None:
                 return {}
-            return forecast(jobs, cluster, service.policy_text, now_s, state.quotas_of, service.patience_s)
+            return forecast(
+                jobs, cluster, service.policy_text, now_s, state.quotas_of, state.may_borrow, service.patience_s
+            )
         except Exception as problem:  # a forecast is nice to have; whatever is wrong with it, the service goes on
             log.warning("no forecast: %s: %s", type(problem).__name__, problem)
             return {}

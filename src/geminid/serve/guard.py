@@ -8,6 +8,7 @@ overtaken for ever (``turns.py``).
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
@@ -36,7 +37,8 @@ class Guard(AroundAPolicy):
     """Another policy, with limits.
 
     ``protected`` says of a running job until when its slots are its own (a plain command would lose its work; a
-    minimum run time; a resize that is hardly over). ``groups`` are the quotas that a job falls under, with their slots.
+    minimum run time; a resize that is hardly over). ``groups`` are the quotas that a job falls under, with their slots;
+    those that ``may_borrow`` are larger for as long as others cannot use what is beyond.
     ``waited_before_s`` is for how long a job had waited when time began; ``patience_s`` for how long one waits before
     narrower ones are held back for it.
     """
@@ -47,6 +49,7 @@ class Guard(AroundAPolicy):
 
     protected: Callable[[JobView], float] = lambda job: 0.0
     groups: Callable[[str], Mapping[str, int]] = lambda job_id: {}
+    may_borrow: Callable[[str], bool] = lambda name: False
     waited_before_s: Callable[[str], float] = lambda job_id: 0.0
     patience_s: float = PATIENCE_S
 
@@ -60,7 +63,8 @@ class Guard(AroundAPolicy):
                 kept[job.id] = job
                 for node, slots in job.allocation:
                     usable[node] -= slots
-        others, short = self._within_reach([job for job in view.jobs if job.id not in kept], view.jobs)
+        limits = self._limits(view)
+        others, short = _within_reach([job for job in view.jobs if job.id not in kept], view.jobs, limits)
         turn = turns(view, [job for job in others if not job.allocation], usable, self._waited_s(view), self.patience_s)
         may_start = {job.id: job for job in turn.waiting}
         seen = tuple(may_start.get(job.id, job) for job in others if job.allocation or job.id in may_start)
@@ -80,7 +84,9 @@ class Guard(AroundAPolicy):
         assignments: dict[str, Configuration | Allocation] = {**decision.assignments, **turn.granted}
         if not decision.others_stay:
             assignments |= {job_id: job.allocation for job_id, job in kept.items()}
-        cut, reasons = self._within_quotas(view, {*kept, *turn.granted}, assignments, others_stay=decision.others_stay)
+        cut, reasons = _within_quotas(
+            view, limits, {*kept, *turn.granted}, assignments, others_stay=decision.others_stay
+        )
         return replace(
             decision,
             assignments=cut,
@@ -93,81 +99,102 @@ class Guard(AroundAPolicy):
         now_s = view.now_s
         return lambda job: self.waited_before_s(job.id) + max(job.age_s(now_s) - job.executed_s(now_s), 0.0)
 
-    def _within_reach(
-        self, jobs: Sequence[JobView], everybody: Sequence[JobView]
-    ) -> tuple[tuple[JobView, ...], dict[str, str]]:
-        """The jobs that their quotas let have slots, asking for no more than is left; and why others are left out.
+    def _limits(self, view: ClusterView) -> dict[str, Mapping[str, int]]:
+        """The quotas of every job that is under any; those that may borrow with what others cannot use."""
+        groups = {job.id: groups for job in view.jobs if (groups := self.groups(job.id))}
+        quotas = {name: slots for limits in groups.values() for name, slots in limits.items()}
+        borrowing = {name: slots for name, slots in quotas.items() if self.may_borrow(name)}
+        whole = sum(view.usable_slots)
+        for borrower, own in borrowing.items():
+            wanted: Counter[str] = Counter()
+            for job in view.jobs:
+                if borrower not in groups.get(job.id, ()):
+                    tightest = min(groups.get(job.id, ()), key=quotas.__getitem__, default="")
+                    wanted[tightest] += job.facts.max_slots
+            others = sum(min(slots, quotas.get(name, whole)) for name, slots in wanted.items())
+            borrowing[borrower] = max(own, whole - others)
+        return {
+            job_id: {name: borrowing.get(name, slots) for name, slots in limits.items()}
+            for job_id, limits in groups.items()
+        }
 
-        A policy that knew nothing of quotas would give slots to jobs that may not have them, and nobody would.
-        """
-        groups = {job.id: groups for job in everybody if (groups := self.groups(job.id))}
-        if not groups:
-            return tuple(jobs), {}
-        left = {name: quota for limits in groups.values() for name, quota in limits.items()}
-        for job in everybody:
-            for name in groups.get(job.id, ()):
-                left[name] -= job.slots
-        reasons: dict[str, str] = {}
-        waiting = [job for job in jobs if not job.allocation and job.id in groups]
-        for job in sorted(waiting, key=lambda job: (-job.facts.weight, job.facts.submitted_s)):
-            tightest = min(groups[job.id], key=left.__getitem__)
-            if left[tightest] < job.facts.min_slots:
-                reasons[job.id] = f"the quota of {tightest} is {groups[job.id][tightest]} slots"
-                continue
-            for name in groups[job.id]:
-                left[name] -= job.facts.min_slots
-        seen = []
-        for job in jobs:
-            if job.id in groups and job.id not in reasons:
-                room = max(min(left[name] for name in groups[job.id]), 0)
-                most = max(job.facts.min_slots, job.slots) + room
-                if most < job.facts.max_slots:
-                    job = replace(job, facts=replace(job.facts, max_slots=most))
-            if job.id not in reasons:
-                seen.append(job)
-        return tuple(seen), reasons
 
-    def _within_quotas(
-        self,
-        view: ClusterView,
-        kept: Set[str],
-        assignments: Mapping[str, Configuration | Allocation],
-        *,
-        others_stay: bool,
-    ) -> tuple[dict[str, Configuration | Allocation], dict[str, str]]:
-        """The assignments, cut down in the order of who already runs and who came first; and why."""
-        left: dict[str, int] = {}
-        result: dict[str, Configuration | Allocation] = {}
-        reasons: dict[str, str] = {}
-        for job in sorted(view.jobs, key=lambda job: (job.id not in kept, not job.allocation)):
-            wanted = assignments.get(job.id)
-            if wanted is None and not (others_stay and job.allocation):
-                continue
-            groups = self.groups(job.id)
-            slots = (
-                job.slots if wanted is None else wanted.slots if isinstance(wanted, Configuration) else slots_of(wanted)
-            )
-            room = min((left.setdefault(name, quota) for name, quota in groups.items()), default=slots)
-            if job.id in kept:
-                room = slots
-            granted = min(slots, room)
-            if granted < slots and (granted < job.facts.min_slots or job.facts.min_slots == job.facts.max_slots):
-                granted = 0
-            for name in groups:
-                left[name] -= granted
-            if granted == slots and wanted is not None:
-                result[job.id] = wanted
-            elif 0 < granted < slots:
-                gpu_type = job.gpu_type or next(iter(view.cluster.type_index))
-                if isinstance(wanted, Configuration):
-                    gpu_type = wanted.gpu_type
-                result[job.id] = Configuration(gpu_type=gpu_type, nodes=1, slots=granted)
-            if granted < slots:
-                name = min(groups, key=lambda name: left[name])
-                reasons[job.id] = f"the quota of {name} is {groups[name]} slots"
-                if granted == 0 and wanted is None:
-                    result[job.id] = ()
-        return result, reasons
+def _within_reach(
+    jobs: Sequence[JobView], everybody: Sequence[JobView], groups: Mapping[str, Mapping[str, int]]
+) -> tuple[tuple[JobView, ...], dict[str, str]]:
+    """The jobs that their quotas let have slots, asking for no more than is left; and why others are left out.
+
+    A policy that knew nothing of quotas would give slots to jobs that may not have them, and nobody would.
+    """
+    if not groups:
+        return tuple(jobs), {}
+    left = {name: quota for limits in groups.values() for name, quota in limits.items()}
+    for job in everybody:
+        for name in groups.get(job.id, ()):
+            left[name] -= job.slots
+    reasons: dict[str, str] = {}
+    waiting = [job for job in jobs if not job.allocation and job.id in groups]
+    for job in sorted(waiting, key=lambda job: (-job.facts.weight, job.facts.submitted_s)):
+        tightest = min(groups[job.id], key=left.__getitem__)
+        if left[tightest] < job.facts.min_slots:
+            reasons[job.id] = f"the quota of {tightest} is {groups[job.id][tightest]} slots"
+            continue
+        for name in groups[job.id]:
+            left[name] -= job.facts.min_slots
+    seen = []
+    for job in jobs:
+        if job.id in groups and job.id not in reasons:
+            room = min(left[name] for name in groups[job.id])
+            most = max(job.facts.min_slots, job.slots + min(room, 0)) + max(room, 0)
+            if room < 0 and most < job.slots:  # it gives back what is beyond
+                for name in groups[job.id]:
+                    left[name] += job.slots - most
+            if most < job.facts.max_slots:
+                job = replace(job, facts=replace(job.facts, max_slots=most))
+        if job.id not in reasons:
+            seen.append(job)
+    return tuple(seen), reasons
+
+
+def _within_quotas(
+    view: ClusterView,
+    limits: Mapping[str, Mapping[str, int]],
+    kept: Set[str],
+    assignments: Mapping[str, Configuration | Allocation],
+    *,
+    others_stay: bool,
+) -> tuple[dict[str, Configuration | Allocation], dict[str, str]]:
+    """The assignments, cut down in the order of who already runs and who came first; and why."""
+    left: dict[str, int] = {}
+    result: dict[str, Configuration | Allocation] = {}
+    reasons: dict[str, str] = {}
+    for job in sorted(view.jobs, key=lambda job: (job.id not in kept, not job.allocation)):
+        wanted = assignments.get(job.id)
+        if wanted is None and not (others_stay and job.allocation):
+            continue
+        groups = limits.get(job.id, {})
+        slots = job.slots if wanted is None else wanted.slots if isinstance(wanted, Configuration) else slots_of(wanted)
+        room = min((left.setdefault(name, quota) for name, quota in groups.items()), default=slots)
+        if job.id in kept:
+            room = slots
+        granted = min(slots, room)
+        if granted < slots and (granted < job.facts.min_slots or job.facts.min_slots == job.facts.max_slots):
+            granted = 0
+        for name in groups:
+            left[name] -= granted
+        if granted == slots and wanted is not None:
+            result[job.id] = wanted
+        elif 0 < granted < slots:
+            gpu_type = job.gpu_type or next(iter(view.cluster.type_index))
+            if isinstance(wanted, Configuration):
+                gpu_type = wanted.gpu_type
+            result[job.id] = Configuration(gpu_type=gpu_type, nodes=1, slots=granted)
+        if granted < slots:
+            name = min(groups, key=lambda name: left[name])
+            reasons[job.id] = f"the quota of {name} is {groups[name]} slots"
+            if granted == 0 and wanted is None:
+                result[job.id] = ()
+    return result, reasons
 
 
 @dataclass(slots=True)

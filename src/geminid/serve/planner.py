@@ -93,6 +93,7 @@ class Planner:
             Timed(policy, policy_limit_s),
             protected=self._protected_until_s,
             groups=state.quotas_of,
+            may_borrow=state.may_borrow,
             patience_s=patience_s,
         )
         self._wanted, self._news = True, False

@@ -226,12 +226,16 @@ class SlotCordoned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuotaSet:
-    """The most slots that the jobs of a ``queue`` or an ``owner`` may have together; None lifts the limit."""
+    """The most slots that the jobs of a ``queue`` or an ``owner`` may have together; None lifts the limit.
+
+    With ``borrow`` they may have more, as long as nobody else can use them.
+    """
 
     of: str
     name: str
     slots: int | None
     by: str
+    borrow: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

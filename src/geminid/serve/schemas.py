@@ -164,12 +164,13 @@ class Node(TypedDict):
 
 
 class QuotaLine(TypedDict):
-    """The most slots of a queue's or an owner's jobs together, and those in use."""
+    """The most slots of a queue's or an owner's jobs together, and those in use; more, if they may ``borrow``."""
 
     of: Literal["queue", "owner"]
     name: str
     slots: int
     used: int
+    borrow: bool
 
 
 class Usage(TypedDict):

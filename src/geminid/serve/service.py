@@ -274,13 +274,17 @@ class Service:
             lambda state: [record] if ((node, slot) in state.cordoned) != cordoned else [], lambda state: None
         )
 
-    def set_quota(self, of: str, name: str, slots: int | None, by: str) -> Future[None]:
-        """Limit the slots of a queue's or an owner's jobs together; None lifts the limit."""
+    def set_quota(self, of: str, name: str, slots: int | None, by: str, *, borrow: bool = False) -> Future[None]:
+        """Limit the slots of a queue's or an owner's jobs together; None lifts the limit.
+
+        With ``borrow``, they may have more for as long as nobody else can use it.
+        """
         if of not in ("queue", "owner"):
             raise Refused(422, f"a quota is of a queue or of an owner, not of {of[:100]!r}")
         if slots is not None and (problems := check_name(of, name)):
             raise InvalidInput(problems)
-        return self._ask(lambda state: [r.QuotaSet(of=of, name=name, slots=slots, by=by)], lambda state: None)
+        record = r.QuotaSet(of=of, name=name, slots=slots, by=by, borrow=borrow)
+        return self._ask(lambda state: [record], lambda state: None)
 
     def note(self, level: str, text: str) -> None:
         """Leave a note for operators."""

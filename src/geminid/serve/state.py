@@ -216,9 +216,9 @@ class Totals:
 class ServiceState:
     """Everything that the service knows. Only ``apply`` changes it; values within never change.
 
-    ``quotas`` are by kind (``queue`` or ``owner``) and name. ``notes`` are for operators, newest last. ``forgotten``
-    is what is left of jobs that are not kept any more, by owner. ``down`` are nodes that are gone, and ``taken`` slots
-    that are used by somebody who does not ask us.
+    ``quotas`` are by kind (``queue`` or ``owner``) and name, and ``borrowers`` those that may have more for a while.
+    ``notes`` are for operators, newest last. ``forgotten`` is what is left of jobs that are not kept any more, by
+    owner. ``down`` are nodes that are gone, and ``taken`` slots that are used by somebody who does not ask us.
     """
 
     seq: int = 0
@@ -230,6 +230,7 @@ class ServiceState:
     drained: frozenset[str] = frozenset()
     cordoned: frozenset[tuple[str, int]] = frozenset()
     quotas: dict[tuple[str, str], int] = field(default_factory=dict)
+    borrowers: frozenset[tuple[str, str]] = frozenset()
     notes: tuple[tuple[float, str, str], ...] = ()
     gpu_types: Mapping[str, str] = field(default_factory=dict)
     forgotten: dict[str, Totals] = field(default_factory=dict)
@@ -289,9 +290,12 @@ class ServiceState:
                 slot = {(record.node, record.slot)}
                 self.cordoned = self.cordoned | slot if record.cordoned else self.cordoned - slot
             case r.QuotaSet():
-                self.quotas.pop((record.of, record.name), None)
+                named = (record.of, record.name)
+                self.quotas.pop(named, None)
+                self.borrowers -= {named}
                 if record.slots is not None:
-                    self.quotas[record.of, record.name] = record.slots
+                    self.quotas[named] = record.slots
+                    self.borrowers |= {named} if record.borrow else set()
             case r.JobsForgotten():
                 self._forget(record.job_ids)
             case r.Noted():
@@ -344,6 +348,11 @@ class ServiceState:
             return {}
         names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
         return {f"{of} {name}": self.quotas[of, name] for of, name in names if (of, name) in self.quotas}
+
+    def may_borrow(self, name: str) -> bool:
+        """Whether those under a quota, by what it is called, may have more where nobody else can use it."""
+        of, _, whose = name.partition(" ")
+        return (of, whose) in self.borrowers
 
     def _forerunner(self, job: LiveJob) -> LiveJob | None:
         """The last job of the same owner, name and script that has been measured."""
@@ -473,10 +482,8 @@ class ServiceState:
         )
         if retuned:
             total = plan.total_batch(record.slots)
-            changed = changed.told(
-                at_s,
-                f"re-tuned: batch {total} ({record.per_slot_batch} a slot × {record.accumulation_steps + 1} passes)",
-            )
+            passes = f" × {record.accumulation_steps + 1} passes" if record.accumulation_steps else ""
+            changed = changed.told(at_s, f"re-tuned: batch {total} ({record.per_slot_batch} a slot{passes})")
         return changed
 
     def _measured(self, job: LiveJob, record: r.JobProgressed) -> tuple[tuple[str, Profile], ...]:
@@ -581,6 +588,7 @@ class ServiceState:
             "drained": sorted(self.drained),
             "cordoned": sorted([node, slot] for node, slot in self.cordoned),
             "quotas": [[of, name, slots] for (of, name), slots in sorted(self.quotas.items())],
+            "borrowers": sorted([of, name] for of, name in self.borrowers),
             "notes": [list(note) for note in self.notes],
             "gpu_types": dict(self.gpu_types),
             "forgotten": {owner: list(astuple(totals)) for owner, totals in self.forgotten.items()},
@@ -602,6 +610,7 @@ class ServiceState:
             drained=frozenset(plain["drained"]),
             cordoned=frozenset((node, slot) for node, slot in plain["cordoned"]),
             quotas={(of, name): slots for of, name, slots in plain["quotas"]},
+            borrowers=frozenset((of, name) for of, name in plain.get("borrowers", ())),
             notes=tuple((at_s, level, text) for at_s, level, text in plain["notes"]),
             gpu_types=dict(plain["gpu_types"]),
             forgotten={owner: Totals(*totals) for owner, totals in plain.get("forgotten", {}).items()},
