@@ -58,7 +58,7 @@ SHORT = Programme(((0.0, "images", 10), (10.0, "recommender", 4), (11.0, "langua
 #: The demo gives up after so long.
 PATIENCE_S = 420.0
 
-POLICY = "geminid:gap=2,refresh=10"
+POLICY = "geminid:gap=2,refresh=10,fill=true"
 
 
 @dataclass(slots=True)

@@ -70,7 +70,7 @@ _PANELS: dict[str, tuple[Any, ...]] = {
     ),
     "For operators": (
         *(operate.nodes, operate.drain, operate.cordon, operate.quota),
-        *(operate.usage, operate.events, operate.token),
+        *(operate.usage, operate.events, operate.replay, operate.token),
     ),
 }
 for panel, commands in _PANELS.items():

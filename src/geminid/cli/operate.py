@@ -1,7 +1,8 @@
-"""``geminid nodes``, ``drain``, ``cordon``, ``quota``, ``usage``, ``events`` and ``token``: for operators."""
+"""For operators: ``geminid nodes``, ``drain``, ``cordon``, ``quota``, ``usage``, ``events``, ``replay``, ``token``."""
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -159,6 +160,49 @@ def events(
             return
         after = after or 0
         time.sleep(0.5)
+
+
+def replay(
+    at: Annotated[
+        int | None, typer.Option(min=1, help="The number of a record; the last decision when left out.")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="Ask this policy.", show_default="the one of then")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Make a decision of the past again, from the log: as it was, or under another policy."""
+    from geminid.cli.client import give_up
+    from geminid.serve.client import home
+    from geminid.serve.replay import moment
+    from geminid.serve.replay import replay as decide_again
+    from geminid.serve.store import StoreProblem
+
+    try:
+        told = decide_again(moment(home(), at), policy)
+    except StoreProblem as problem:
+        give_up(str(problem))
+    if json:
+        print_json(told)
+        return
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["at_s"]))
+    print_table(
+        f"Record {told['seq']}, {when}, {told['slots']} slots, policy {told['policy']}",
+        ["job", "name", "had", "given then", "given now", "counts", "why"],
+        [
+            [
+                job["id"],
+                escape(job["name"]),
+                *(f"{job[name]}" for name in ("slots", "decided_then", "decided_now")),
+                f"{math.prod(job['factors'].values()):.3g}" if job["factors"] else "",
+                escape(job["reason"]),
+            ]
+            for job in told["jobs"]
+        ],
+        text_columns=2,
+    )
+    for name, price in told["prices"].items():
+        console.print(f"a slot of {name} is worth {price:.4g} to the jobs that want one more")
+    if told["gap"] is not None:
+        console.print(f"within {100 * told['gap']:.2g} % of the best decision")
 
 
 def token(

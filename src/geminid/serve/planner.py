@@ -12,7 +12,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from geminid.cluster import Cluster
 from geminid.engine import events as e
@@ -314,9 +314,9 @@ class Planner:
         if not job.elastic:
             return float("inf")  # it would lose all that it has done
         if job.phase in (JobPhase.PENDING, JobPhase.STARTING):  # it has not even begun
-            return view.since_s + STARTING_S
-        started_s = view.started_s if view.started_s is not None else view.since_s
-        return max(settled_s(view), started_s + job.spec.min_runtime_s)
+            return job.target_since_s + STARTING_S
+        started_s = view.started_s if view.started_s is not None else job.target_since_s
+        return max(settled_s(replace(view, since_s=job.target_since_s)), started_s + job.spec.min_runtime_s)
 
 
 def _told(record: r.SlotCordoned | r.SlotsTaken) -> str:
