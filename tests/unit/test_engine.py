@@ -154,7 +154,7 @@ def test_an_unknown_job_in_a_decision_is_refused() -> None:
         (Decision({}, reasons=None), "reasons is NoneType, not a mapping by job"),  # type: ignore[arg-type]
         (Decision([]), "assignments is list, not a mapping by job"),  # type: ignore[arg-type]
         (Decision({}, wake_at_s=math.nan), "wake_at_s is nan, not a time"),
-        (Decision({}, desired_nodes=-1), "desired_nodes is -1, not a number of nodes"),
+        (Decision({}, desired_nodes={"a": -1}), "desired_nodes is {'a': -1}, not a number of nodes by GPU type"),
         (Decision({}, pairs=7), "pairs is int, not a sequence"),  # type: ignore[arg-type]
         (Decision({"a": 7}), "job a was given 7, not pairs of a node's index and some slots"),  # type: ignore[dict-item]
     ],

@@ -356,7 +356,7 @@ def test_the_policy_wishes() -> None:
     decision = policy.decide(view(*(job(f"j{i}") for i in range(40))))
     assert policy.wishes[0].gpu_type == "t4"
     assert decision.desired_nodes is not None
-    assert decision.desired_nodes > 4
+    assert decision.desired_nodes["t4"] > 4
     too_soon = policy.decide(view(*(job(f"j{i}") for i in range(40)), now_s=601.0))
     assert too_soon.desired_nodes == decision.desired_nodes
 

@@ -6,6 +6,7 @@ from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.nodes import NodeGroup
+from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
@@ -21,11 +22,12 @@ def nodes(**types: str) -> Cluster:
 class Scene:
     """A planner and its state, and what they are told."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, policy: Policy | None = None) -> None:
         self.state, self.clock = ServiceState(), Clock()
         started = {"gpu_types_by_node": {node.name: node.gpu_type for node in cluster.nodes}}
         self.tell(r.ServiceStarted(epoch=1, version="0", policy="geminid", cluster=started), planner=False)
-        self.planner = Planner(cluster, make_policy("geminid:gap=0", load_policy), "geminid", self.state, self.clock)
+        policy = policy or make_policy("geminid:gap=0", load_policy)
+        self.planner = Planner(cluster, policy, "geminid", self.state, self.clock)
 
     def tell(self, record: r.Record, *, planner: bool = True) -> None:
         self.state.apply(self.state.seq + 1, self.clock.now_s(), record)
@@ -53,6 +55,34 @@ def test_a_plain_command_gets_only_types_that_it_allows_even_of_nodes_that_come_
     scene.planner.follow(nodes(a="cpu", b="cpu", c="a100"))
     scene.tell(r.NodeJoined(node="c", gpu_type="a100", slots=2))
     assert scene.plan()["j1"].node_names == ("c",)
+
+
+def test_a_job_never_gets_less_than_it_needs_and_its_wish_is_told_at_once():
+    scene = Scene(nodes(a="cpu", b="a100"))
+    scene.submit("j1", slots=3, gpu_types=["a100"])
+    assert scene.planner.due_s() <= scene.clock.now_s()
+    assert scene.plan() == {"j1": None}
+    assert scene.planner.wishes() == {"a100": 3}
+    scene.tell(r.NodeJoined(node="c", gpu_type="a100", slots=2))
+    scene.planner.follow(nodes(a="cpu", b="a100", c="a100"))
+    assert scene.plan()["j1"].num_slots == 3
+    assert scene.planner.wishes() == {"a100": 3}
+
+
+class Wishing(Policy):
+    """Nobody gets anything, and three nodes of one type are wished for."""
+
+    name = paper = objective = "wishing"
+
+    def decide(self, view: ClusterView) -> Decision:
+        return Decision({}, desired_nodes={"a100": 3})
+
+
+def test_wishes_of_a_policy_are_by_type():
+    scene = Scene(nodes(a="cpu", b="a100"), Wishing())
+    scene.submit("j1", slots=1)
+    scene.plan()
+    assert scene.planner.wishes() == {"cpu": 1, "a100": 6}
 
 
 def test_slots_that_others_use_are_given_to_nobody():

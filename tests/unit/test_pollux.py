@@ -272,9 +272,11 @@ def test_the_last_round_is_carried_over_by_name() -> None:
 def test_good_use_keeps_the_cluster_and_other_use_resizes_it() -> None:
     policy = Pollux(autoscale=True)
     scales_well = view(*(job(str(i), model=model(1e-6, noise=1e6)) for i in range(8)), cluster="t4:2x4")
-    assert (policy.decide(scales_well).desired_nodes or 0) > 2
+    assert (policy.decide(scales_well).desired_nodes or {})["t4"] > 2
     scales_badly = view(job("a", model=model(5.0, noise=0.01), measured=1), cluster="t4:8x4")
-    assert Pollux(autoscale=True).decide(scales_badly).desired_nodes == 1
+    assert Pollux(autoscale=True).decide(scales_badly).desired_nodes == {"t4": 1}
+    mixed = view(job("a", model=model(5.0, noise=0.01), measured=1), cluster="t4:6x4,v100:2x4")
+    assert Pollux(autoscale=True).decide(mixed).desired_nodes == {"t4": 1, "v100": 0}
     assert Pollux().decide(scales_badly).desired_nodes is None
 
 

@@ -219,7 +219,7 @@ class Scaling(Policy):
 
     def decide(self, view: ClusterView) -> Decision:
         decision = make_policy("fifo").decide(view)
-        return replace(decision, desired_nodes=2 if view.now_s < 3600 else 1)
+        return replace(decision, desired_nodes={"v100": 2 if view.now_s < 3600 else 1})
 
 
 def test_nodes_that_an_autoscaling_policy_gives_back_cost_nothing_and_take_no_work() -> None:

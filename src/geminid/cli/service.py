@@ -52,6 +52,9 @@ def up(
     shared_code: Annotated[
         bool, typer.Option("--shared-code", help="With `ray`: all nodes see jobs' folders; do not bring them there.")
     ] = False,
+    autoscale: Annotated[
+        bool, typer.Option("--autoscale", help="With `ray`: ask Ray's autoscaler for nodes, and let idle ones go.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print where the service is as JSON.")] = False,
 ) -> None:
     """Start the service on this machine, for its own slots or for those of a Ray cluster."""
@@ -81,6 +84,7 @@ def up(
         address=address,
         storage=storage,
         ship_code=not shared_code,
+        autoscale=autoscale,
     )
     if detach:
         with reporting_trouble():

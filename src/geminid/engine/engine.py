@@ -46,7 +46,7 @@ class Outcome:
     wake_at_s: float | None = None
     rejected: tuple[str, ...] = ()
     decided: bool = False
-    desired_nodes: int | None = None
+    desired_nodes: Mapping[str, int] | None = None
     reasons: Mapping[str, str] = field(default_factory=dict)
 
 

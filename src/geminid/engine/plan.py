@@ -26,7 +26,7 @@ class Plan:
     partners: Mapping[str, str]
     reasons: Mapping[str, str]
     wake_at_s: float | None = None
-    desired_nodes: int | None = None
+    desired_nodes: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
             **{job_id: str(reason) for job_id, reason in decision.reasons.items() if reason},
         },
         wake_at_s=None if decision.wake_at_s is None else float(decision.wake_at_s),
-        desired_nodes=None if decision.desired_nodes is None else int(decision.desired_nodes),
+        desired_nodes=decision.desired_nodes,
     )
 
 
@@ -137,9 +137,13 @@ def _malformed(decision: Decision) -> list[str]:
     if at_s is not None and not (isinstance(at_s, Real) and float(at_s) == float(at_s)):
         problems.append(f"wake_at_s is {at_s!r}, not a time")
     nodes: object = decision.desired_nodes
-    if nodes is not None and not (isinstance(nodes, Integral) and int(nodes) >= 0):
-        problems.append(f"desired_nodes is {nodes!r}, not a number of nodes")
+    if nodes is not None and not (isinstance(nodes, Mapping) and all(map(_is_count, nodes.values()))):
+        problems.append(f"desired_nodes is {nodes!r}, not a number of nodes by GPU type")
     return problems
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, Integral) and int(number) >= 0
 
 
 def _whole(assignment: object) -> Allocation | None:

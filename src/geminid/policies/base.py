@@ -189,13 +189,13 @@ class Decision:
     changes). Two jobs may have the same slots if ``pairs`` names them together and both are
     given the same configuration or allocation; nobody is in two pairs. ``reasons`` may say, for single jobs,
     why. ``wake_at_s`` asks for another decision at that time even if nothing happens until then. ``desired_nodes`` is
-    what an autoscaling policy wishes for.
+    what an autoscaling policy wishes for: nodes by GPU type, none of types that are not named.
     """
 
     assignments: Mapping[str, Configuration | Allocation]
     reasons: Mapping[str, str] = field(default_factory=dict)
     wake_at_s: float | None = None
-    desired_nodes: int | None = None
+    desired_nodes: Mapping[str, int] | None = None
     pairs: Sequence[tuple[str, str]] = ()
     others_stay: bool = False
 

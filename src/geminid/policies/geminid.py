@@ -371,9 +371,9 @@ def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], sp
     return np.asarray(np.maximum(mean, 1e-3))
 
 
-def _nodes(view: ClusterView, wished: Sequence[Wish]) -> int | None:
+def _nodes(view: ClusterView, wished: Sequence[Wish]) -> dict[str, int] | None:
     """The wishes in nodes as large as the cluster has them."""
     if not wished:
         return None
-    size = {node.gpu_type: node.slots for node in view.cluster.nodes}
-    return sum(-(-wish.slots // size[wish.gpu_type]) for wish in wished)
+    size = view.cluster.largest_node_slots
+    return {wish.gpu_type: -(-wish.slots // size[wish.gpu_type]) for wish in wished}

@@ -173,7 +173,7 @@ class Pollux(Policy):
         matrix = self._solve(problem) if self.solver == "exact" else None
         if matrix is None:
             matrix = self._search(problem, [view.cluster.nodes[node].name for node in nodes.tolist()])
-        desired = self._desired_nodes(problem, matrix) if self.autoscale else None
+        desired = _by_type(view, self._desired_nodes(problem, matrix)) if self.autoscale else None
         return Decision(_assignments(problem.jobs, nodes, matrix), desired_nodes=desired)
 
     @property
@@ -302,6 +302,14 @@ class Pollux(Policy):
         if LOW_UTILITY <= utility <= HIGH_UTILITY:
             return nodes
         return min(max(round(nodes * utility / TARGET_UTILITY), 1), 2 * nodes)
+
+
+def _by_type(view: ClusterView, nodes: int) -> dict[str, int]:
+    """So many nodes, in the proportions in which the cluster has types: to Pollux, one node is as good as another."""
+    share = np.bincount(view.cluster.node_type) * nodes / len(view.cluster.nodes)
+    counts = np.floor(share).astype(int)
+    counts[np.argsort(counts - share, kind="stable")[: nodes - counts.sum()]] += 1
+    return {name: int(counts[index]) for name, index in view.cluster.type_index.items()}
 
 
 def _assignments(jobs: Sequence[JobView], nodes: NDArray[np.intp], matrix: NDArray[Any]) -> dict[str, Allocation]:

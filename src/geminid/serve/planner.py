@@ -26,7 +26,7 @@ from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.guard import Guard, Timed
 from geminid.serve.state import LiveJob, ServiceState, observation_of
-from geminid.serve.translation import facts_of, name_slots, recall_usage, view_of
+from geminid.serve.translation import facts_of, fits, name_slots, recall_usage, view_of
 from geminid.serve.turns import PATIENCE_S
 
 log = logging.getLogger("geminid.serve")
@@ -100,7 +100,7 @@ class Planner:
         self._causes: deque[_Cause] = deque(maxlen=MOST_CAUSES)
         self._decided_at_s, self._wake_at_s, self._next_round_s = float("-inf"), float("inf"), float("-inf")
         self._last_rejection = ""
-        self._desired_nodes: int | None = None
+        self._desired_nodes: Mapping[str, int] = {}
         self.reasons: Mapping[str, str] = {}
         self.decisions = self.rejected = 0
         self.decision_ms = 0.0
@@ -161,10 +161,12 @@ class Planner:
                     over = e.Completed(now_s, job_id, progress) if done else e.Failed(now_s, job_id, "", final=True)
                     engine.take(over)
                     self._ask(f"{job_id} {'is done' if done else 'is over'}", frees=True)
-            elif not job.wants_slots or job.held_until_s > now_s:
+            elif not self._can_run(job) or job.held_until_s > now_s:
                 if view is not None:
                     engine.take(e.Withdrawn(now_s, job_id))
                     self._ask(f"{job_id} {'crashed' if job.wants_slots else 'is to stop'}", frees=True)
+                elif job.wants_slots:
+                    self._wanted = True  # what it waits for is to be wished for
             elif view is None:
                 self._restore(engine, job, now_s)
                 again = bool(job.restarts or job.state.failures)
@@ -187,7 +189,8 @@ class Planner:
     def wishes(self) -> dict[str, int]:
         """How many slots of each type there is work for: those that jobs have, and the least that the others need.
 
-        A job that may run on several types wishes for the first that it names, or that there is.
+        A job that may run on several types wishes for the first that it names, or that there is. A policy that wishes
+        for nodes of a type gets what it wishes for, if that is more.
         """
         wishes: Counter[str] = Counter()
         for job in self._state.jobs.values():
@@ -196,10 +199,9 @@ class Planner:
                     wishes[self._state.gpu_types.get(node, "gpu")] += len(slots)
             elif job.wants_slots:
                 wishes[(*job.spec.gpu_types.names, *self.cluster.type_index)[0]] += job.spec.min_slots
-        if self._desired_nodes is not None:
-            typical = self.cluster.total_slots // len(self.cluster.nodes)
-            wishes[self.cluster.nodes[0].gpu_type] += max(0, self._desired_nodes * typical - wishes.total())
-        return dict(wishes)
+        for gpu_type, nodes in self._desired_nodes.items():
+            wishes[gpu_type] = max(wishes[gpu_type], nodes * self.cluster.largest_node_slots.get(gpu_type, 1))
+        return {gpu_type: slots for gpu_type, slots in wishes.items() if slots}
 
     def due_s(self) -> float:
         """When the next decision is due: so that deciding never takes more than its share of the time."""
@@ -225,7 +227,7 @@ class Planner:
         self._next_round_s = now_s + (engine.policy.interval_s or 0.0)
         self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else float("inf")
         self.decisions += outcome.decided
-        self._desired_nodes = outcome.desired_nodes
+        self._desired_nodes = outcome.desired_nodes or {}
         self.reasons = outcome.reasons if not outcome.rejected else self.reasons
         records: list[r.Record] = []
         if outcome.rejected:
@@ -258,9 +260,13 @@ class Planner:
         for node in {node for node, _ in self._state.out_of_service} & set(self.cluster.node_index):
             engine.take(self._cordons(now_s, node))
         for job in self._state.jobs.values():
-            if job.wants_slots:
+            if self._can_run(job):
                 self._restore(engine, job, now_s)
         return engine
+
+    def _can_run(self, job: LiveJob) -> bool:
+        """Whether the engine is to know of a job: not of those that need more than there is, until it is there."""
+        return job.wants_slots and (job.target is not None or fits(job, self.cluster))
 
     def _restore(self, engine: Engine, job: LiveJob, now_s: float) -> None:
         for gpu_type, profile in job.measured:

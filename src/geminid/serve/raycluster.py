@@ -41,6 +41,7 @@ class LoopbackCluster:
 
     def __init__(self, nodes: int, slots: int, *, durable: bool = True) -> None:
         self._count, self._slots = nodes, slots
+        self._head_options: tuple[str, ...] = ()
         self._started: list[subprocess.Popen[bytes]] = []
         self._mark = secrets.token_hex(8)
         self._folder = Path(tempfile.mkdtemp(prefix="gray-"))  # short: Ray keeps sockets in it
@@ -83,6 +84,7 @@ class LoopbackCluster:
         self._start(
             *("--head", "--port", str(self._port), "--node-name", "head", "--num-cpus", "0", "--num-gpus", "0"),
             *("--include-dashboard=false", "--temp-dir", str(self._folder), "--disable-usage-stats"),
+            *self._head_options,
             host=f"{self._network}.1",
             name="head",
         )

@@ -80,6 +80,7 @@ class Options:
     address: str = "auto"
     storage: str | None = None
     ship_code: bool = True
+    autoscale: bool = False
 
 
 class _Lines(logging.Formatter):
@@ -141,7 +142,12 @@ def _executor(options: Options) -> Executor:
 
     try:
         return RayExecutor(
-            options.home, options.address, patience=patience, storage=options.storage, ship=options.ship_code
+            options.home,
+            options.address,
+            patience=patience,
+            storage=options.storage,
+            ship=options.ship_code,
+            autoscale=options.autoscale,
         )
     except NoCluster as problem:
         raise StoreProblem(str(problem)) from None
@@ -197,6 +203,7 @@ def start_detached(options: Options) -> dict[str, object]:
         *(() if options.slots is None else ("--slots", str(options.slots))),
         *(() if options.storage is None else ("--storage", options.storage)),
         *(() if options.ship_code else ("--shared-code",)),
+        *(("--autoscale",) if options.autoscale else ()),
     )
     if out.exists() and out.stat().st_size > LARGEST_LOG_BYTES:
         out.replace(out.with_suffix(".out.1"))

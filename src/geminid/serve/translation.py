@@ -20,6 +20,12 @@ LIVE_RESCALE_S, COLD_RESCALE_S = 1.0, 10.0
 PRIORITY_PER_DOUBLING = 50.0
 
 
+def fits(job: LiveJob, cluster: Cluster) -> bool:
+    """Whether a cluster has all that a job needs, if nobody else were there; more nodes may come."""
+    allowed = job.spec.gpu_types.names or cluster.type_index
+    return any(cluster.slots_per_type.get(name, 0) >= job.spec.min_slots for name in allowed)
+
+
 def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
     """What a policy may know of a job: what was asked for, and what its script has said since.
 

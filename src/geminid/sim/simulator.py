@@ -341,10 +341,19 @@ class Simulator:
         self.result.node_s += elapsed_s * (len(self.cluster.nodes) - len(self._returned))
         self.result.returned_slot_s += elapsed_s * sum(self.cluster.nodes[node].slots for node in self._returned)
 
-    def _scale(self, desired: int) -> None:
+    def _scale(self, desired: Mapping[str, int]) -> None:
         """Give nodes back, the least used first, or rent some again; the cluster is all that can be had."""
-        rented = [node for node in range(len(self.cluster.nodes)) if node not in self._returned]
-        more = min(max(desired, 1), len(self.cluster.nodes)) - len(rented)
+        for gpu_type, index in self.cluster.type_index.items():
+            nodes = np.flatnonzero(self.cluster.node_type == index).tolist()
+            wanted = desired.get(gpu_type, 0)
+            if index == 0 and not any(desired.values()):
+                wanted = 1  # somebody has to be there when the next job comes
+            self._scale_type(nodes, min(wanted, len(nodes)))
+
+    def _scale_type(self, nodes: Sequence[int], wanted: int) -> None:
+        """Have so many of these nodes, which are of one type."""
+        rented = [node for node in nodes if node not in self._returned]
+        more = wanted - len(rented)
         if more:
             self._count_rent()
         if more < 0:
@@ -352,7 +361,7 @@ class Simulator:
             for node in sorted(rented, key=lambda node: (used[node], -node))[:-more]:
                 self._returned.add(node)
                 self._at(self.now_s, _NODE, partial(self._feed, NodeDrained(self.now_s, node)))
-        for node in sorted(self._returned - self._broken)[: max(more, 0)]:
+        for node in [node for node in nodes if node in self._returned - self._broken][: max(more, 0)]:
             self._returned.discard(node)
             self._at(self.now_s + self.settings.provision_s, _NODE, partial(self._bring, node))
 

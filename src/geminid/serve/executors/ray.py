@@ -45,6 +45,9 @@ from geminid.train.supervisor import Patience
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
 
+#: On a cluster that is scaled, an agent whose node nobody has needed for so long is ended: Ray may take the node away.
+REST_S = 5.0
+
 #: How long to wait for the first node, and then for the agents of the others.
 FIRST_NODE_S, AGENTS_S = 60.0, 10.0
 
@@ -79,6 +82,7 @@ class RayExecutor(SupervisedExecutor):
         patience: Patience | None = None,
         storage: str | None = None,
         ship: bool = True,
+        autoscale: bool = False,
     ) -> None:
         self._heard: SimpleQueue[Happening] = SimpleQueue()
         self._early: Callable[[Happening], None] = self._heard.put
@@ -92,7 +96,11 @@ class RayExecutor(SupervisedExecutor):
         self._pending: dict[int, tuple[str, tuple[str, ...]]] = {}
         self._asked = 0
         self._idle_since_s: dict[str, float] = {}
-        self._wished: list[Mapping[str, float]] | None = None
+        self._autoscale = autoscale
+        self._kinds: dict[str, tuple[Mapping[str, float], str | None]] = {}
+        self._wished: list[Mapping[str, Any]] | None = None
+        self._resting: dict[str, str] = {}  # and the token of the agent that was ended
+        self._unneeded_since_s: dict[str, float] = {}
         self._exits: dict[str, PlainExit] = {}
         self._storage, self._ship = storage, ship
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -155,13 +163,15 @@ class RayExecutor(SupervisedExecutor):
         return told
 
     def tick(self) -> list[r.Record]:
-        """Slots that nobody needs go back to Ray; slots that could not be had are asked for again."""
+        """Slots and nodes that nobody needs go back to Ray; slots that could not be had are asked for again."""
         told = super().tick()
         needed = {slot for _, slots in self._wanted.values() for slot in slots}
         needed |= {slot for running in self._running.values() for slot in running.holds}
         now_s = monotonic()
         self._idle_since_s = {slot: self._idle_since_s.get(slot, now_s) for slot in self._devices if slot not in needed}
         self._release([slot for slot, since_s in self._idle_since_s.items() if now_s - since_s > LINGER_S])
+        if self._autoscale:
+            self._rest(now_s)
         for job_id in self._places.keys() - self._wanted.keys() - self._running.keys():
             if self._places.pop(job_id):
                 self._bridge.send({"do": "unship", "job": job_id})
@@ -170,18 +180,17 @@ class RayExecutor(SupervisedExecutor):
         return told
 
     def wish(self, slots_by_type: Mapping[str, int]) -> None:
-        """Tell Ray's autoscaler what is needed."""
-        bundles: list[Mapping[str, float]] = []
+        """Tell Ray's autoscaler what is needed; of a type that was never here, whatever Ray calls so."""
+        if not self._autoscale:
+            return
+        wished: list[Mapping[str, Any]] = []
         for gpu_type, slots in sorted(slots_by_type.items()):
-            units = [node["unit"] for node in self._seen.values() if node["gpu_type"] == gpu_type]
-            unit = units[0] if units else "GPU"
-            bundle: dict[str, float] = {unit: 1.0}
-            if unit == "GPU" and gpu_type != "gpu":
-                bundle[f"accelerator_type:{gpu_type.upper()}"] = 0.001
-            bundles += [bundle] * slots
-        if bundles != self._wished:
-            self._wished = bundles
-            self._bridge.send({"do": "wish", "bundles": bundles})
+            never = ({"geminid_slot": 1.0}, None) if gpu_type == "cpu" else ({"GPU": 1.0}, gpu_type.upper())
+            bundle, accelerator = self._kinds.get(gpu_type, never)
+            wished.append({"bundle": bundle, "accelerator": accelerator, "slots": slots})
+        if wished != self._wished:
+            self._wished = wished
+            self._bridge.send({"do": "wish", "wished": wished})
 
     def close(self, *, detach: bool) -> None:
         """End with all processes and agents, or leave them to the next service."""
@@ -198,17 +207,14 @@ class RayExecutor(SupervisedExecutor):
 
     def _digest(self, happening: Happening) -> list[r.Record]:
         match happening:
+            case NodeHere(node=name) if name in self._resting:
+                del self._resting[name]
+                self._nodes.end_strangers(name)
             case NodeHere(node=name) if name in self._seen:
-                seen = self._seen[name]
-                place = {key: seen[key] for key in ("rack", "zone") if seen[key]}
-                self._known[name] = NodeGroup(gpu_type=seen["gpu_type"], slots=seen["slots"], name=name, **place)
-                self._up.add(name)
-                joined = r.NodeJoined(node=name, gpu_type=seen["gpu_type"], slots=seen["slots"])
                 if self._forward is not self._early:
                     self._nodes.end_strangers(name)  # those of jobs that have gone on without them
-                return [joined, *self._count_others()]
+                return [self._join(name), *self._count_others()]
             case NodeGone(node=name) if name in self._up:
-                self._up.discard(name)
                 return self._lose_node(name)
             case _Bridged(document={"told": "nodes"} as document):
                 return self._look_at(document)
@@ -234,10 +240,18 @@ class RayExecutor(SupervisedExecutor):
     def _look_at(self, document: Mapping[str, Any]) -> list[r.Record]:
         """All nodes that Ray has, and all slots that are held for us."""
         self._seen = {node["name"]: node for node in document["nodes"]}
+        told: list[r.Record] = []
         for name in self._up - set(self._seen):
-            self._nodes.forget(name)
+            if name in self._resting:  # no agent of it is there to be missed
+                told += self._lose_node(name)
+            else:
+                self._nodes.forget(name)
         for name, node in self._seen.items():
-            if node["agent"] is not None:
+            self._kinds[node["gpu_type"]] = (node["bundle"], node["accelerator"])
+            if node["resting"] and name not in self._up:  # its agent was ended just when it was missed
+                told.append(self._join(name))
+                self._resting[name] = ""
+            if node["agent"] is not None and node["agent"]["token"] != self._resting.get(name):
                 place = node["agent"]
                 self._nodes.know(name, place["host"], place["port"], place["token"])
         held = set(document["leases"])
@@ -248,7 +262,6 @@ class RayExecutor(SupervisedExecutor):
         lost = [slot for slot in self._devices if slot not in held | pending and self._where(slot)[0] in self._seen]
         if lost:  # somebody removed what held them for us
             self._lease("", lost, None)
-        told: list[r.Record] = []
         draining = frozenset(name for name, node in self._seen.items() if node["draining"])
         told += [r.NodeDrained(node=name, drained=True, by="Ray") for name in sorted(draining - self._draining)]
         told += [r.NodeDrained(node=name, drained=False, by="Ray") for name in sorted(self._draining - draining)]
@@ -275,6 +288,8 @@ class RayExecutor(SupervisedExecutor):
     def _lose_node(self, name: str) -> list[r.Record]:
         """A node is gone: jobs go on with what they have elsewhere, or come back from their checkpoints."""
         reason = f"node {name} is gone"
+        self._up.discard(name)
+        self._resting.pop(name, None)
         mine = {self._slot(name, index) for index in range(self._known[name].slots)}
         self._release([slot for slot in self._devices if slot in mine])
         self._taken.pop(name, None)
@@ -282,6 +297,27 @@ class RayExecutor(SupervisedExecutor):
             places.pop(name, None)
         told: list[r.Record] = [r.NodeLeft(node=name, reason=reason)]
         return told + self._lose(mine, reason)
+
+    def _join(self, name: str) -> r.Record:
+        """A node can be used."""
+        seen = self._seen[name]
+        place = {key: seen[key] for key in ("rack", "zone") if seen[key]}
+        self._known[name] = NodeGroup(gpu_type=seen["gpu_type"], slots=seen["slots"], name=name, **place)
+        self._up.add(name)
+        return r.NodeJoined(node=name, gpu_type=seen["gpu_type"], slots=seen["slots"])
+
+    def _rest(self, now_s: float) -> None:
+        """End the agents of nodes that nobody needs: to Ray's autoscaler, a node with an actor on it is in use."""
+        slots = {slot for _, wanted in self._wanted.values() for slot in wanted}
+        slots |= {slot for _, asked in self._pending.values() for slot in asked} | set(self._devices)
+        slots |= {slot for running in self._running.values() for slot in running.holds}
+        unneeded = self._up - self._resting.keys() - {self._where(slot)[0] for slot in slots}
+        self._unneeded_since_s = {name: self._unneeded_since_s.get(name, now_s) for name in unneeded}
+        for name, since_s in self._unneeded_since_s.items():
+            if now_s - since_s > REST_S and (agent := self._seen[name]["agent"]) is not None:
+                self._resting[name] = agent["token"]
+                self._nodes.leave(name)
+                self._bridge.send({"do": "rest", "node": name})
 
     # --- Slots ---
 
@@ -295,8 +331,9 @@ class RayExecutor(SupervisedExecutor):
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].spec.working_dir if self._ship else None
         here = self._places.get(job_id, {})
-        ready = {slot for slot in slots if slot in self._devices and (code is None or self._where(slot)[0] in here)}
-        missing = tuple(slot for slot in slots if slot not in ready and self._where(slot)[0] in self._up)
+        held = {slot for slot in slots if slot in self._devices and (code is None or self._where(slot)[0] in here)}
+        ready = {slot for slot in held if self._where(slot)[0] not in self._resting}
+        missing = tuple(slot for slot in slots if slot not in held and self._where(slot)[0] in self._up)
         pending = {slot for _, asked in self._pending.values() for slot in asked}
         taken = {self._slot(node, index) for node, indices in self._taken.items() for index in indices}
         if missing and not pending & set(missing) and not taken & set(missing):
@@ -306,6 +343,7 @@ class RayExecutor(SupervisedExecutor):
     def _lease(self, job_id: str, slots: Sequence[str], code: str | None) -> None:
         self._asked += 1
         self._pending[self._asked] = (job_id, tuple(slots))
+        self._resting |= dict.fromkeys(self._resting.keys() & {self._where(slot)[0] for slot in slots}, "")
         request = {"do": "lease", "id": self._asked, "slots": list(slots), "job": job_id, "code": code}
         self._bridge.send(request)
 

@@ -9,7 +9,8 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"do": "lease", "id", "slots", "job", "code"}`` | hold these slots, all of them or none, with a job's code there |
 | ``{"do": "unship", "job"}`` | its code is not needed any more |
 | ``{"do": "release", "slots"}`` | give them back |
-| ``{"do": "wish", "bundles"}`` | the autoscaler may make room for this |
+| ``{"do": "wish", "wished": [{"bundle", "accelerator", "slots"}]}`` | the autoscaler is to make room for this |
+| ``{"do": "rest", "node"}`` | end its agent; another one is started when slots of it are to be held |
 | ``{"do": "end"}`` | give everything back and end the agents |
 
 | to the service | meaning |
@@ -32,7 +33,7 @@ import socket
 import sys
 import tempfile
 import threading
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -43,6 +44,8 @@ import ray
 import yaml
 from ray._private import state as ray_state
 from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+from ray.autoscaler.sdk import request_resources
+from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -55,6 +58,9 @@ NAMESPACE = "geminid"
 
 #: The resource that says how many CPU slots a node has.
 SLOTS = "geminid_slot"
+
+#: The label and the resource by which Ray tells GPU types apart.
+ACCELERATOR_LABEL, ACCELERATOR = "ray.io/accelerator-type", "accelerator_type:"
 
 #: The cluster is looked at so often.
 LOOK_S = 0.4
@@ -71,7 +77,11 @@ LOOKS_TO_BELIEVE = 3
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
-    """A node with slots. ``unit`` is the resource that a slot is one of; ``others`` are slots that others hold."""
+    """A node with slots.
+
+    ``unit`` is the resource that a slot is one of, ``bundle`` all that Ray holds for one, ``accelerator`` what Ray
+    calls its GPU type; ``others`` are slots that others hold; ``resting`` nodes have no agent for now.
+    """
 
     id: str
     name: str
@@ -79,10 +89,13 @@ class SeenNode:
     gpu_type: str
     slots: int
     unit: str
+    bundle: dict[str, float]
+    accelerator: str | None
     rack: str | None = None
     zone: str | None = None
     others: int = 0
     draining: bool = False
+    resting: bool = False
     agent: dict[str, Any] | None = field(default=None)
 
 
@@ -100,6 +113,8 @@ class Bridge:
         self._asked: dict[str, Any] = {}
         self._places: dict[str, dict[str, Any]] = {}
         self._others: dict[str, deque[int]] = {}
+        self._resting: set[str] = set()
+        self._wished = False
         self._said: object = None
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="lease")
         self._lock = threading.Lock()
@@ -148,13 +163,16 @@ class Bridge:
                     id=node["NodeID"],
                     name=name,
                     address=node["NodeManagerAddress"],
-                    gpu_type=_type_of(node, labels, unit),
+                    gpu_type=_type_of(_accelerator_of(node, labels)) if unit == "GPU" else "cpu",
                     slots=slots,
                     unit=unit,
+                    bundle=bundle,
+                    accelerator=_accelerator_of(node, labels) if unit == "GPU" else None,
                     rack=labels.get("geminid.io/rack"),
                     zone=labels.get("ray.io/availability-zone") or None,
                     others=others,
                     draining=node["NodeID"] in draining,
+                    resting=node["NodeID"] in self._resting,
                     agent=self._agent_on(node["NodeID"], name),
                 )
             )
@@ -176,7 +194,9 @@ class Bridge:
         return min(counts)
 
     def _agent_on(self, node_id: str, name: str) -> dict[str, Any] | None:
-        """Where the agent of a node is; None if it is being started."""
+        """Where the agent of a node is; None if it is being started, or there is to be none."""
+        if node_id in self._resting:
+            return None
         if node_id not in self._agents:
             options = {
                 "name": f"{self._service}/{node_id}",
@@ -204,11 +224,21 @@ class Bridge:
             self._places[node_id] = place
         return self._places.get(node_id)
 
+    def _rest(self, node_id: str) -> None:
+        """End the agent of a node until it is needed again."""
+        self._resting.add(node_id)
+        for known in (self._asked, self._places):
+            known.pop(node_id, None)
+        agent = self._agents.pop(node_id, None)
+        if agent is not None:
+            ray.kill(agent)
+
     # --- Slots ---
 
     def _obey(self, document: dict[str, Any]) -> None:
         match document["do"]:
             case "lease":
+                self._resting -= {self._units[slot.rpartition("/")[0]][0] for slot in document["slots"]}
                 self._pool.submit(self._lease, document["id"], document["slots"], document["job"], document["code"])
             case "unship":
                 self._pool.submit(self._unship, document["job"])
@@ -216,9 +246,10 @@ class Bridge:
                 for slot in document["slots"]:
                     self._release(slot)
             case "wish":
-                from ray.autoscaler.sdk import request_resources
-
-                request_resources(bundles=document["bundles"])
+                self._wished = True
+                _wish(document["wished"])
+            case "rest":
+                self._rest(self._units[document["node"]][0])
 
     def _lease(self, number: int, slots: list[str], job: str, code: str | None) -> None:
         """Hold slots, all or none of them, and have a job's code on their nodes."""
@@ -327,6 +358,8 @@ class Bridge:
                     remove_placement_group(found)
 
     def _give_all_back(self) -> None:
+        if self._wished:
+            _wish([])
         for slot in list(self._leases):
             self._release(slot)
         for name in ray.util.list_named_actors():
@@ -350,6 +383,22 @@ class _Holder:
     def devices(self) -> list[str]:
         """The devices of this slot."""
         return [str(device) for device in ray.get_gpu_ids()]
+
+
+def _wish(wished: list[dict[str, Any]]) -> None:
+    """Have Ray's autoscaler make room: GPU types are labels to its second version, and resources to the first."""
+    bundles: list[dict[str, float]] = []
+    selectors: list[dict[str, str]] = []
+    by_label = is_autoscaler_v2()
+    for kind in wished:
+        bundle, selector = dict(kind["bundle"]), {}
+        if kind["accelerator"] is not None and by_label:
+            selector = {ACCELERATOR_LABEL: kind["accelerator"]}
+        elif kind["accelerator"] is not None:
+            bundle[ACCELERATOR + kind["accelerator"]] = 0.001
+        bundles += [bundle] * kind["slots"]
+        selectors += [selector] * kind["slots"]
+    request_resources(bundles=bundles, bundle_label_selectors=selectors)
 
 
 def runtime_env(folder: Path) -> dict[str, Any]:
@@ -376,20 +425,30 @@ def _bundle_of(node: dict[str, Any], unit: str, slots: int) -> dict[str, float]:
     return {unit: 1.0, **({"CPU": 1.0} if enough else {})}
 
 
-def _type_of(node: dict[str, Any], labels: dict[str, str], unit: str) -> str:
-    """The GPU type of a node, from its labels or its resources."""
-    if unit != "GPU":
-        return "cpu"
-    marked = [name for name in node["Resources"] if name.startswith("accelerator_type:")]
-    told = labels.get("ray.io/accelerator-type") or (marked[0].partition(":")[2] if marked else "gpu")
-    return re.sub(r"[^a-z0-9.]+", "-", told.lower()).strip("-") or "gpu"
+def _accelerator_of(node: dict[str, Any], labels: dict[str, str]) -> str | None:
+    """What Ray calls the GPU type of a node, from its labels or its resources."""
+    marked = [name for name in node["Resources"] if name.startswith(ACCELERATOR)]
+    return labels.get(ACCELERATOR_LABEL) or (marked[0].removeprefix(ACCELERATOR) if marked else None)
+
+
+def _type_of(accelerator: str | None) -> str:
+    """The name that Geminid has for a GPU type of Ray's."""
+    return re.sub(r"[^a-z0-9.]+", "-", (accelerator or "gpu").lower()).strip("-") or "gpu"
 
 
 def _names(nodes: list[dict[str, Any]]) -> list[str]:
-    """A name for each node: its own if it is one and nobody else's, otherwise its address."""
+    """A name for each node: its own if it is one and nobody else's, otherwise its address, with its id if need be."""
     own = [node.get("NodeName") or "" for node in nodes]
-    usable = [re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name) and own.count(name) == 1 for name in own]
-    return [name if good else node["NodeManagerAddress"] for name, good, node in zip(own, usable, nodes, strict=True)]
+    names, addresses = Counter(own), Counter(node["NodeManagerAddress"] for node in nodes)
+    found = []
+    for name, node in zip(own, nodes, strict=True):
+        address = node["NodeManagerAddress"]
+        mine = names[name] == 1 and addresses[name] == (name == address)
+        if mine and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
+            found.append(name)
+        else:
+            found.append(address if addresses[address] == 1 else f"{address}-{node['NodeID'][:8]}")
+    return found
 
 
 def _first_line(problem: BaseException) -> str:

@@ -141,6 +141,10 @@ class Nodes:
         """A node is gone, as others say."""
         self._do(lambda: self._lose(node))
 
+    def leave(self, node: str) -> None:
+        """A node's server is about to end, as it was told to: hang up, and tell nobody."""
+        self._do(lambda: self._lose(node, tell=False))
+
     def knows(self, node: str) -> bool:
         """Whether a node has a server, as far as is known."""
         with self._lock:
@@ -266,14 +270,15 @@ class Nodes:
         self._selector.register(node.line, selectors.EVENT_READ, lambda: self._hear(name, node))
         self._send(name, {"token": node.token})
 
-    def _lose(self, name: str) -> None:
+    def _lose(self, name: str, *, tell: bool = True) -> None:
         with self._changed:
             node = self._nodes.pop(name, None)
             if node is None:
                 return
             self._hang_up(node)
             self._changed.notify_all()
-        self._on_event(NodeGone(name))
+        if tell:
+            self._on_event(NodeGone(name))
 
     def _hang_up(self, node: _Node) -> None:
         if node.line is not None:

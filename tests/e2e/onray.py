@@ -1,0 +1,53 @@
+"""A service on a Ray cluster, driven through the command line."""
+
+from __future__ import annotations
+
+import time
+
+from live import Live
+
+from geminid.serve.raycluster import LoopbackCluster
+
+
+class OnRay(Live):
+    """A service on a Ray cluster."""
+
+    def __init__(self, cluster: LoopbackCluster, *options: str) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.options = ["--executor", "ray", "--address", cluster.address, "--grace", "10"]
+        self.options += ["--policy", "geminid:gap=1,refresh=5", *options]
+
+    def submit(self, *command: str, **fields: object) -> str:
+        return str(self.client.post("jobs", {"name": "test", "command": list(command), **fields})["id"])
+
+    def nodes(self) -> dict[str, dict]:
+        return {node["name"]: node for node in self.client.get("nodes")}
+
+    def on(self, job_id: str) -> set[str]:
+        """The nodes that a job trains on."""
+        return set(self.job(job_id)["placement"] or {})
+
+    def log_files(self, job_id: str) -> set[str]:
+        """The logs of a job that were brought here, by name."""
+        return {path.name for path in (self.home / "jobs" / job_id / "logs").iterdir()}
+
+    def story(self, job_id: str) -> str:
+        return "\n".join(line["text"] for line in self.client.get(f"jobs/{job_id}/story"))
+
+    def spread(self, name: str, slots: int, epochs: int) -> str:
+        """A job on so many slots that may do with one."""
+        sizes = {"min_slots": slots, "max_slots": slots}
+        job = self.counting(name, "--samples", 400, "--epochs", epochs, "--max-batch", 64, **sizes)
+        self.settled(job, slots)
+        assert self.run("set", job, "--min-slots", 1).returncode == 0
+        return job
+
+    def settled(self, job_id: str, slots: int) -> dict:
+        return self.until(job_id, lambda job: job["phase"] == "running" and job["slots"] == slots)
+
+    def wait_for(self, reached, timeout_s: float = 150.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not reached():
+            assert time.monotonic() < deadline, (self.nodes(), self.run("status").stdout)
+            time.sleep(0.1)
