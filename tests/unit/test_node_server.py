@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from geminid.serve.executors import remote
 from geminid.serve.executors.nodeserver import NodeServer
-from geminid.serve.executors.remote import NodeGone, NodeHere, Nodes
+from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes
 from geminid.train.launcher import Launch
 
 
@@ -112,7 +113,84 @@ def test_processes_end_with_their_server_however_it_ends(tmp_path):
     child.kill()
     child.wait()
     child.stdout.close()
-    until(lambda: NodeGone("n") in events)
+    until(lambda: NodeEnded("n") in events)  # nobody listens there: that is proof
+    assert events.index(NodeGone("n")) < events.index(NodeEnded("n"))
     until(lambda: not runs(process.pid))
     process.close()
+    nodes.close()
+
+
+def test_a_command_is_started_once_whenever_its_service_dies(nodes, server, tmp_path):
+    count = ("sh", "-c", f"echo once >> {tmp_path / 'count'}; exec sleep $0")
+    never = nodes.announce(launch(tmp_path, *count, "300", name="j3/out"))
+    running = nodes.announce(launch(tmp_path, *count, "300", name="j4/out"))
+    short = nodes.announce(launch(tmp_path, *count, "0", name="j5/out"))
+    kept = []
+    short.on_end = lambda code, reason: kept.append((code, reason))
+    identities = [dict(process.identity) for process in (never, running, short)]
+    nodes.begin(running)
+    nodes.begin(short)
+    until(lambda: running.pid and short.exit_code() is not None)
+    assert kept == [(0, "")]
+    nodes.close()  # the service dies, and the next one comes
+    events = []
+    later = Nodes(events.append)
+    later.know("n", *server.address, "secret")
+    until(lambda: NodeHere("n") in events)
+    assert later.recover(identities[0], None, begin=False) is None  # nobody wants it any more
+    found = [later.recover(one, end, begin=True) for one, end in zip(identities, (None, None, kept[0]), strict=True)]
+    until(lambda: found[0].pid and (tmp_path / "count").read_text() == 3 * "once\n")
+    assert later.recover({**identities[0], "key": "j3/out.00", "server": "another"}, None, begin=True) is None
+    assert found[2].exit_code() == 0
+    for process in found[:2]:
+        process.signal(signal.SIGKILL)
+        until(lambda process=process: process.exit_code() is not None)
+    assert (tmp_path / "count").read_text() == 3 * "once\n"
+    for one in (never, running, short, *found, later):
+        one.close()
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "PING_S", 0.1)
+    counts = threading.Event()
+    made = NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ, lease_s=1.0, vouched=counts.is_set)
+    thread = threading.Thread(target=made.serve, daemon=True)
+    thread.start()
+    events = []
+    nodes = Nodes(events.append)
+    nodes.know("n", *made.address, "secret")
+    process = nodes.start(launch(tmp_path, "sleep", "600"))
+    until(lambda: process.pid)
+    time.sleep(1.5)
+    assert state(process.pid) == "S"  # nobody vouches for it, but the service is heard
+    nodes.close()
+    until(lambda: state(process.pid) == "T")
+    counts.set()
+    until(lambda: state(process.pid) == "S")
+    counts.clear()
+    until(lambda: state(process.pid) == "T")
+    monkeypatch.setattr(remote, "FENCE_S", 60.0)
+    later = Nodes(events.append)
+    later.know("n", *made.address, "secret")
+    until(lambda: events.count(NodeHere("n")) == 2)
+    later.forget("n")  # there is a line after all: it is told to end everything, and seen to be gone
+    until(lambda: NodeEnded("n") in events)
+    until(lambda: not runs(process.pid))
+    thread.join(10.0)
+    process.close()
+    later.close()
+
+
+def test_what_may_run_on_a_node_that_nobody_reaches_is_waited_for(monkeypatch):
+    monkeypatch.setattr(remote, "FENCE_S", 0.5)
+    events = []
+    nodes = Nodes(events.append)
+    began = time.monotonic()
+    nodes.doubt("n")
+    until(lambda: NodeEnded("n") in events)
+    assert time.monotonic() - began >= 0.5
     nodes.close()

@@ -9,6 +9,8 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"do": "follow", "key", "offset"}`` | send the log from there on |
 | ``{"do": "signal", "key", "signal"}`` | to the process and all that it started |
 | ``{"do": "forget", "key"}`` | how it ended has been heard, and its log is complete |
+| ``{"do": "ping"}`` | the service is there |
+| ``{"do": "end"}`` | the service has given this node up: end everything |
 
 | to the service | meaning |
 |---|---|
@@ -19,6 +21,10 @@ the key of the process that they are about, and may be repeated: a key is starte
 
 The processes end with the server, whichever way that ends; and the server ends when no service has come for long. What
 an earlier server of the same folder left behind is ended before anything is started.
+
+Nor do processes run on when this node is cut off. A service that is gone is waited for; but if for ``LEASE_S`` neither
+it was heard nor anybody else would vouch that this node still counts, the processes are stopped (``SIGSTOP``) until
+somebody does: meanwhile their jobs may have been started elsewhere, after ``FENCE_S``.
 """
 
 from __future__ import annotations
@@ -31,10 +37,11 @@ import selectors
 import shutil
 import signal
 import socket
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from geminid.serve.executors.plain import end_group
@@ -49,6 +56,10 @@ LARGEST_LOG_BYTES = 16 << 20
 
 #: A line from the service must not be longer.
 LONGEST_LINE_BYTES = 1 << 22
+
+#: The service says so often that it is there. Processes run for so long after the last sign that this node counts, and
+#: jobs are not started again elsewhere before so long after it was given up.
+PING_S, LEASE_S, FENCE_S = 2.0, 6.0, 9.0
 
 #: A process that could not be started is said to have ended so.
 NOT_STARTED = 127
@@ -74,9 +85,18 @@ class NodeServer:
     """See the module. Everything happens in the thread that calls :meth:`serve`."""
 
     def __init__(
-        self, host: str, folder: Path, token: str, environment: Mapping[str, str], *, forsaken_s: float = 900.0
+        self,
+        host: str,
+        folder: Path,
+        token: str,
+        environment: Mapping[str, str],
+        *,
+        forsaken_s: float = 900.0,
+        lease_s: float = LEASE_S,
+        vouched: Callable[[], bool] = lambda: True,
     ) -> None:
         self._folder, self._token, self._forsaken_s = folder, token, forsaken_s
+        self._lease_s, self._vouched = lease_s, vouched
         self._environment = environment
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._end_leftovers()
@@ -86,17 +106,22 @@ class NodeServer:
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._line: Line | None = None
         self._selector = selectors.DefaultSelector()
-        self._alone_since_s = monotonic()
+        self._alone_since_s = self._heard_at_s = self._vouched_at_s = monotonic()
+        self._stopped_at_s: float | None = None
         self._ended = False
 
     def serve(self) -> None:
         """Serve until no service has come for long, or until told to end; then end everything."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        threading.Thread(target=self._ask, name="geminid lease", daemon=True).start()
         logs_at_s = monotonic()
         try:
             while not (self._ended or self.forsaken):
-                for key, _ in self._selector.select(LOGS_S):
+                ready = self._selector.select(LOGS_S)
+                for key, _ in ready:
                     key.data()
+                if not ready:  # everything that came meanwhile has been heard
+                    self._mind_lease()
                 if monotonic() >= logs_at_s:
                     logs_at_s = monotonic() + LOGS_S
                     for name in list(self._kept):
@@ -110,6 +135,7 @@ class NodeServer:
 
     def close(self) -> None:
         """End all processes."""
+        self._ended = True
         for kept in self._kept.values():
             if kept.process is not None:
                 kept.process.signal(signal.SIGKILL)
@@ -128,6 +154,32 @@ class NodeServer:
             self._alone_since_s = monotonic()
         return monotonic() - self._alone_since_s > self._forsaken_s
 
+    # --- The lease ---
+
+    def _ask(self) -> None:
+        """While the service is silent, ask whether this node still counts."""
+        while not self._ended:
+            asked_at_s = monotonic()
+            if asked_at_s - self._heard_at_s > 0.3 * self._lease_s and self._vouched():
+                self._vouched_at_s = asked_at_s
+            sleep(0.1 * self._lease_s)
+
+    def _mind_lease(self) -> None:
+        """Stop all processes when there has been no sign for too long that this node counts, and let them go on."""
+        now_s = monotonic()
+        if self._stopped_at_s is None and now_s - max(self._heard_at_s, self._vouched_at_s) > self._lease_s:
+            self._stopped_at_s = now_s
+            self._signal_all(signal.SIGSTOP)
+        elif self._stopped_at_s is not None and self._vouched_at_s > self._stopped_at_s:
+            self._stopped_at_s = None
+            self._heard_at_s = now_s
+            self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: signal.Signals) -> None:
+        for kept in self._kept.values():
+            if kept.process is not None and kept.code is None:
+                kept.process.signal(number)
+
     # --- The line to the service ---
 
     def _accept(self) -> None:
@@ -141,6 +193,7 @@ class NodeServer:
                 if line is not self._line:
                     self._admit(line, document)
                 else:
+                    self._heard_at_s = monotonic()
                     self._obey(document)
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             self._drop(line)
@@ -177,6 +230,7 @@ class NodeServer:
     def _obey(self, document: Mapping[str, Any]) -> None:
         if document["do"] == "end":
             self._ended = True
+        if document["do"] in ("end", "ping"):
             return
         key = document["key"]
         match document["do"]:

@@ -34,8 +34,9 @@ from geminid.serve.executors.base import Happening
 from geminid.serve.executors.machine import slot_environment
 from geminid.serve.executors.nodeserver import Line
 from geminid.serve.executors.plain import PlainExit
-from geminid.serve.executors.remote import NodeGone, NodeHere, Nodes, RemoteProcess
-from geminid.serve.executors.supervised import ORPHANS_S, Command, SupervisedExecutor, worker_options
+from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, RemoteProcess
+from geminid.serve.executors.shim import write
+from geminid.serve.executors.supervised import ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
 from geminid.train.launcher import Launch, how_it_ended
@@ -58,6 +59,9 @@ BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
 FORSAKEN_S = ORPHANS_S + 120.0
 
 PLAIN, SERVICE_ID = "plain.json", "ray.id"
+
+#: Stands for nodes that only the service before this one knew.
+BEFORE = ""
 
 
 class NoCluster(Exception):
@@ -101,6 +105,7 @@ class RayExecutor(SupervisedExecutor):
         self._wished: list[Mapping[str, Any]] | None = None
         self._resting: dict[str, str] = {}  # and the token of the agent that was ended
         self._unneeded_since_s: dict[str, float] = {}
+        self._fences: dict[str, set[str]] = {}
         self._exits: dict[str, PlainExit] = {}
         self._storage, self._ship = storage, ship
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
@@ -141,7 +146,10 @@ class RayExecutor(SupervisedExecutor):
 
     def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives on the nodes, end what nobody wants, tell what is gone."""
+        for job in jobs:
+            self._fence_before(job)
         told = super().open(post, jobs)
+        self._doubt_missing()
         self._forward = post
         with contextlib.suppress(Empty):
             while True:
@@ -153,7 +161,7 @@ class RayExecutor(SupervisedExecutor):
 
     def take(self, happening: Happening) -> list[r.Record]:
         """What a node, the bridge, a supervisor or a watcher told means this."""
-        if not isinstance(happening, NodeHere | NodeGone | _Bridged):
+        if not isinstance(happening, NodeHere | NodeGone | NodeEnded | _Bridged):
             return super().take(happening)
         told = self._digest(happening)
         if any(isinstance(record, r.NodeJoined | r.NodeLeft) for record in told):
@@ -207,12 +215,15 @@ class RayExecutor(SupervisedExecutor):
 
     def _digest(self, happening: Happening) -> list[r.Record]:
         match happening:
+            case NodeEnded(node=name):
+                self._lift_fences(name)
             case NodeHere(node=name) if name in self._resting:
                 del self._resting[name]
                 self._nodes.end_strangers(name)
             case NodeHere(node=name) if name in self._seen:
                 if self._forward is not self._early:
                     self._nodes.end_strangers(name)  # those of jobs that have gone on without them
+                self._lift_fences(name)
                 return [self._join(name), *self._count_others()]
             case NodeGone(node=name) if name in self._up:
                 return self._lose_node(name)
@@ -266,6 +277,7 @@ class RayExecutor(SupervisedExecutor):
         told += [r.NodeDrained(node=name, drained=True, by="Ray") for name in sorted(draining - self._draining)]
         told += [r.NodeDrained(node=name, drained=False, by="Ray") for name in sorted(self._draining - draining)]
         self._draining = draining
+        self._doubt_missing()
         return told + self._count_others()
 
     def _count_others(self) -> list[r.Record]:
@@ -296,7 +308,37 @@ class RayExecutor(SupervisedExecutor):
         for places in self._places.values():
             places.pop(name, None)
         told: list[r.Record] = [r.NodeLeft(node=name, reason=reason)]
+        for job_id, running in self._running.items():
+            held = set(running.workers.values()) if isinstance(running, _Elastic) else set()
+            if running.holds & mine and held <= mine:
+                self._fences.setdefault(job_id, set()).add(name)
         return told + self._lose(mine, reason)
+
+    # --- Jobs that may still run on nodes that are gone ---
+
+    def _may_begin(self, job_id: str) -> bool:
+        return job_id not in self._fences
+
+    def _fence_before(self, job: LiveJob) -> None:
+        """What an earlier service started may run on nodes that are not here, which only it knew, if it ever ran."""
+        place = job.state.placement
+        missing = set() if place is None else set(place.node_names) - self._up
+        if not job.phase.holds_slots and job.wants_slots and job.state.first_started_at_s is not None:
+            missing.add(BEFORE)
+        if missing:
+            self._fences[job.id] = missing
+
+    def _doubt_missing(self) -> None:
+        """Wait for what may run on nodes that Ray does not have either; others may still come."""
+        for name in {name for nodes in self._fences.values() for name in nodes} - self._seen.keys() - self._up:
+            self._nodes.doubt(name)
+
+    def _lift_fences(self, name: str) -> None:
+        """Nothing of jobs that have lost a node runs there any more."""
+        for job_id, nodes in list(self._fences.items()):
+            nodes.discard(name)
+            if not nodes:
+                del self._fences[job_id]
 
     def _join(self, name: str) -> r.Record:
         """A node can be used."""
@@ -391,10 +433,20 @@ class RayExecutor(SupervisedExecutor):
         )
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
+        """Start a command on each of its nodes. What is to run where is written down before any of it is started."""
+        processes = [self._nodes.announce(launch) for launch in self._launches(job, slots)]
+        write(str(self.folder_of(job.id) / PLAIN), {"processes": [dict(process.identity) for process in processes]})
+        for process in processes:
+            self._keep_end(job.id, process)
+            self._nodes.begin(process)
+        return RemoteCommand(processes, lambda command: self._command_over(job.id, command, ended))
+
+    def _launches(self, job: LiveJob, slots: Sequence[str]) -> list[Launch]:
+        """What is to be run on each node of a command."""
         by_node: dict[str, list[str]] = {}
         for slot in slots:
             by_node.setdefault(self._where(slot)[0], []).append(slot)
-        processes = []
+        launches = []
         for rank, (node, mine) in enumerate(by_node.items()):
             environment = {
                 **self._environment_of(job, node, mine),
@@ -403,27 +455,41 @@ class RayExecutor(SupervisedExecutor):
                 "GEMINID_NODE_RANK": str(rank),
             }
             out = self.folder_of(job.id) / "logs" / ("out.log" if len(by_node) == 1 else f"{node}.log")
-            launch = Launch(
-                job.spec.command, environment, Path(job.spec.working_dir or ""), out, mine[0], f"{job.id}/out"
-            )
-            processes.append(self._nodes.start(launch))
-        identities = [dict(process.identity) for process in processes]
-        (self.folder_of(job.id) / PLAIN).write_text(json.dumps(identities), encoding="utf-8")
-        return RemoteCommand(processes, lambda command: self._command_over(job.id, command, ended))
+            folder = Path(job.spec.working_dir or "")
+            launches.append(Launch(job.spec.command, environment, folder, out, mine[0], f"{job.id}/out"))
+        return launches
 
     def _adopt_command(self, job: LiveJob, ended: Callable[[Command], None]) -> Command | None:
+        """Take over a command: what runs, what has ended, and what was to be started and has not been, which is now."""
         try:
-            identities = json.loads((self.folder_of(job.id) / PLAIN).read_text(encoding="utf-8"))
-            processes = [self._nodes.adopt(identity) for identity in identities]
-        except (OSError, ValueError, KeyError):
+            document = json.loads((self.folder_of(job.id) / PLAIN).read_text(encoding="utf-8"))
+            identities = list(document["processes"])
+            ends = document.get("ends", {})
+            begin = job.wants_slots and job.phase is not JobPhase.STOPPING
+            found = [self._nodes.recover(identity, ends.get(identity["key"]), begin=begin) for identity in identities]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        living = [process for process in processes if process is not None]
-        if len(living) < len(processes) or not living:
-            for process in living:
+        processes = [process for process in found if process is not None]
+        if len(processes) < len(found) or not processes:
+            for process in processes:
                 process.signal(signal.SIGKILL)
             return None
+        for process in processes:
+            self._keep_end(job.id, process)
         asked = job.phase is JobPhase.STOPPING  # by the service that was here before
-        return RemoteCommand(living, lambda command: self._command_over(job.id, command, ended), asked=asked)
+        return RemoteCommand(processes, lambda command: self._command_over(job.id, command, ended), asked=asked)
+
+    def _keep_end(self, job_id: str, process: RemoteProcess) -> None:
+        """Have the end of a process written down before its node forgets it."""
+        path = self.folder_of(job_id) / PLAIN
+
+        def keep(code: int, reason: str) -> None:
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                document = json.loads(path.read_text(encoding="utf-8"))
+                ends = {**document.get("ends", {}), process.key: [code, reason]}
+                write(str(path), {**document, "ends": ends})
+
+        process.on_end = keep
 
     def _command_over(self, job_id: str, command: RemoteCommand, ended: Callable[[Command], None]) -> None:
         exit_ = command.exit
@@ -436,6 +502,7 @@ class RayExecutor(SupervisedExecutor):
 
     def _forget_exit(self, job_id: str) -> None:
         self._exits.pop(job_id, None)
+        (self.folder_of(job_id) / PLAIN).unlink(missing_ok=True)
 
     def _live_workers(self, job_id: str) -> dict[str, str]:
         try:

@@ -36,7 +36,10 @@ class NodeAgent:
         host = ray.util.get_node_ip_address()
         folder = Path(tempfile.gettempdir(), f"geminid-{os.getuid()}", f"{service}-{node}")
         token = secrets.token_hex(32)
-        self._server = NodeServer(host, folder, token, base_environment(node, host), forsaken_s=forsaken_s)
+        self._gcs, self._node_id = None, ray.NodeID.from_hex(ray.get_runtime_context().get_node_id())
+        self._server = NodeServer(
+            host, folder, token, base_environment(node, host), forsaken_s=forsaken_s, vouched=self._counts
+        )
         self._place = {"host": self._server.address[0], "port": self._server.address[1], "token": token}
         with suppress(KeyError, ValueError, OSError):
             self._server.watch(os.pidfd_open(int(os.environ["RAY_RAYLET_PID"])))
@@ -45,6 +48,16 @@ class NodeAgent:
     def place(self) -> dict[str, object]:
         """Where the server listens, and which version it is of."""
         return {**self._place, "version": __version__}
+
+    def _counts(self) -> bool:
+        """Whether Ray says that this node is alive: one that is cut off is not, nor one that was given up."""
+        import ray
+
+        try:
+            known = self._gcs = self._gcs or ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+            return bool(known.check_alive([self._node_id], timeout=1.0)[0])
+        except Exception:  # whatever it is, nobody vouches
+            return False
 
     def _serve(self) -> None:
         try:

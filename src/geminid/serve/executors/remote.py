@@ -3,12 +3,14 @@
 One thread has a line to the :class:`~geminid.serve.executors.nodeserver.NodeServer` of each node. A line that breaks is
 opened again: a server that is there tells what became of its processes meanwhile. One that refuses connections is gone,
 and all processes with it: :class:`NodeGone` is told, which is for the executor to act on. It knows which jobs go on
-without them.
+without them. Of a node that was given up because others say that it is gone, processes may run for a while:
+:class:`NodeEnded` is told when none does any more.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import secrets
 import selectors
@@ -22,11 +24,14 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from geminid.serve.executors.nodeserver import Line
+from geminid.serve.executors.nodeserver import FENCE_S, PING_S, Line
 from geminid.train.launcher import AdoptedProcess, Launch
 
 #: A line that broke is opened again after so long, and an attempt takes at most so long.
 AGAIN_S, ATTEMPT_S = 0.2, 1.0
+
+#: A server that may be gone is looked at so often and for so long, and so many at a time.
+PROBE_S, PROBE_TIMEOUT_S, MOST_PROBES = 0.5, 0.1, 4
 
 #: So often, attempts and refusals are looked at.
 TICK_S = 0.1
@@ -44,6 +49,22 @@ class NodeGone:
     """A node's server is gone, and its processes with it."""
 
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnded:
+    """Whatever ran on a node that is gone does not any more: it is proven, or so long ago that it was stopped there."""
+
+    node: str
+
+
+@dataclass(slots=True)
+class _Doubt:
+    """A node that is gone, whose processes may still run; where its server was, if that is known."""
+
+    until_s: float
+    place: tuple[str, int] | None
+    probe_at_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,16 +85,21 @@ class _Node:
 class RemoteProcess:
     """A process on a node."""
 
-    def __init__(self, nodes: Nodes, node: str, key: str, log: Path, pid: int = 0) -> None:
+    def __init__(
+        self, nodes: Nodes, node: str, key: str, log: Path, pid: int = 0, start: Mapping[str, Any] | None = None
+    ) -> None:
         self._nodes, self.node, self.key, self.log, self.pid = nodes, node, key, log, pid
+        self.start = start
+        self.on_end: Callable[[int, str], None] = lambda code, reason: None
         self.reason = ""
         self._code: int | None = None
         self._readable, self._wake = socket.socketpair()
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """Its node and its key there."""
-        return {"node": self.node, "key": self.key, "pid": self.pid, "log": str(self.log)}
+        """Its node, its key there, and for those that were announced, what starts it on which server."""
+        known = {"node": self.node, "key": self.key, "pid": self.pid, "log": str(self.log)}
+        return known if self.start is None else {**known, "start": self.start, "server": self._nodes.server(self.node)}
 
     def fileno(self) -> int:
         """Readable when the process has ended."""
@@ -112,12 +138,14 @@ class Nodes:
 
     def __init__(
         self,
-        on_event: Callable[[NodeHere | NodeGone], None],
+        on_event: Callable[[NodeHere | NodeGone | NodeEnded], None],
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
     ) -> None:
         self._on_event, self._folder_on = on_event, folder_on
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
+        self._doubts: dict[str, _Doubt] = {}
+        self._ping_at_s = 0.0
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._commands: deque[Callable[[], None]] = deque()
@@ -138,8 +166,12 @@ class Nodes:
         self._do(lambda: self._replace(node, _Node(host, port, token)))
 
     def forget(self, node: str) -> None:
-        """A node is gone, as others say."""
-        self._do(lambda: self._lose(node))
+        """A node is gone, as others say: if there is a line to it, it is told to end everything."""
+        self._do(lambda: self._give_up(node))
+
+    def doubt(self, node: str) -> None:
+        """A node is not there, and processes of an earlier service may run on it."""
+        self._do(lambda: self._begin_doubt(node, None))
 
     def leave(self, node: str) -> None:
         """A node's server is about to end, as it was told to: hang up, and tell nobody."""
@@ -187,11 +219,15 @@ class Nodes:
 
     def start(self, launch: Launch) -> RemoteProcess:
         """Start a process on the node of its slot; how that went shows in its end."""
+        process = self.announce(launch)
+        self.begin(process)
+        process.start = None  # its supervisor knows what to start
+        return process
+
+    def announce(self, launch: Launch) -> RemoteProcess:
+        """A process that is to be started: its identity can be written down before it is."""
         node = launch.slot.rpartition("/")[0]
         key = f"{launch.name}.{secrets.token_hex(4)}"
-        process = RemoteProcess(self, node, key, launch.log)
-        with self._lock:
-            self._processes[key] = process
         document = {
             "do": "start",
             "key": key,
@@ -200,7 +236,40 @@ class Nodes:
             "folder": self._folder_on(launch.name.partition("/")[0], node)
             or ("" if launch.folder == Path() else str(launch.folder)),
         }
+        process = RemoteProcess(self, node, key, launch.log, start=document)
+        with self._lock:
+            self._processes[key] = process
+        return process
+
+    def begin(self, process: RemoteProcess) -> None:
+        """Start an announced process. A node's server starts it once, however often it is told to."""
+        document = process.start
+        assert document is not None
         self._do(lambda: self._begin(process, document))
+
+    def server(self, node: str) -> str | None:
+        """By what a node's server is told from an earlier one of the same node; None if there is none."""
+        with self._lock:
+            known = self._nodes.get(node)
+        return None if known is None else hashlib.sha256(known.token.encode()).hexdigest()
+
+    def recover(self, identity: Mapping[str, Any], end: tuple[int, str] | None, *, begin: bool) -> RemoteProcess | None:
+        """A process that an earlier service announced; None if it is gone.
+
+        If it has ended, ``end`` says how, or its server does. If its server has never heard of it, it was not started:
+        then it is, if it is to ``begin``.
+        """
+        if end is not None:
+            process = RemoteProcess(self, identity["node"], identity["key"], Path(identity["log"]), identity["pid"])
+            process.over(int(end[0]), str(end[1]))
+            return process
+        process_there = self.adopt(identity)
+        if process_there is not None or not begin or self.server(identity["node"]) != identity["server"]:
+            return process_there
+        process = RemoteProcess(self, identity["node"], identity["key"], Path(identity["log"]), start=identity["start"])
+        with self._lock:
+            self._processes[process.key] = process
+        self.begin(process)
         return process
 
     def adopt(self, identity: Mapping[str, Any]) -> RemoteProcess | None:
@@ -244,6 +313,11 @@ class Nodes:
             for name, node in list(self._nodes.items()):
                 if node.line is None and now_s >= node.again_at_s:
                     self._connect(name, node)
+            self._resolve_doubts(now_s)
+            if now_s >= self._ping_at_s:
+                self._ping_at_s = now_s + PING_S
+                for name in list(self._nodes):
+                    self._send(name, {"do": "ping"})
         for node in self._nodes.values():
             if node.line is not None:
                 node.line.close()
@@ -262,6 +336,7 @@ class Nodes:
             opened = socket.create_connection((node.host, node.port), timeout=ATTEMPT_S)
         except ConnectionRefusedError:
             self._lose(name)  # nobody listens where it was
+            self._on_event(NodeEnded(name))
             return
         except OSError:
             node.again_at_s = monotonic() + AGAIN_S
@@ -279,6 +354,25 @@ class Nodes:
             self._changed.notify_all()
         if tell:
             self._on_event(NodeGone(name))
+
+    def _give_up(self, name: str) -> None:
+        node = self._nodes.get(name)
+        if node is not None:
+            self._send(name, {"do": "end"})
+            self._lose(name)
+            self._begin_doubt(name, (node.host, node.port))
+
+    def _begin_doubt(self, name: str, place: tuple[str, int] | None) -> None:
+        self._doubts.setdefault(name, _Doubt(monotonic() + FENCE_S, place))
+
+    def _resolve_doubts(self, now_s: float) -> None:
+        """See which servers are proven to be gone; a few at a time."""
+        due = [(name, doubt) for name, doubt in self._doubts.items() if now_s >= min(doubt.probe_at_s, doubt.until_s)]
+        for name, doubt in due[:MOST_PROBES]:
+            doubt.probe_at_s = now_s + PROBE_S
+            if now_s >= doubt.until_s or (doubt.place is not None and _refuses(doubt.place)):
+                del self._doubts[name]
+                self._on_event(NodeEnded(name))
 
     def _hang_up(self, node: _Node) -> None:
         if node.line is not None:
@@ -334,6 +428,7 @@ class Nodes:
                         node.ended[key] = document["code"]
                 if process is not None:
                     node.ended.pop(key, None)
+                    process.on_end(int(document["code"]), document["reason"])
                     process.over(int(document["code"]), document["reason"])
                 self._send(name, {"do": "forget", "key": key})
 
@@ -354,7 +449,19 @@ class Nodes:
             elif not first:
                 process.over(AdoptedProcess.UNKNOWN_CODE, "it was gone when the line to its node was back")
         if first:
+            self._doubts.pop(name, None)
             self._on_event(NodeHere(name))
+
+
+def _refuses(place: tuple[str, int]) -> bool:
+    """Whether nobody listens there any more, on a machine that answers."""
+    try:
+        socket.create_connection(place, timeout=PROBE_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _append(log: Path, offset: int, piece: bytes) -> None:

@@ -196,6 +196,10 @@ class SupervisedExecutor(ABC):
         """Those of some slots that nobody else holds which may be used now; asks for the others, if it has to."""
         return slots
 
+    def _may_begin(self, job_id: str) -> bool:
+        """Whether a job that has no processes may be started; not while some of it may still run somewhere."""
+        return True
+
     # --- What the service asks ---
 
     @property
@@ -338,7 +342,7 @@ class SupervisedExecutor(ABC):
             late = any(other.stopping and other.holds & set(slots) for other in others)
             if late and job.elastic and len(left) >= job.spec.min_slots:
                 slots = left  # whoever is told to stop may take its time: it starts beside, and grows
-            if free != slots:
+            if free != slots or not self._may_begin(job_id):
                 return []
             starting = r.JobStarting(job_id=job_id, placement=self._placed(slots))
             try:
