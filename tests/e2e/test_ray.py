@@ -2,8 +2,10 @@
 
 import json
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -27,7 +29,8 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def ray(cluster):
-    with OnRay(cluster) as made:
+    with tempfile.TemporaryDirectory() as folder, OnRay(cluster, "--storage", f"local://{folder}") as made:
+        made.storage = Path(folder)
         made.wait_for(lambda: len(made.nodes()) == 4)
         yield made
 
@@ -35,20 +38,30 @@ def ray(cluster):
 def test_jobs_spread_over_nodes_and_their_logs_are_here(ray):
     job = ray.counting("a", "--samples", 400, "--epochs", 15, "--max-batch", 64, min_slots=5, max_slots=5)
     plain = ray.submit("sh", "-c", "echo on $GEMINID_NODE", name="hello")
+    gang = ray.submit("sh", "-c", "echo $GEMINID_NODE_RANK of $GEMINID_NODES", min_slots=3, max_slots=3)
     ray.settled(job, 5)
     assert len(ray.on(job)) >= 3
     assert ray.over(job)["phase"] == "succeeded"
     assert ray.exactly_once("a", 400, 15)
     assert ray.over(plain)["phase"] == "succeeded"
     assert ray.run("logs", plain).stdout.strip() in {f"on n{number}" for number in range(1, 5)}
+    assert ray.over(gang)["phase"] == "succeeded"
+    said = {tuple(line.split(" of ")) for line in ray.run("logs", gang).stdout.splitlines() if " of " in line}
+    (members,) = {members for _, members in said}
+    assert {rank[-1] for rank, _ in said} == {
+        str(rank) for rank in range(len(members.split(",")))
+    }  # from all its nodes
     code = ray.home / "code"
     code.mkdir()
-    (code / "hello.py").write_text("import os, pathlib\nprint(pathlib.Path('word.txt').read_text(), os.getcwd())\n")
+    told = "pathlib.Path('word.txt').read_text(), os.environ['FROM'], os.getcwd(), os.path.exists('left-out.txt')"
+    (code / "hello.py").write_text(f"import os, pathlib\nprint({told})\n")
     (code / "word.txt").write_text("shipped")
+    (code / "left-out.txt").touch()
+    (code / "runtime_env.yaml").write_text("excludes: [left-out.txt]\nenv_vars: {FROM: its-environment}\n")
     shipped = ray.submit(sys.executable, "hello.py", working_dir=str(code), name="shipped")
     assert ray.over(shipped)["phase"] == "succeeded", ray.run("logs", shipped).stdout
-    word, where = ray.run("logs", shipped).stdout.split()
-    assert word == "shipped"
+    word, variable, where, there = ray.run("logs", shipped).stdout.split()
+    assert (word, variable, there) == ("shipped", "its-environment", "False")
     assert where != str(code)
     failing = ray.submit(sys.executable, "-c", "raise SystemExit('no such luck')", max_retries=0)
     assert "exit code 1" in ray.over(failing)["reason"]
@@ -77,6 +90,10 @@ def test_a_job_that_loses_all_its_nodes_comes_back_from_its_checkpoint(ray):
     (victim,) = ray.on(job)
     ray.cluster.signal(victim, signal.SIGKILL)
     ray.cluster.kill(victim)
+    for local in Path(tempfile.gettempdir(), f"geminid-{os.getuid()}").glob(f"*-{victim}"):
+        shutil.rmtree(local)  # whatever was on the machine is gone with it
+    assert not list((ray.home / "jobs" / job).rglob("checkpoint-*"))
+    assert list((ray.storage / job).glob("checkpoint-*"))  # written and read through fsspec
     ray.until(job, lambda job: job["phase"] == "running" and victim not in (job["placement"] or {victim}))
     ray.cluster.start_node(victim, wait=False)
     assert ray.over(job)["phase"] == "succeeded"

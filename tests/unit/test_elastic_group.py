@@ -159,6 +159,18 @@ def test_ranks_of_a_node_are_consecutive_and_the_first_member_says_where_to_meet
     assert form.rendezvous == "tcp:10.0.0.1:5/1"
 
 
+def test_ranks_of_a_rack_are_consecutive_too():
+    racks = {"n1": ("z1", "r2"), "n2": ("z1", "r1"), "n3": ("z1", "r2"), "n4": ("z2", "r2")}
+    group = ElasticGroup("file:/x/", racks.__getitem__)
+    group.want(["n1/0", "n4/0", "n2/0", "n3/0", "n1/1"])
+    for worker in ("w1", "w2", "w3", "w4"):
+        group.ready(worker)
+    form = group.ready("w5")[0].form
+    slots = {"w1": "n1", "w2": "n4", "w3": "n2", "w4": "n3", "w5": "n1"}
+    assert [slots[member] for member in form.members] == ["n1", "n1", "n3", "n2", "n4"]
+    assert form.members[0] == "w1"
+
+
 def test_nobody_is_started_on_slots_that_are_gone():
     group = ElasticGroup("file:/x/")
     group.want(["n1/0", "n2/0"])

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
 from types import TracebackType
@@ -209,6 +209,7 @@ class LoopbackCluster:
     def _start(self, *arguments: str, host: str, name: str) -> None:
         log = self._folder / f"{name}.out"
         command = [
+            *self._inside(name),
             sys.executable,
             "-m",
             "ray.scripts.scripts",
@@ -228,6 +229,10 @@ class LoopbackCluster:
                 start_new_session=True,
             )
         self._started.append(started)
+
+    def _inside(self, name: str) -> Sequence[str]:
+        """What a node's command begins with, for it to run in a network of its own."""
+        return ()
 
     def _sockets(self) -> list[Path]:
         return list(self._folder.glob("session_2*/sockets/raylet*"))

@@ -9,14 +9,14 @@ the membership makes a new one. The rules:
   newcomers first join, and the others leave after that.
 - If a member dies, the others form the next generation from what they have in memory. If none is left, new workers
   begin from the last checkpoint, all together.
-- Members on the same node have ranks next to each other. A slot is named ``node/slot``, or by its own name alone where
-  there is only one node.
+- Members on the same node have ranks next to each other, and so have those in the same rack and zone. A slot is named
+  ``node/slot``, or by its own name alone where there is only one node.
 - A generation meets in the store of its first member, if that has one, and otherwise in a file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -71,13 +71,16 @@ class _Worker:
 
 
 class ElasticGroup:
-    """The membership of one job's workers. Every method returns what must now be done, in order."""
+    """The membership of one job's workers. Every method returns what must now be done, in order.
 
-    def __init__(self, rendezvous_prefix: str) -> None:
+    ``topology`` says of a node what it is inside of, the largest first.
+    """
+
+    def __init__(self, rendezvous_prefix: str, topology: Callable[[str], Sequence[str]] = lambda node: ()) -> None:
         self.generation = 0
         self.members: tuple[str, ...] = ()
         self.plan: Plan | None = None
-        self._prefix = rendezvous_prefix
+        self._prefix, self._topology = rendezvous_prefix, topology
         self._wanted: tuple[str, ...] = ()
         self._workers: dict[str, _Worker] = {}
         self._joined: set[str] = set()
@@ -223,7 +226,7 @@ class ElasticGroup:
         if not members:
             return []
         leaving = [member for member in self._alive() if member not in members]
-        members = self._by_node(members)
+        members = self._by_topology(members)
         meeting = self._workers[members[0]].meeting
         broken = self._broken
         self.generation += 1
@@ -241,10 +244,16 @@ class ElasticGroup:
         )
         return [Tell(worker, form) for worker in (*members, *leaving)]
 
-    def _by_node(self, members: Sequence[str]) -> list[str]:
-        """The same members, those on one node next to each other; the first stays the first."""
-        nodes = list(dict.fromkeys(self._workers[member].node for member in members))
-        return sorted(members, key=lambda member: nodes.index(self._workers[member].node))
+    def _by_topology(self, members: Sequence[str]) -> list[str]:
+        """The same members, those in one zone, rack and node next to each other; the first stays the first."""
+        places = {node: (*self._topology(node), node) for node in {self._workers[member].node for member in members}}
+        rank: dict[tuple[str, ...], int] = {}
+        keys = {}
+        for member in members:
+            place = places[self._workers[member].node]
+            within = [place[: level + 1] for level in range(len(place))]
+            keys[member] = [rank.setdefault(part, len(rank)) for part in within]
+        return sorted(members, key=keys.__getitem__)
 
 
 def _number(worker: str) -> int:

@@ -46,6 +46,7 @@ class JobSpec:
     The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
     times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
     an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.
+    ``topology`` says of a node in which zone and rack it is: ranks are given out by that.
     """
 
     command: tuple[str, ...]
@@ -57,6 +58,7 @@ class JobSpec:
     options: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Path | str | None = None
     address: Address | None = None
+    topology: Callable[[str], tuple[str, ...]] = lambda node: ()
     most_failures: int = 3
     report_s: float = 1.0
     patience: Patience = Patience()

@@ -104,7 +104,7 @@ class Supervisor:
         for made in (self._folder, self._checkpoints, self._folder / "rendezvous", self._folder / "logs"):
             if isinstance(made, Path):
                 made.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._group = ElasticGroup(f"file:{self._folder}/rendezvous/")
+        self._group = ElasticGroup(f"file:{self._folder}/rendezvous/", spec.topology)
         self._workers: dict[str, _Known] = {}
         self._strangers: dict[Connection, float] = {}
         self._joined: dict[str, messages.Joined] = {}

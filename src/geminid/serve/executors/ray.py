@@ -428,6 +428,7 @@ class RayExecutor(SupervisedExecutor):
             options=worker_options(job.spec),
             checkpoints=checkpoints,
             address=Address(host=self._host),
+            topology=self._topology,
             most_failures=job.spec.max_retries,
             patience=self._patience,
         )
@@ -441,11 +442,17 @@ class RayExecutor(SupervisedExecutor):
             self._nodes.begin(process)
         return RemoteCommand(processes, lambda command: self._command_over(job.id, command, ended))
 
+    def _topology(self, node: str) -> tuple[str, ...]:
+        """The zone and rack of a node, as its labels say."""
+        known = self._known.get(node)
+        return () if known is None else (known.zone, known.rack or "")
+
     def _launches(self, job: LiveJob, slots: Sequence[str]) -> list[Launch]:
         """What is to be run on each node of a command."""
         by_node: dict[str, list[str]] = {}
         for slot in slots:
             by_node.setdefault(self._where(slot)[0], []).append(slot)
+        by_node = {node: by_node[node] for node in sorted(by_node, key=lambda node: (self._topology(node), node))}
         launches = []
         for rank, (node, mine) in enumerate(by_node.items()):
             environment = {

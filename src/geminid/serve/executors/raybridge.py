@@ -298,7 +298,8 @@ class Bridge:
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(self._units[name][0], soft=False),
                 "runtime_env": environment,
             }
-            asked[name] = ray.remote(_Code).options(**options).remote().place.remote()
+            names = list(environment.get("env_vars", {}))
+            asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
         return {name: ray.get(place, timeout=SHIP_S) for name, place in asked.items()}
 
     def _unship(self, job: str) -> None:
@@ -371,9 +372,10 @@ class Bridge:
 class _Code:
     """Stays where a job's code is for as long as it is needed: Ray removes code that nobody uses."""
 
-    def place(self) -> dict[str, Any]:
-        """Where it is, and what makes it run."""
-        environment = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
+    def place(self, names: list[str]) -> dict[str, Any]:
+        """Where it is, and what makes it run; with these variables, which its environment sets."""
+        names = ["PATH", "PYTHONPATH", "VIRTUAL_ENV", *names]
+        environment = {name: os.environ[name] for name in names if name in os.environ}
         return {"folder": os.getcwd(), "environment": environment}
 
 
@@ -456,12 +458,21 @@ def _first_line(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]
 
 
+def is_of_this_machine(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError:
+        return False
+    return True
+
+
 def main(descriptor: int, address: str, service: str, forsaken_s: float) -> None:
     """Join the cluster and serve; whatever goes wrong is told, and ends this process."""
     line = Line(socket.socket(fileno=descriptor), timeout_s=None)
     try:
         host = address.rpartition(":")[0]
-        local = {"_node_ip_address": host} if host.startswith("127.") else {}
+        local = {"_node_ip_address": host} if is_of_this_machine(host) else {}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)
         Bridge(line, service, forsaken_s).serve()
     except (EOFError, BrokenPipeError):

@@ -1,0 +1,91 @@
+"""The service on a Ray cluster whose nodes are cut off by their network for a moment, for too long, and made slow."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
+pytest.importorskip("torch")
+
+from isolated import IsolatedCluster, can_isolate
+from onray import OnRay
+from test_service_faults import check_invariants
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.skipif(not can_isolate(), reason="networks for nodes can be made by root only, with ip(8)"),
+]
+
+#: Appends a line every tenth of a second, and at its end says so.
+TICKING = 'i=0; while [ ! -e "$1" ]; do echo "$GEMINID_NODE $(date +%s.%N)" >> "$0"; sleep 0.1; done; echo done'
+
+
+@pytest.fixture(scope="module")
+def ray():
+    with IsolatedCluster(nodes=3, slots=2, patience_s=4.0) as cluster, OnRay(cluster) as made:
+        made.wait_for(lambda: len(made.nodes()) == 3)
+        yield made
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is there and has been stopped."""
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+
+
+def test_a_short_cut_moves_nobody_and_a_slow_line_only_slows(ray):
+    job = ray.counting("a", "--samples", 400, "--epochs", 30, "--max-batch", 64, min_slots=3, max_slots=3)
+    ray.settled(job, 3)
+    workers, victim = ray.worker_pids(job), sorted(ray.on(job))[0]
+    ray.cluster.cut(victim)
+    time.sleep(1.5)
+    ray.cluster.heal(victim)
+    ray.cluster.slow(victim, "300kbit")
+    step = ray.job(job)["step"]
+    ray.until(job, lambda job: job["step"] > step + 20)
+    assert ray.worker_pids(job) == workers
+    ray.cluster.slow(victim, "1gbit")
+    done = ray.over(job)
+    assert (done["phase"], done["failures"]) == ("succeeded", 0)
+    assert ray.exactly_once("a", 400, 30)
+    assert not [node for node in ray.nodes().values() if node["down"]]
+
+
+def test_whoever_is_cut_off_for_too_long_stops_before_others_go_on(ray, tmp_path):
+    log, enough = tmp_path / "ticks", tmp_path / "enough"
+    slowly = ("--pause", 0.05, "--until", enough, "--every", 1)
+    victim, *others = sorted(ray.nodes())
+    for name in others:
+        assert ray.run("drain", name).returncode == 0
+    plain = ray.submit("sh", "-c", TICKING, str(log), str(enough), name="ticking", min_slots=1, max_slots=1)
+    job = ray.counting("b", "--samples", 200, "--epochs", 20, *slowly, min_slots=1, max_slots=1)
+    ray.until(job, lambda job: job["durable_samples"] > 0)
+    ray.until(plain, lambda job: job["phase"] == "running" and log.exists())
+    assert ray.on(job) == ray.on(plain) == {victim}
+    for name in others:
+        assert ray.run("drain", "--undo", name).returncode == 0
+    workers = ray.worker_pids(job)
+    ray.cluster.cut(victim)
+    cut = time.monotonic()
+    ray.until(job, lambda job: job["phase"] == "starting" or victim not in (job["placement"] or {victim}))
+    assert all(map(is_stopped, workers))
+    ray.until(job, lambda job: job["phase"] == "running" and victim not in (job["placement"] or {victim}))
+    print(f"training went on elsewhere {time.monotonic() - cut:.1f} s after the cut")
+    ray.wait_for(lambda: ray.nodes()[victim]["down"])
+    ray.until(plain, lambda job: job["phase"] == "running" and victim not in (job["placement"] or {victim}))
+    ray.cluster.heal(victim)  # its raylet learns that it was given up, and everything of it ends
+    ray.wait_for(lambda: not [pid for pid in workers if Path(f"/proc/{pid}").exists()])
+    ray.cluster.kill(victim)
+    ray.cluster.start_node(victim, wait=False)
+    ray.wait_for(lambda: not ray.nodes()[victim]["down"])
+    enough.touch()
+    assert ray.over(job)["phase"] == "succeeded"
+    assert ray.exactly_once("b", 200, 20)
+    assert ray.over(plain)["phase"] == "succeeded"
+    lines = [line.split() for line in log.read_text().splitlines()]
+    starts = 1 + sum(one[0] != other[0] for one, other in pairwise(lines))
+    assert starts == 2  # one after the other, and not beside each other
+    check_invariants(ray)
