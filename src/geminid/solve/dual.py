@@ -27,6 +27,10 @@ MOST_STEPS = 60
 #: at most so many (and their shortened repetitions) at one temperature: a colder one will mend what is left.
 STEPS_PER_TEMPERATURE = 3
 
+#: What is worth so much less than the best, in temperatures, has no share; any less would have a denormal one, with
+#: which processors take twenty times as long. (A typed constant: a wider one would make results wider.)
+LEAST_EXPONENT = np.float32(-80.0)
+
 #: Utilities computed on at a time.
 BLOCK_ELEMENTS = 1 << 17
 
@@ -54,7 +58,7 @@ class Dual:
         group = problem.group if sample is None or problem.group is None else problem.group[sample]
         share = len(rows) / len(problem.utility)
         # Single precision is enough to find prices, and twice as fast; the bound that counts is computed in double.
-        precision = np.float32 if rows.size > 1 << 16 else np.float64
+        precision = np.float32 if rows.size > 1 << 14 else np.float64
         best = rows.max(axis=1)
         served = best > 0
         scale = float(best[served].mean()) if served.any() else 0.0
@@ -96,23 +100,25 @@ class Dual:
             rest -= best[:, None]
             rest *= inverse
             best *= inverse
-            weights = np.exp(rest)
-            nothing = np.exp(-best)
-            total = weights.sum(axis=1) + nothing
-            spread = np.einsum("jc,jc->j", weights, rest) - nothing * best
-            moments = _product(weights, self.takes) / total[:, None]
+            np.maximum(rest, LEAST_EXPONENT, out=rest)
+            shares = np.exp(rest)
+            nothing = np.exp(-np.minimum(best, -LEAST_EXPONENT))
+            total = shares.sum(axis=1) + nothing
+            shares /= total[:, None]
+            spread = np.vdot(shares, rest) - np.vdot(nothing / total, best)
+            moments = _product(shares, self.takes)
             demand = moments[:, :types]
             used[:types] += demand.sum(axis=0)
             varies = -(demand.T @ demand)
             varies.flat[:: types + 1] += moments[:, types:].sum(axis=0)
             hessian[:types, :types] += varies
             if self.group is not None:
-                self._add_groups(self.group[block], weights / total[:, None], demand, used, hessian)
-            sums += best.sum(), np.log(total).sum(), (spread / total).sum()
+                self._add_groups(self.group[block], shares, demand, used, hessian)
+            sums += best.sum(), np.log(total).sum(), spread
         paid = float(prices @ self.capacity)
         bound = paid + temperature * float(sums[0])
         slack = self.capacity - used
-        lost = -temperature * float(sums[2]) + float(prices @ slack)
+        lost = -temperature * float(sums[2]) + abs(float(prices @ slack))
         return Evaluated(bound + temperature * float(sums[1]), bound, lost, slack, hessian / temperature)
 
     def _add_groups(
@@ -146,7 +152,11 @@ def _product(rows: NDArray[Any], matrix: NDArray[Any]) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Evaluated:
-    """``value`` is of the smoothed dual, ``bound`` of the true one; ``lost`` what the soft choices lose against it."""
+    """``value`` is of the smoothed dual, ``bound`` of the true one.
+
+    ``lost`` is what the soft choices lose against it, and what the capacity that they miss is worth: with their signs,
+    the two would cancel where prices are far off.
+    """
 
     value: float
     bound: float

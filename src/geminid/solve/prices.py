@@ -69,7 +69,8 @@ def solve(
         return found
     # Now and then the descent settles where it seems flat, or rounding was unlucky.
     prices, more, _ = descend(dual, found.prices, temperature, 0.1 * tolerance)
-    again = _round(problem, prices, found.steps + more, 0.1 * tolerance, LARGE_GAP, thorough=True)
+    finish_above = None if finish_above is None else LARGE_GAP
+    again = _round(problem, prices, found.steps + more, 0.1 * tolerance, finish_above, thorough=True)
     best = again if again.value > found.value else found
     return replace(best, bound=min(found.bound, again.bound), steps=again.steps)
 
