@@ -4,6 +4,7 @@ python examples/language.py
 """
 
 import argparse
+import math
 import random
 
 import torch
@@ -83,7 +84,8 @@ def main() -> None:
             run.report(loss=loss)
         if run.is_leader:
             with torch.no_grad():
-                print(f"epoch {epoch}: unseen {loss_of(unseen).item():.3f}", flush=True)
+                loss = loss_of(unseen).item()
+            print(f"epoch {epoch}: unseen {loss:.3f} (guessing: {math.log(len(WORDS)):.3f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,18 @@ def test_a_watched_model_compiles_whole_and_compiling_is_known(watched, model):
     agent.phases.clear()
     compiled(torch.ones(1, 3))
     assert agent.phases == []
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody counts what a process reads and writes here")
+def test_reading_and_writing_files_is_a_sign_of_life(watched, tmp_path):
+    _, agent, _ = watched
+    agent.before_beat()
+    agent.phases.clear()
+    agent.before_beat()
+    assert agent.phases == []
+    (tmp_path / "saved").write_bytes(bytes(1 << 20))
+    agent.before_beat()
+    assert agent.phases == ["training"]
 
 
 def test_the_usual_time_is_the_longest_of_parts_of_a_pass_after_the_first_few():

@@ -18,7 +18,7 @@ from torch import nn
 
 from geminid.train.checkpoint import Written, take_snapshot
 from geminid.train.saving import SNAPSHOT_BUDGET, BackgroundWriter
-from geminid.train.session import Settings
+from geminid.train.settings import Settings
 from geminid.train.storage import CheckpointFolder
 
 #: Steps of a block in which nothing is written, and steps before anything is timed.

@@ -85,6 +85,8 @@ class Agent:
         self.step = 0
         self.report_s = 1.0
         self.usual_s: float | None = None
+        #: Called before every heartbeat, in the agent's thread.
+        self.before_beat: Callable[[], None] = lambda: None
         self._phase: Phase = "waiting"
         self._phase_since_s = monotonic()
         self._form: Form | None = None
@@ -209,6 +211,7 @@ class Agent:
                 self._backlog.popleft()
         if self._closing:
             return
+        self.before_beat()
         line.send(
             Heartbeat(
                 generation=self.generation,

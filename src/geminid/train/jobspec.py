@@ -18,7 +18,7 @@ class Patience:
     ``heartbeat`` is how often workers say that they live, ``hang`` how long they may be silent before they are ended.
     While its peers wait, a worker may take ``step`` (or twenty times as long as usual, if that is longer) for loading,
     forward, backward, or the optimiser's step. Where the script is free to do anything (between epochs, and on the
-    leader in the rest of its loop) it may go without a sign of life, such as a call of the model or ``run.report``, for
+    leader in the rest of its loop) it may go without a sign of life, such as a call of the model or writing a file, for
     ``free``, and for longer once that has proved too short. It may take ``stall`` where nobody knows what is usual:
     before ``geminid.init()``, in its first passes, for the first batch, and while something is compiled. ``form`` is
     how long forming a group may take (after that, whoever has not joined is ended), ``grace`` how long a worker has to

@@ -34,9 +34,11 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.learning_rate import RULES
 from geminid.train import channel, messages
 from geminid.train.agent import Agent, Identity
+from geminid.train.ending import STOPPED_EXIT_CODE
 from geminid.train.optim import check_model, rule_for
 from geminid.train.peers import abandon_group
-from geminid.train.session import STOPPED_EXIT_CODE, Session, Settings, Unit
+from geminid.train.session import Session
+from geminid.train.settings import Settings, Unit
 from geminid.train.storage import reason
 from geminid.train.tree import check_saveable
 

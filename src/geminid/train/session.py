@@ -13,9 +13,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -26,7 +25,10 @@ from geminid.goodput.noise import NoiseEstimate
 from geminid.train import channel, messages, passing, peers, rng
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Codes, Place, code_of
+from geminid.train.course import Course
 from geminid.train.data import source_of
+from geminid.train.ending import Ending
+from geminid.train.feeding import Feed
 from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
 from geminid.train.messages import Form, Plan
@@ -35,31 +37,11 @@ from geminid.train.optim import OptimizerSteps, ScalerSteps, ScheduleSteps, has_
 from geminid.train.peers import PeersLost, Stuck
 from geminid.train.reporting import Reporter
 from geminid.train.saving import Saver
-from geminid.train.shares import Span, StepShare, share_of_step
+from geminid.train.settings import Settings
+from geminid.train.shares import StepShare
 from geminid.train.trainstate import Position, TrainingState
 from geminid.train.tuner import Tuner
 from geminid.train.watching import Watch
-
-#: What a shell reports for a process that SIGTERM ended; also how a worker ends that was told to stop.
-STOPPED_EXIT_CODE = 143
-
-#: How a worker ends that could not form a group with a dying peer; a new process takes its place.
-STUCK_EXIT_CODE = 75
-
-#: What epochs, schedules and the end of training are counted in.
-Unit = Literal["samples", "progress"]
-
-
-@dataclass(slots=True)
-class Settings:
-    """What the user chose; see ``geminid.init`` and ``run.prepare``."""
-
-    seed: int = 0
-    checkpoint_every_s: float = 60.0
-    keep_checkpoints: int = 3
-    scaling_rule: str = "auto"
-    warmup_epochs: float = 0.0
-    unit: Unit = "samples"
 
 
 class Session:
@@ -81,9 +63,10 @@ class Session:
     ) -> None:
         self.settings, self.agent, self.limits = settings, agent, limits
         self.terminated = False
-        self.epochs_wanted: int | None = None
         self.place = Place()
-        self._source, self._own_batch = source_of(loader, settings.seed), loader.batch_size or limits.initial
+        source = source_of(loader, settings.seed)
+        self._epoch_samples = source.length(0)
+        self._feed = Feed(source, self.place)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = parameters[0].device
         scaler_steps = ScalerSteps(scaler, may_step=self._may_step) if scaler is not None else None
@@ -98,8 +81,8 @@ class Session:
             schedule_steps = ScheduleSteps(
                 lr_scheduler,
                 in_loop=lambda: self._in_loop,
-                batches_done=self._batches_due,
-                epochs_done=self._passes_due,
+                batches_done=lambda: self._course.batches_due(),
+                epochs_done=lambda: self._course.passes_due(),
             )
         self._meter = NoiseMeter(optimizer, scaler_steps.scale if scaler_steps is not None else lambda: None)
         self._tuner = Tuner(limits, round_down=type(model).__name__ == "OptimizedModule")
@@ -108,12 +91,15 @@ class Session:
             optimizer=optimizer,
             meter=self._meter,
             tuner=self._tuner,
-            dataset_samples=self._source.length(0),
+            dataset_samples=self._epoch_samples,
             scaler=scaler,
             lr_scheduler=lr_scheduler,
             schedule_steps=schedule_steps,
             user={},
             position=Position(),
+        )
+        self._course = Course(
+            self.state, settings, epoch_samples=self._epoch_samples, own_batch=loader.batch_size or limits.initial
         )
         self._agreement = Agreement(
             self.place,
@@ -124,7 +110,7 @@ class Session:
             scaling_rule=settings.scaling_rule,
             warmup_epochs=settings.warmup_epochs,
             wants_to_stop=lambda: self._wants_to_stop,
-            epochs_done=self._epochs_done,
+            epochs_done=self._course.epochs_done,
             codes=self._codes,
         )
         self._gradients = Gradients(
@@ -137,6 +123,11 @@ class Session:
             wait=self._wait_for if self._device.type == "cpu" else lambda work: work.wait(),
         )
         self._watch = Watch(agent, in_pass=lambda: self._gradients.active, leads=lambda: self.place.rank == 0)
+        self._saver = None
+        if checkpoints is not None:
+            every_s, keep = settings.checkpoint_every_s, settings.keep_checkpoints
+            self._saver = Saver(self.state, checkpoints, every_s=every_s, keep=keep, agent=agent)
+        self._ending = Ending(agent, self.place, self.state, self._saver)
         self._membership = None
         if agent is not None:
             self._membership = Membership(
@@ -147,7 +138,7 @@ class Session:
                 restore=self._restore_checkpoint,
                 release=self._leave_group,
                 stop_if_wanted=self._stop_if_wanted,
-                leave=self._leave,
+                leave=self._ending.leave,
             )
         self._parameter_count = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         self._warns_of_batch_norm, self._warned_of_skipping = has_batch_norm(model), False
@@ -160,20 +151,13 @@ class Session:
             meter=self._meter,
             tuner=self._tuner,
         )
-        self._saver = None
-        if checkpoints is not None:
-            every_s, keep = settings.checkpoint_every_s, settings.keep_checkpoints
-            self._saver = Saver(self.state, checkpoints, every_s=every_s, keep=keep, agent=agent)
         self._plan: Plan | None = None
         self._share: StepShare | None = None
         self._lost: str | None = None
         self._stepped = self._stepped_before = True
         self._owes_result = False
-        self._fed: tuple[Any, ...] | None = None
-        self._data_ended = self._data_begun = -1
         self._agreements = 0
-        self._begun = self._left = self._in_loop = self._report_first_step = self._opening = False
-        self._stopped_at_s: float | None = None
+        self._begun = self._left = self._in_loop = self._report_first_step = False
         self._check_saving()
 
     # ------------------------------------------------------------------------------------------- beginning and end
@@ -182,7 +166,7 @@ class Session:
         """Take one's place: alone and from the last checkpoint, or wherever the supervisor says."""
         self._check_saving()
         self._checked = False
-        self._begun, self.epochs_wanted = True, epochs
+        self._begun, self._course.epochs_wanted = True, epochs
         if self.agent is None:
             restored = self._restore_checkpoint()
             self.state.present = True
@@ -190,7 +174,7 @@ class Session:
             if restored is not None:
                 print(f"geminid: going on from {restored}, epoch {self.position.epoch}", file=sys.stderr, flush=True)
             return
-        length = self._source.length(0)
+        length = self._epoch_samples
         host = os.environ.get(channel.ADDRESS)
         self._meeting = peers.MeetingPlace(host) if host else None
         self._watch.begin(self.state.model)
@@ -217,11 +201,9 @@ class Session:
             return
         if self._owes_result and self._share is not None:  # the loop was left in a step of this worker's own
             if not self._stepped:
-                self._count(self._share, 0.0)
+                self._course.count(self._share.total, 0.0)
             self._lead()
-        position = self.position
-        position.batches += self._batches_of(position.cursor)
-        position.epoch, position.cursor = epoch + 1, 0
+        self._course.end_epoch(epoch)
         if self.place.size > 1 and self._lost is None:
             self._compare()
         if self.place.size > 1 and self._lost is None:
@@ -268,11 +250,7 @@ class Session:
     @property
     def work_is_done(self) -> bool:
         """Whether all epochs are over."""
-        assert self.epochs_wanted is not None
-        length = self._source.length(0)
-        if self.settings.unit == "progress" and length is not None:
-            return self.position.progress >= self.epochs_wanted * length * (1 - 1e-9)
-        return self.position.epoch >= self.epochs_wanted
+        return self._course.work_is_done
 
     def finish(self) -> None:
         """Training is over: wait until it is for all, and save."""
@@ -335,9 +313,9 @@ class Session:
         if not self._begun:
             raise RuntimeError("the loader must be used inside of 'for epoch in run.epochs(...)'")
         epoch = self.position.epoch
-        if self._data_ended == epoch:
+        if self._course.data_ended == epoch:
             raise RuntimeError("the loader has already been through this epoch's data: use it once in an epoch")
-        self._in_loop, self._data_begun = True, epoch
+        self._in_loop, self._course.data_begun = True, epoch
         try:
             while True:
                 self._boundary()
@@ -357,37 +335,15 @@ class Session:
             self._in_loop = False
             self._gradients.end_pass()
             self._enter("between")
-        self._data_ended = epoch
+        self._course.data_ended = epoch
 
     def _next_share(self) -> StepShare | None:
         """This worker's part of the next step; None at the end of the data or of all work."""
-        position = self.position
-        key = (position.epoch, self.place.generation, self._plan)
-        self._opening = self._fed != (*key, position.cursor)
+        self._feed.turn_to(self.position, self._plan)
         self._enter_data()
-        if self.settings.unit == "progress" and self.work_is_done:
+        if self._course.ends_within_the_data:
             return None
-        wanted = self._total_batch
-        total = self._source.available(position.epoch, position.cursor, wanted)
-        if not total:
-            return None
-        if self._opening:
-            self._source.begin(position.epoch, self._spans(position.cursor))
-        self._fed = (*key, position.cursor + total)
-        return self._share_of(position.cursor, total)
-
-    def _share_of(self, begin: int, total: int) -> StepShare:
-        return share_of_step(
-            begin, total, rank=self.place.rank, size=self.place.size, per_slot_batch=self.plan.per_slot_batch
-        )
-
-    def _spans(self, cursor: int) -> Iterator[Span]:
-        """All spans that this worker will be asked for in this epoch, if nothing changes."""
-        length, wanted = self._source.length(self.position.epoch), self._total_batch
-        while length is not None and cursor < length:
-            share = self._share_of(cursor, min(wanted, length - cursor))
-            yield from share.passes
-            cursor = share.end
+        return self._feed.next_share(self.position, self.plan, self._total_batch)
 
     def _step(self, share: StepShare) -> Iterator[Any]:
         """Hand out the batches of one step."""
@@ -397,8 +353,7 @@ class Session:
         for number, span in enumerate(share.passes):
             begin_s = time.perf_counter()
             self._enter_data()
-            batch = self._source.batch(span)
-            self._opening = False
+            batch = self._feed.batch(span)
             last = number == len(share.passes) - 1
             self._gradients.begin_pass(
                 weight=(span[1] - span[0]) / share.total, first=number == 0, last=last, alone=share.alone
@@ -420,7 +375,7 @@ class Session:
         """The loop's body is through with a step: count it, unless a collective operation failed in it."""
         if not self._gradients.finished_pass:
             self._gradients.complete()
-        self._stopped_at_s = time.monotonic()
+        self._ending.stopped_at_s = time.monotonic()
         if self._gradients.failed is not None:
             self._lost = self._gradients.failed
             return
@@ -430,13 +385,15 @@ class Session:
         if not share.alone:
             self._stepped_before = self._stepped
         if not self._stepped:
-            self._count(share, 0.0)  # skipped, by a loss scaler for example
+            self._course.count(share.total, 0.0)  # skipped, by a loss scaler for example
             self._wonder_why()
         if self.agent is not None:
             self.agent.step = self.position.step
             if self._report_first_step:
                 self._report_first_step = False
-                self.agent.send(messages.FirstStep(generation=self.place.generation, ended_at_s=self._stopped_at_s))
+                self.agent.send(
+                    messages.FirstStep(generation=self.place.generation, ended_at_s=self._ending.stopped_at_s)
+                )
 
     def _wonder_why(self) -> None:
         """A step was not taken although there is no loss scaler to decide that."""
@@ -470,15 +427,8 @@ class Session:
             self._enter("training")
         self._meter.stepped()
         if self._share is not None and not self._stepped:
-            self._count(self._share, self._agreement.efficiency)
+            self._course.count(self._share.total, self._agreement.efficiency)
         self._stepped = True
-
-    def _count(self, share: StepShare, efficiency: float) -> None:
-        position = self.position
-        position.cursor += share.total
-        position.samples += share.total
-        position.step += 1
-        position.progress += share.total * efficiency
 
     # ------------------------------------------------------------------------------------------- steps without shares
 
@@ -503,7 +453,7 @@ class Session:
         own = rng.states()
         self.state.take(state)
         rng.restore(own)
-        self._fed = None
+        self._feed.forget()
 
     def _share_what_the_leader_has(self) -> None:
         """At the end of an epoch, and before a group is left, as when it is joined."""
@@ -527,7 +477,7 @@ class Session:
         known = [float(rate) for rate in rates if not (isinstance(rate, Tensor) and rate.is_cuda)]  # without waiting
         return Codes(
             place=code_of(position.epoch, position.cursor, position.step, self._agreements, self._left),
-            order=self._source.order_code() if self._in_loop else 0,  # who has just joined may not know it yet
+            order=self._feed.order_code() if self._in_loop else 0,  # who has just joined may not know it yet
             rates=code_of(*known),
         )
 
@@ -614,30 +564,22 @@ class Session:
         """Somebody is gone: go on with whoever is left."""
         if self._membership is None:
             raise RuntimeError(f"a collective operation failed: {self._lost}")
-        stopped_at_s = self._stopped_at_s if self.state.present else None
+        stopped_at_s = self._ending.stopped_at_s if self.state.present else None
         try:
             entry = self._membership.recover(str(self._lost), self._agreement.propose)
         except Stuck as problem:
-            self._give_up(problem)
+            self._ending.give_up(problem)
         self._enter_generation(entry, stopped_at_s)
 
     def _join(self, form: Form) -> None:
         """Join another generation."""
         assert self._membership is not None
-        stopped_at_s = self._stopped_at_s if self.state.present else None
+        stopped_at_s = self._ending.stopped_at_s if self.state.present else None
         try:
             entry = self._membership.join(form, self._agreement.propose)
         except Stuck as problem:
-            self._give_up(problem)
+            self._ending.give_up(problem)
         self._enter_generation(entry, stopped_at_s)
-
-    def _give_up(self, problem: Stuck) -> NoReturn:
-        """This process cannot go on: save the state, which is intact, for a new one to go on from."""
-        assert self.agent is not None
-        if self._saver is not None and self.state.present:
-            self._saver.at_once()
-        self.agent.send(messages.Failed(reason=f"{problem}: it saved its state for a new process"))
-        self._end_process(STUCK_EXIT_CODE)
 
     def _enter_generation(self, entry: Entry, stopped_at_s: float | None) -> None:
         assert self.agent is not None
@@ -659,7 +601,8 @@ class Session:
 
     def _settle_in(self, proposal: dict[str, Any]) -> None:
         """A generation begins: train on as its leader decided."""
-        self._lost = self._share = self._fed = None
+        self._lost = self._share = None
+        self._feed.forget()
         self._owes_result = False
         self._stepped_before = True
         told = self._agreement.begin(proposal)
@@ -668,37 +611,13 @@ class Session:
         self._optimizer_steps.factors = told.factors
         self._gradients.spread_over(self.place.size)
 
-    def _leave(self, form: Form) -> NoReturn:
-        """This worker is not part of the next generation."""
-        assert self.agent is not None
-        if self._saver is not None:
-            self._saver.wait()
-        self.agent.send(messages.Leaving(generation=form.generation, stopped_at_s=self._stopped_at_s))
-        self._end_process(0)
-
     def _stop(self) -> NoReturn:
-        """Save, as far as that is this worker's business, and end the process."""
+        """Do what is this worker's business before it stops, and end the script."""
         self._leave_group()
-        order = self.agent.stop if self.agent is not None else None
-        problem = None
-        if self._saver is not None:
-            wanted = self.place.rank == 0 and self.state.present and (order is None or order.save)
-            problem = self._saver.at_once() if wanted else self._saver.wait()
-        if problem is not None:
-            print(f"geminid: error: stopped without saving: {problem}", file=sys.stderr, flush=True)
-        self._begun = False
-        if self.agent is not None:
-            self.agent.send(messages.Leaving(generation=self.place.generation, stopped_at_s=self._stopped_at_s))
-            self.agent.close()
-        raise SystemExit(1 if problem is not None else STOPPED_EXIT_CODE)
-
-    def _end_process(self, code: int) -> NoReturn:
-        """End at once: unwinding the script would run what it does after training."""
-        assert self.agent is not None
-        self.agent.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        try:
+            self._ending.stop()
+        finally:
+            self._begun = False
 
     def _check_saving(self) -> None:
         """Better to know at the beginning than at the first checkpoint, or when somebody joins.
@@ -764,40 +683,13 @@ class Session:
         """Whether to measure it at all."""
         self._meter.enabled = wanted
 
-    def _epochs_done(self) -> float:
-        """Passes over the data, by samples or by useful samples."""
-        length = self._source.length(0)
-        if length is None:
-            return float(self.position.epoch + (self._data_ended == self.position.epoch))
-        return (self.position.progress if self.settings.unit == "progress" else self.position.samples) / length
-
-    def _passes_due(self) -> float:
-        """Steps that a schedule should have taken which is called after every loop over batches, left early or not."""
-        if self.settings.unit == "progress" and self._source.length(0) is not None:
-            return min(self._epochs_done(), float(self.epochs_wanted or 0))
-        return self.position.epoch + float(self._data_begun == self.position.epoch)
-
-    def _batches_due(self) -> float:
-        """Steps that a schedule should have taken which is called in the loop over batches of the loader's own size.
-
-        By progress it ends when training does, although the last step makes more progress than was wanted.
-        """
-        position, length = self.position, self._source.length(0)
-        if self.settings.unit == "progress" and length is not None:
-            return self._passes_due() * self._batches_of(length)
-        return float(position.batches + self._batches_of(position.cursor))
-
-    def _batches_of(self, samples: int) -> int:
-        """Batches of the loader's own size, the last one perhaps a short one."""
-        return -(-samples // self._own_batch)
-
     def alive(self) -> None:
         """The script shows that it lives."""
         self._watch.alive()
 
     def _enter_data(self) -> None:
         """The first batch takes as long as it takes: processes start, and streams are read up to the position."""
-        self._enter("opening" if self._opening else "loading")
+        self._enter("opening" if self._feed.opening else "loading")
 
     def _enter(self, phase: messages.Phase) -> None:
         self._watch.enter(phase)

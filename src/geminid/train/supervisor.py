@@ -20,18 +20,16 @@ import secrets
 import selectors
 import signal
 import socket
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Self
 
 from geminid.train import channel, hangs, messages
-from geminid.train.channel import Address, Connection
+from geminid.train.channel import Address
 from geminid.train.group import Action as GroupAction
 from geminid.train.group import ElasticGroup, EndWorker, Standing, StartWorker, Tell
 from geminid.train.hangs import Hung, Seen
@@ -55,34 +53,14 @@ from geminid.train.launcher import (
     Launch,
     Launcher,
     PlainLauncher,
-    WorkerProcess,
     how_it_ended,
 )
-from geminid.train.messages import FromSupervisor, Message, Plan, ProtocolError
+from geminid.train.lines import Known, Lines
+from geminid.train.messages import FromSupervisor, Message, Plan
 from geminid.train.takeover import Handover
 
 #: How often the clock is looked at.
 TICK_S = 0.2
-
-
-@dataclass(slots=True)
-class _Known:
-    """A worker's process, its line, and what it last said."""
-
-    process: WorkerProcess
-    slot: str
-    line: Connection | None = None
-    generation: int = 0
-    heard_at_s: float = 0.0
-    phase: str = "starting"
-    phase_s: float = 0.0
-    usual_s: float | None = None
-    leads: bool = False
-    finished: bool = False
-    last_words: str = ""
-    ending: str = ""
-    lost: bool = False
-    kill_at_s: float | None = None
 
 
 class Supervisor:
@@ -105,8 +83,7 @@ class Supervisor:
             if isinstance(made, Path):
                 made.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._group = ElasticGroup(f"file:{self._folder}/rendezvous/", spec.topology)
-        self._workers: dict[str, _Known] = {}
-        self._strangers: dict[Connection, float] = {}
+        self._workers: dict[str, Known] = {}
         self._joined: dict[str, messages.Joined] = {}
         self._first_steps: dict[str, float] = {}
         self._forming_since_s = self._busy_at_s = 0.0
@@ -129,10 +106,23 @@ class Supervisor:
         if left is not None:
             self._take_over(left)
             at = Address.parse(left.address)
-        self._listener, self._address = at.listen()
+        listener, self._address = at.listen()
         self._commands: deque[Callable[[], None]] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector = selectors.DefaultSelector()
+        welcome = messages.Welcome(
+            heartbeat_s=spec.patience.heartbeat, orphan_s=spec.patience.orphan, report_s=spec.report_s
+        )
+        self._lines = Lines(
+            listener,
+            self._selector,
+            self._workers,
+            job=spec.name,
+            token=self._token,
+            welcome=welcome,
+            on_hello=self._catch_up,
+            on_message=self._listen_to,
+        )
         self._changed = threading.Condition()
         self._status = JobStatus(phase=self._phase)
         self._thread = threading.Thread(target=self._serve, name=f"supervisor of {spec.name}", daemon=True)
@@ -222,7 +212,7 @@ class Supervisor:
             self._wake_out.send(b"\0")
 
     def _serve(self) -> None:
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._lines.open()
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._wake)
         for worker, known in self._workers.items():
             self._watch(worker, known)
@@ -245,14 +235,10 @@ class Supervisor:
             self._close()
 
     def _close(self) -> None:
+        self._lines.close()
         for known in self._workers.values():
-            if known.line is not None:
-                known.line.close()
             known.process.close()
-        for line in self._strangers:
-            line.close()
         self._selector.close()
-        self._listener.close()
         self._wake_in.close()
         self._wake_out.close()
         if not self._detached and self._address.path is not None:
@@ -314,7 +300,7 @@ class Supervisor:
             if known.line is None or self._group.standing(worker) not in (Standing.MEMBER, Standing.LEAVING):
                 known.process.signal(signal.SIGTERM)
             else:
-                self._send(worker, messages.Stop(save=save))
+                self._lines.send(worker, messages.Stop(save=save))
         self._check_over()
 
     def _kill(self) -> None:
@@ -332,7 +318,7 @@ class Supervisor:
         for worker, known in list(self._workers.items()):
             if known.slot in slots:
                 known.lost, known.last_words = True, reason
-                self._send(worker, messages.Stop(save=False))  # should it be alive after all
+                self._lines.send(worker, messages.Stop(save=False))  # should it be alive after all
                 self._gone(worker, known, AdoptedProcess.UNKNOWN_CODE)
 
     def _detach(self) -> None:
@@ -341,7 +327,7 @@ class Supervisor:
 
     def _tell_members(self, message: FromSupervisor) -> None:
         for worker in self._group.members:
-            self._send(worker, message)
+            self._lines.send(worker, message)
 
     def _carry_out(self, actions: Sequence[GroupAction]) -> None:
         if self._finished_generation is not None:
@@ -357,7 +343,7 @@ class Supervisor:
                     self._last_form = form
                     if worker not in form.members and worker in self._workers:
                         self._workers[worker].ending = "left"
-                    self._send(worker, form)
+                    self._lines.send(worker, form)
         if actions:
             self._save()
 
@@ -382,11 +368,11 @@ class Supervisor:
         except OSError as problem:
             self._fail(f"{self.spec.command[0]} could not be started: {problem.strerror or problem}")
             return
-        known = self._workers[worker] = _Known(process, slot, heard_at_s=monotonic())
+        known = self._workers[worker] = Known(process, slot, heard_at_s=monotonic())
         self._watch(worker, known)
         self._emit(WorkerStarted(worker, slot, process.pid))
 
-    def _watch(self, worker: str, known: _Known) -> None:
+    def _watch(self, worker: str, known: Known) -> None:
         self._selector.register(known.process, selectors.EVENT_READ, lambda: self._ended(worker))
 
     def _end(self, worker: str, why: str) -> None:
@@ -401,15 +387,15 @@ class Supervisor:
         if code is None:
             return
         if known.line is not None:
-            self._hear(worker)  # its last words may still be on the line
+            self._lines.hear(worker)  # its last words may still be on the line
         self._gone(worker, known, code)
 
-    def _gone(self, worker: str, known: _Known, code: int) -> None:
+    def _gone(self, worker: str, known: Known, code: int) -> None:
         del self._workers[worker]
         self._selector.unregister(known.process)
         known.process.signal(signal.SIGKILL)  # whatever it started ends with it
         known.process.close()
-        self._drop_line(known)
+        self._lines.drop(known)
         done = known.finished and code in (
             0,
             -signal.SIGABRT,  # PyTorch may abort at its end: no harm done
@@ -465,83 +451,15 @@ class Supervisor:
             self._finished_generation, self._finish_by_s = None, math.inf
             self._carry_out(self._group.gone(*(w for w in self._group.workers if w not in self._workers)))
 
-    # ------------------------------------------------------------------------------------------- the lines
+    # ------------------------------------------------------------------------------------------- what workers say
 
-    def _accept(self) -> None:
-        try:
-            opened, _ = self._listener.accept()
-        except OSError:  # whoever it was has gone again
-            return
-        line = Connection(opened)
-        self._strangers[line] = monotonic()
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._greet(line))
-
-    def _greet(self, line: Connection) -> None:
-        """Let a worker in that says who it is and knows the token; cut everybody else off."""
-        try:
-            heard = line.receive()
-        except EOFError:  # it only wanted to know whether somebody is there
-            self._hang_up(line)
-            return
-        except (ProtocolError, OSError) as problem:
-            self._refuse(line, problem)
-            return
-        if not heard:  # not all of the first line is there yet
-            return
-        first, *others = heard
-        try:
-            hello = channel.admitted(first, self._token)
-            known = self._workers.get(hello.worker)
-            if known is None:
-                line.send(messages.Stop(save=False))  # it was given up, and others have its place
-                raise ProtocolError(f"there is no worker {hello.worker!r}")
-            patience = self.spec.patience
-            line.send(
-                messages.Welcome(heartbeat_s=patience.heartbeat, orphan_s=patience.orphan, report_s=self.spec.report_s)
-            )
-        except (ProtocolError, OSError) as problem:
-            self._refuse(line, problem)
-            return
-        del self._strangers[line]
-        self._selector.unregister(line)
-        self._drop_line(known)
-        known.line, known.heard_at_s = line, monotonic()
-        worker = hello.worker
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(worker))
+    def _catch_up(self, hello: messages.Hello) -> None:
+        """A worker is back: it may have missed an order while its line was cut."""
         form = self._last_form
-        if form is not None and 0 < hello.generation < form.generation and worker in self._group.workers:
-            self._send(worker, form)  # it came while the line was cut
-        for message in others:
-            self._listen_to(worker, known, message)
+        if form is not None and 0 < hello.generation < form.generation and hello.worker in self._group.workers:
+            self._lines.send(hello.worker, form)
 
-    def _refuse(self, line: Connection, problem: Exception) -> None:
-        print(f"geminid: {self.spec.name}: a connection was refused: {problem}", file=sys.stderr)
-        self._hang_up(line)
-
-    def _hang_up(self, line: Connection) -> None:
-        del self._strangers[line]
-        self._selector.unregister(line)
-        line.close()
-
-    def _hear(self, worker: str) -> None:
-        known = self._workers.get(worker)
-        if known is None or known.line is None:
-            return
-        try:
-            heard = known.line.receive()
-        except (EOFError, OSError):
-            self._drop_line(known)
-            return
-        except ProtocolError as problem:
-            known.last_words = f"spoke nonsense: {problem}"
-            self._drop_line(known)
-            known.process.signal(signal.SIGKILL)
-            return
-        known.heard_at_s = monotonic()
-        for message in heard:
-            self._listen_to(worker, known, message)
-
-    def _listen_to(self, worker: str, known: _Known, message: Message) -> None:
+    def _listen_to(self, worker: str, known: Known, message: Message) -> None:
         match message:
             case messages.Heartbeat():
                 known.phase, known.phase_s, known.usual_s = message.phase, message.phase_s, message.usual_s
@@ -615,30 +533,12 @@ class Supervisor:
         if set(self._first_steps) >= set(self._group.members):
             self._emit(FirstStepDone(message.generation, max(self._first_steps.values())))
 
-    def _send(self, worker: str, message: FromSupervisor) -> None:
-        """Send, if there is a line; a worker without one is either starting or about to be found dead."""
-        known = self._workers.get(worker)
-        if known is None or known.line is None:
-            return
-        try:
-            known.line.send(message)
-        except OSError:
-            self._drop_line(known)
-
-    def _drop_line(self, known: _Known) -> None:
-        if known.line is not None:
-            self._selector.unregister(known.line)
-            known.line.close()
-            known.line = None
-
     # ------------------------------------------------------------------------------------------- the clock
 
     def _tick(self) -> None:
         """End whoever has been silent, stuck or lingering for too long."""
         now, patience = monotonic(), self._patience
-        for line, since in list(self._strangers.items()):
-            if now - since > patience.hang:
-                self._hang_up(line)
+        self._lines.dismiss_silent(patience.hang)
         for worker, known in self._workers.items():
             if known.kill_at_s is not None and now > known.kill_at_s:
                 self._end(worker, "did not stop in time")
@@ -665,7 +565,7 @@ class Supervisor:
             known.last_words = known.last_words or one.reason
             known.process.signal(signal.SIGKILL)
 
-    def _seen(self, worker: str, known: _Known, now: float) -> Seen:
+    def _seen(self, worker: str, known: Known, now: float) -> Seen:
         silent_s = now - known.heard_at_s
         return Seen(
             worker=worker,
@@ -718,7 +618,7 @@ class Supervisor:
             process = self._launcher.adopt(entry)
             if process is not None:
                 member = entry["standing"] == Standing.MEMBER
-                self._workers[worker] = _Known(
+                self._workers[worker] = Known(
                     process,
                     entry["slot"],
                     heard_at_s=monotonic(),
@@ -732,6 +632,6 @@ class Supervisor:
             self._phase = JobPhase.RUNNING
 
 
-def _failed(known: _Known, code: int) -> str:
+def _failed(known: Known, code: int) -> str:
     """How a worker failed, in its own words if it had any."""
     return f"failed: {known.last_words}" if known.last_words else how_it_ended(code)

@@ -2,7 +2,7 @@
 
 Most of a training step is known to the library: loading, the model's forward, backward, the optimiser's step. How long
 these take is known after a few passes, and what takes far longer hangs. In between, the script does what it likes:
-while it evaluates, calls of the model show that it lives, and so does ``run.report``.
+while it evaluates, calls of the model show that it lives, so does ``run.report``, and reading and writing files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -21,6 +22,10 @@ from geminid.train.messages import Phase
 
 #: What belongs to a pass and should take about as long as it did before; waiting for others does not.
 PARTS: tuple[Phase, ...] = ("loading", "forward", "computing", "stepping")
+
+
+#: Reading and writing so much between two heartbeats shows that somebody loads or saves something.
+LIVELY_BYTES = 1 << 16
 
 
 class UsualTime:
@@ -91,12 +96,14 @@ class Watch:
         self._compiling_in: Phase | None = None
         self._thread = 0
         self._undo: list[Callable[[], None]] = []
+        self._moved_bytes = 0
 
     def begin(self, model: nn.Module) -> None:
         """Training begins, in this thread: watch the model, and the compiler if there is one."""
         if self._agent is None:
             return
         self._thread = threading.get_ident()
+        self._agent.before_beat = self._look_at_files
         if not isinstance(model, torch.jit.ScriptModule):
             before = model.register_forward_pre_hook(_Hook(self._called))
             after = model.register_forward_hook(_Hook(self._returned), always_call=True)
@@ -113,6 +120,8 @@ class Watch:
 
     def end(self) -> None:
         """Training is over: leave the model as it was."""
+        if self._agent is not None:
+            self._agent.before_beat = lambda: None
         while self._undo:
             self._undo.pop()()
 
@@ -165,6 +174,17 @@ class Watch:
         if before is not None:
             self.enter(before)
         self.alive()
+
+    def _look_at_files(self) -> None:
+        """Whether this process reads or writes; in the agent's thread."""
+        try:
+            fields = Path("/proc/self/io").read_text().split()
+        except OSError:  # nobody counts here
+            return
+        moved = int(fields[1]) + int(fields[3])  # characters read and written
+        if moved - self._moved_bytes > LIVELY_BYTES:
+            self.alive()
+        self._moved_bytes = moved
 
     def _compiling(self, arguments: Any) -> None:
         self._compiling_in = self._phase

@@ -1,0 +1,66 @@
+"""Which samples a worker gets next: its part of every step, from the one order of the epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from geminid.train.agreement import Place
+from geminid.train.data import MapSource, StreamSource
+from geminid.train.messages import Plan
+from geminid.train.shares import Span, StepShare, share_of_step
+from geminid.train.trainstate import Position
+
+
+class Feed:
+    """Follows the position in the data; whatever changes (epoch, group, plan, or position), it begins anew.
+
+    ``opening`` says that the next batch is the first one since: it takes as long as it takes, because processes are
+    started, and streams read up to the position.
+    """
+
+    def __init__(self, source: MapSource | StreamSource, place: Place) -> None:
+        self._source, self._place = source, place
+        self._fed: tuple[Any, ...] | None = None
+        self.opening = False
+
+    def turn_to(self, position: Position, plan: Plan | None) -> None:
+        """The next share is to be that from this position on, by this plan."""
+        self._key = (position.epoch, self._place.generation, plan)
+        self.opening = self._fed != (*self._key, position.cursor)
+
+    def next_share(self, position: Position, plan: Plan, total_batch: int) -> StepShare | None:
+        """This worker's part of the next step; None at the end of the data."""
+        total = self._source.available(position.epoch, position.cursor, total_batch)
+        if not total:
+            return None
+        if self.opening:
+            self._source.begin(position.epoch, self._spans(position, plan, total_batch))
+        self._fed = (*self._key, position.cursor + total)
+        return self._share(position.cursor, total, plan)
+
+    def batch(self, span: Span) -> Any:
+        """The batch of the next span."""
+        batch = self._source.batch(span)
+        self.opening = False
+        return batch
+
+    def forget(self) -> None:
+        """What was prepared is not what comes next."""
+        self._fed = None
+
+    def order_code(self) -> int:
+        """A small number that differs, most likely, where the epoch's order does."""
+        return self._source.order_code()
+
+    def _share(self, begin: int, total: int, plan: Plan) -> StepShare:
+        place = self._place
+        return share_of_step(begin, total, rank=place.rank, size=place.size, per_slot_batch=plan.per_slot_batch)
+
+    def _spans(self, position: Position, plan: Plan, total_batch: int) -> Iterator[Span]:
+        """All spans that this worker will be asked for in this epoch, if nothing changes."""
+        length, cursor = self._source.length(position.epoch), position.cursor
+        while length is not None and cursor < length:
+            share = self._share(cursor, min(total_batch, length - cursor), plan)
+            yield from share.passes
+            cursor = share.end

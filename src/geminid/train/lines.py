@@ -1,0 +1,168 @@
+"""A supervisor's lines to its workers: who is let in, what is heard, and what is sent."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+from geminid.train import channel, messages
+from geminid.train.channel import Connection
+from geminid.train.launcher import WorkerProcess
+from geminid.train.messages import FromSupervisor, Hello, Message, ProtocolError, Welcome
+
+
+@dataclass(slots=True)
+class Known:
+    """A worker's process, its line, and what it last said."""
+
+    process: WorkerProcess
+    slot: str
+    line: Connection | None = None
+    generation: int = 0
+    heard_at_s: float = 0.0
+    phase: str = "starting"
+    phase_s: float = 0.0
+    usual_s: float | None = None
+    leads: bool = False
+    finished: bool = False
+    last_words: str = ""
+    ending: str = ""
+    lost: bool = False
+    kill_at_s: float | None = None
+
+
+class Lines:
+    """The lines of one job; everything happens in the thread that serves ``selector``.
+
+    ``on_hello`` is called for a worker that has been let in, ``on_message`` for everything that it says afterwards.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        workers: Mapping[str, Known],
+        *,
+        job: str,
+        token: str,
+        welcome: Welcome,
+        on_hello: Callable[[Hello], None],
+        on_message: Callable[[str, Known, Message], None],
+    ) -> None:
+        self._listener, self._selector, self._workers = listener, selector, workers
+        self._job, self._token, self._welcome = job, token, welcome
+        self._on_hello, self._on_message = on_hello, on_message
+        self._strangers: dict[Connection, float] = {}
+
+    def open(self) -> None:
+        """Begin to listen."""
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def close(self) -> None:
+        """Cut all of them."""
+        for known in self._workers.values():
+            if known.line is not None:
+                known.line.close()
+        for line in self._strangers:
+            line.close()
+        self._listener.close()
+
+    def send(self, worker: str, message: FromSupervisor) -> None:
+        """Send, if there is a line; a worker without one is either starting or about to be found dead."""
+        known = self._workers.get(worker)
+        if known is None or known.line is None:
+            return
+        try:
+            known.line.send(message)
+        except OSError:
+            self.drop(known)
+
+    def hear(self, worker: str) -> None:
+        """Take in what a worker has said."""
+        known = self._workers.get(worker)
+        if known is None or known.line is None:
+            return
+        try:
+            heard = known.line.receive()
+        except (EOFError, OSError):
+            self.drop(known)
+            return
+        except ProtocolError as problem:
+            known.last_words = f"spoke nonsense: {problem}"
+            self.drop(known)
+            known.process.signal(signal.SIGKILL)
+            return
+        known.heard_at_s = monotonic()
+        for message in heard:
+            self._on_message(worker, known, message)
+
+    def drop(self, known: Known) -> None:
+        """Cut a worker's line, if it has one."""
+        if known.line is not None:
+            self._selector.unregister(known.line)
+            known.line.close()
+            known.line = None
+
+    def dismiss_silent(self, patience_s: float) -> None:
+        """Cut off whoever has connected and not said for so long who it is."""
+        for line, since_s in list(self._strangers.items()):
+            if monotonic() - since_s > patience_s:
+                self._hang_up(line)
+
+    # ------------------------------------------------------------------------------------------- strangers
+
+    def _accept(self) -> None:
+        try:
+            opened, _ = self._listener.accept()
+        except OSError:  # whoever it was has gone again
+            return
+        line = Connection(opened)
+        self._strangers[line] = monotonic()
+        self._selector.register(line, selectors.EVENT_READ, lambda: self._greet(line))
+
+    def _greet(self, line: Connection) -> None:
+        """Let a worker in that says who it is and knows the token; cut everybody else off."""
+        try:
+            heard = line.receive()
+        except EOFError:  # it only wanted to know whether somebody is there
+            self._hang_up(line)
+            return
+        except (ProtocolError, OSError) as problem:
+            self._refuse(line, problem)
+            return
+        if not heard:  # not all of the first line is there yet
+            return
+        first, *others = heard
+        try:
+            hello = channel.admitted(first, self._token)
+            known = self._workers.get(hello.worker)
+            if known is None:
+                line.send(messages.Stop(save=False))  # it was given up, and others have its place
+                raise ProtocolError(f"there is no worker {hello.worker!r}")
+            line.send(self._welcome)
+        except (ProtocolError, OSError) as problem:
+            self._refuse(line, problem)
+            return
+        del self._strangers[line]
+        self._selector.unregister(line)
+        self.drop(known)
+        known.line, known.heard_at_s = line, monotonic()
+        worker = hello.worker
+        self._selector.register(line, selectors.EVENT_READ, lambda: self.hear(worker))
+        self._on_hello(hello)
+        for message in others:
+            self._on_message(worker, known, message)
+
+    def _refuse(self, line: Connection, problem: Exception) -> None:
+        print(f"geminid: {self._job}: a connection was refused: {problem}", file=sys.stderr)
+        self._hang_up(line)
+
+    def _hang_up(self, line: Connection) -> None:
+        del self._strangers[line]
+        self._selector.unregister(line)
+        line.close()

@@ -1,0 +1,21 @@
+"""What the user chose for a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+#: What epochs, schedules and the end of training are counted in.
+Unit = Literal["samples", "progress"]
+
+
+@dataclass(slots=True)
+class Settings:
+    """What the user chose; see ``geminid.init`` and ``run.prepare``."""
+
+    seed: int = 0
+    checkpoint_every_s: float = 60.0
+    keep_checkpoints: int = 3
+    scaling_rule: str = "auto"
+    warmup_epochs: float = 0.0
+    unit: Unit = "samples"
