@@ -220,6 +220,11 @@ def test_all_decisions_can_be_carried_out() -> None:
 # --- Claims ---
 
 
+def test_of_jobs_of_which_nothing_is_known_those_go_first_that_came_first() -> None:
+    decision = Geminid().decide(view(*(opaque(f"j{i}") for i in range(20))))
+    assert sorted(decision.assignments) == sorted(f"j{i}" for i in range(16))
+
+
 def test_priorities_go_first() -> None:
     jobs = [opaque(f"j{i}") for i in range(20)]
     important = opaque("vip", priority=1, submitted_s=599.0)

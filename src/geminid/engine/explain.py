@@ -127,7 +127,8 @@ def why_resized(
     told = list(causes[-MOST_NAMED:])
     against = sorted((-change, name) for name, change in others.items() if change * (slots - job.slots) < 0)
     if slots != job.slots and against:
-        given = [f"{name} {-less:+d}" for less, name in (against if slots < job.slots else reversed(against))]
+        less = slots < job.slots
+        given = [f"{abs(n)} {'to' if less else 'from'} {name}" for n, name in (against if less else reversed(against))]
         told.append(", ".join(given[:MOST_NAMED]) + (" and others" if len(given) > MOST_NAMED else ""))
     if job.model is not None and gpu_type is not None and gpu_type == job.gpu_type:
         fitted, limits = job.model.fits.get(gpu_type), job.model.limits.get(gpu_type)
@@ -168,7 +169,7 @@ def _waiting(
         if not other.allocation and other.id != job.id and other.facts.submitted_s < job.facts.submitted_s
     ]
     numbers.append(
-        f"{len(before)} waiting jobs came before it, {len(ahead)} waiting jobs weigh more than its {job.facts.weight:g}"
+        f"{_count(len(before), 'waiting job')} came before it, {len(ahead)} weigh more than its {job.facts.weight:g}"
     )
     strict = [quota for quota in quotas if not quota.borrow]
     tightest = min(strict, key=lambda quota: quota.left, default=None)
@@ -188,7 +189,8 @@ def _waiting(
         suggestions.insert(0, _what_must_end(need - free, holders))
     if need > 1 and free:
         suggestions.append(f"with min_slots {free} it could start now")
-    return f"all but {free} of {usable} slots are held by {_count(len(holders), 'other job')}", numbers, suggestions
+    held = f"all but {free} of {usable}" if free else f"all {usable}"
+    return f"{held} slots are held by {_count(len(holders), 'other job')}", numbers, suggestions
 
 
 def _what_must_end(missing: int, holders: Sequence[JobView]) -> str:

@@ -27,6 +27,8 @@ PRIOR_ERROR = 0.1
 PRIOR_JOBS = 10
 #: A job that has outlived its estimate by some work is taken to have at least this share of it left.
 BEYOND_SHARE = 0.25
+#: Of jobs that are as long for all that is known, those that came first have less left by this share.
+FIRST_COME = 1e-9
 #: Before any job has ended, one of unknown size is taken to need so many seconds on its slowest configuration: the
 #: middle of published traces, about half an hour.
 TYPICAL_S = 1800.0
@@ -64,7 +66,8 @@ class RemainingWork:
         done = np.array([job.progress for job in jobs])
         known = told > 0
         self._slowest = dict(zip((job.id for job in jobs), slowest.tolist(), strict=True))
-        left = np.where(known, 0.0, done + math.exp(self._log_typical_s) * slowest)
+        in_order = 1.0 + FIRST_COME * np.arange(len(jobs))
+        left = np.where(known, 0.0, (done + math.exp(self._log_typical_s) * slowest) * in_order)
         left[known] = expected_left(told[known], done[known], self.error)
         return np.asarray(left / slowest)
 
