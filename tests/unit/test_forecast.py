@@ -171,6 +171,6 @@ def test_operators_see_prices_certificate_and_wishes() -> None:
     told = market_document(policy, engine.cluster)
     assert told["prices"]["cpu"] > 0
     assert 0 <= told["gap"] < 0.1
-    assert told["wishes"][0]["reason"].endswith("of their best goodput per dollar")
+    assert "of their best goodput per dollar" in told["wishes"][0]["reason"]
     assert market_document(policy, Cluster.parse("cpu:2x2,t4:1x4"))["prices"] == {}
     assert market_document(Fifo(), engine.cluster) == {"prices": {}, "gap": None, "wishes": []}

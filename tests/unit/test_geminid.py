@@ -356,10 +356,26 @@ def test_a_cluster_grows_as_long_as_it_pays() -> None:
     assert wishes(configurations, 0 * goodput, dollars, 0.5) == []
 
 
+def test_what_is_scarcest_for_its_cost_is_rented_first() -> None:
+    configurations = [Configuration(gpu_type=t, nodes=1, slots=1) for t in ("cheap", "dear", "idle")]
+    goodput = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    dollars = {"cheap": 1.0, "dear": 10.0, "idle": 1.0}
+    wished = wishes(configurations, goodput, dollars, 0.5, {"cheap": 0.3, "dear": 6.0, "idle": 0.0})
+    assert [(w.gpu_type, w.worth_per_dollar) for w in wished] == [
+        ("dear", 1.0),
+        ("cheap", pytest.approx(0.5)),
+        ("idle", 0.0),
+    ]
+    assert "rented first" in wished[0].reason
+    assert "50 % of that" in wished[1].reason
+    assert wished[2].reason.endswith("per dollar")
+
+
 def test_the_policy_wishes() -> None:
     policy = Geminid(economy=0.5)
     decision = policy.decide(view(*(job(f"j{i}") for i in range(40))))
     assert policy.wishes[0].gpu_type == "t4"
+    assert policy.wishes[0].worth_per_dollar == 1.0
     assert decision.desired_nodes is not None
     assert decision.desired_nodes["t4"] > 4
     too_soon = policy.decide(view(*(job(f"j{i}") for i in range(40)), now_s=601.0))

@@ -117,6 +117,11 @@ class Geminid(Policy):
         worth = self._worth(view, configurations, goodput)
         found = self._decided(view, configurations, worth)
         self._solution = found.solution
+        if self.economy is not None:
+            types = list(view.cluster.type_index)
+            dollars = {name: view.cluster.gpu_type(name).relative_cost for name in types}
+            prices = dict(zip(types, found.solution.prices.types.tolist(), strict=True))
+            self._wishes = wishes(configurations, goodput, dollars, self.economy, prices)
         assignments: dict[str, Configuration | Allocation] = {
             job.id: configurations[column]
             for job, column in zip(view.jobs, found.solution.choice.tolist(), strict=True)
@@ -206,9 +211,6 @@ class Geminid(Policy):
                 utility *= preferred
             if affordable is not None:
                 utility[~affordable] = -np.inf
-        if self.economy is not None:
-            dollars = {name: view.cluster.gpu_type(name).relative_cost for name in view.cluster.type_index}
-            self._wishes = wishes(configurations, goodput, dollars, self.economy)
         return Worth(staying, moving, _partners(jobs))
 
     def _sharers(self, view: ClusterView) -> NDArray[np.bool_]:
