@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,7 +23,9 @@ from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import NODE, machine
 from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
 from geminid.serve.executors.shim import PROCESS
+from geminid.serve.executors.supervised import _Elastic
 from geminid.serve.state import LiveJob
+from geminid.train import jobevents as j
 
 PLACE = Placement.of({NODE: [0]})
 
@@ -186,6 +189,30 @@ def test_what_a_command_started_ends_with_it_even_if_its_shim_is_killed(tmp_path
     os.kill(made.pids[0], 9)
     assert over.get(timeout=20.0) is made
     until(lambda: not lives(int(left.read_text())))
+
+
+def test_a_job_that_is_taken_over_while_it_forms_has_not_crashed(tmp_path):
+    """Its leader reports before its other worker has told that they began, from a checkpoint, a moment ago."""
+    made = executor(tmp_path, [])
+    supervisor = SimpleNamespace(status=SimpleNamespace(slots=("0", "1"), ready=None))
+    running = _Elastic(supervisor, workers={"w1": "0", "w2": "1"}, asked=("0", "1"))
+    progress = SimpleNamespace(
+        **dict.fromkeys(("progress", "samples", "step", "epoch", "accumulation_s", "step_s"), 0),
+        **dict.fromkeys(("squared_gradient", "variance", "learning_rate_factor"), 1.0),
+        size=2,
+        plan=SimpleNamespace(per_slot_batch=1, accumulation_steps=0),
+        metrics={},
+    )
+    told = made._hear("j1", running, j.Reported(progress))
+    formed = j.GroupFormed(
+        generation=2, slots=("0", "1"), step=0, pause_s=None, restored=True, stopped_at_s=None, resumed_at_s=0.0
+    )
+    told += made._hear("j1", running, formed)
+    assert [record.restored for record in told if isinstance(record, r.JobFormed)] == [False, False]
+    for worker, slot in (("w1", "0"), ("w2", "1")):
+        made._hear("j1", running, j.WorkerEnded(worker=worker, slot=slot, reason="was killed", expected=False))
+    again = made._hear("j1", running, formed)
+    assert [record.restored for record in again if isinstance(record, r.JobFormed)] == [True]
 
 
 @pytest.mark.parametrize(("number", "how"), [(errno.EMFILE, "unstarted"), (errno.ENOSPC, "crashed")])

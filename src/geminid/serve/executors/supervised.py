@@ -105,7 +105,8 @@ class _Elastic:
     """An elastic job's supervisor, and what is known of its workers.
 
     ``asked`` are the slots that it is to train on, ``formed`` those that it does train on, and ``told`` those that the
-    records say it holds; ``settled`` tells whether they say that it trains on them.
+    records say it holds; ``settled`` tells whether they say that it trains on them, and ``lost`` whether a worker was
+    lost since it was formed.
     """
 
     supervisor: Supervisor
@@ -117,6 +118,7 @@ class _Elastic:
     told_ready: bool = False
     stopping: bool = False
     saved: bool = False
+    lost: bool = False
     formed_at_s: float = 0.0
     reported_at_s: float = 0.0
     unreported: r.JobProgressed | None = None
@@ -472,18 +474,22 @@ class SupervisedExecutor(ABC):
                 running.workers.pop(worker, None)
                 told: list[r.Record] = []
                 if not expected:
+                    running.lost = True
                     told.append(r.WorkerLost(job_id=job_id, worker=worker, slot=slot, reason=reason[:500]))
                 if running.holds and running.holds < running.told and not running.stopping:
                     told += self._moving(job_id, running, running.holds)  # before others are let onto its slot
                 return told
             case j.GroupFormed():
+                # Of a job that was taken over, a report may come before all of its workers have told that they began.
+                restored = event.restored and (running.lost or not running.formed)
+                running.lost = False
                 running.formed = tuple(sorted(event.slots, key=self._where))
                 running.formed_at_s, running.told, running.settled = monotonic(), set(running.formed), True
                 formed = r.JobFormed(
                     job_id=job_id,
                     placement=self._placed(running.formed),
                     pause_s=event.pause_s,
-                    restored=event.restored,
+                    restored=restored,
                 )
                 return [*self._ready(job_id, running), *self._report(running, now=True), formed]
             case j.Reported(progress=progress):
