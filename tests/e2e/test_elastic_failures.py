@@ -107,6 +107,19 @@ def test_what_the_leader_does_after_training_may_take_long(tmp_path, launcher):
     assert exactly_once(job, 64, 1)
 
 
+@pytest.mark.parametrize("options", [("--epochs", 1), ("--epochs", 5, "--leave-after", 0)])
+def test_a_resize_that_comes_after_training_disturbs_nobody(tmp_path, launcher, options):
+    patience = replace(PATIENCE, form=0.5)
+    options = ("--samples", 64, *options, "--conclude", 4)
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, patience=patience) as job:
+        job.resized("ab")
+        job.wait(lambda status: any(worker.phase in ("left", "finished") for worker in status.workers))
+        job.resize(["a", "b", "c"])
+        assert job.ended() == "finished"
+    assert exactly_once(job, 64, 1)
+    assert reasons(job) == []
+
+
 def test_a_leader_that_dies_after_training_is_started_again_to_finish_what_it_did(tmp_path, launcher):
     with Job(tmp_path, "counting.py", "--samples", 64, "--epochs", 2, "--die", launcher=launcher) as job:
         job.resized("ab")

@@ -103,6 +103,8 @@ def test_nobody_is_late_who_is_with_the_script_or_waits_for_one_who_is():
     assert [one.worker for one in late([newcomer, peer], 100.0, 61.0, PATIENCE)] == ["w1"]
     assert [one.worker for one in late([newcomer, replace(leader, phase_s=61.0)], 100.0, 61.0, PATIENCE)] == ["w2"]
     assert late([newcomer, peer], 59.0, 59.0, PATIENCE) == []
+    for phase in ("left", "finished"):  # training is over for it
+        assert late([newcomer, replace(leader, phase=phase, phase_s=5000.0)], 100.0, 61.0, PATIENCE) == []
     assert late([leader, peer], 100.0, 61.0, PATIENCE) == []  # nobody waits for them
     assert busy([newcomer, leaver], PATIENCE)
     assert not busy([newcomer, peer], PATIENCE)

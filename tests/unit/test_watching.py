@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,43 @@ def test_reading_and_writing_files_is_a_sign_of_life(watched, tmp_path):
     (tmp_path / "saved").write_bytes(bytes(1 << 20))
     agent.before_beat()
     assert agent.phases == ["training"]
+
+
+class Sleeper(torch.nn.Module):
+    """Does nothing for a while."""
+
+    def forward(self, seconds):
+        time.sleep(seconds)
+
+
+def test_what_a_script_does_with_pytorch_is_a_sign_of_life_unless_it_stands_still(watched):
+    """Seen from another thread, as the agent does."""
+    _, agent, _ = watched
+    other = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(50)))
+    over = threading.Event()
+
+    def beat():
+        while not over.wait(0.01):
+            agent.before_beat()
+
+    def signs(action):
+        agent.phases.clear()
+        over.clear()
+        watcher = threading.Thread(target=beat)
+        watcher.start()
+        action()
+        over.set()
+        watcher.join()
+        return len(agent.phases)
+
+    def evaluate():
+        deadline_s = time.monotonic() + 60.0
+        while len(agent.phases) <= 5 and time.monotonic() < deadline_s:
+            other(torch.ones(1, 8))
+
+    assert signs(evaluate) > 5
+    assert signs(lambda: time.sleep(0.3)) <= 1  # what comes before may have been one
+    assert signs(lambda: Sleeper()(0.3)) <= 2
 
 
 def test_the_usual_time_is_the_longest_of_parts_of_a_pass_after_the_first_few():

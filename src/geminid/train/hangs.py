@@ -128,7 +128,9 @@ def busy(workers: Sequence[Seen], patience: Patience) -> bool:
 
 
 def excused(seen: Seen, patience: Patience) -> bool:
-    """Whether the script may still be at work in this worker."""
+    """Whether the script may still be at work in this worker; after training it may as long as it likes."""
+    if seen.phase in ("left", "finished"):
+        return True
     return seen.phase in WITH_THE_SCRIPT and seen.phase_s <= allowed(seen, patience)
 
 

@@ -2,7 +2,8 @@
 
 Most of a training step is known to the library: loading, the model's forward, backward, the optimiser's step. How long
 these take is known after a few passes, and what takes far longer hangs. In between, the script does what it likes:
-while it evaluates, calls of the model show that it lives, so does ``run.report``, and reading and writing files.
+calls of the model show that it lives then, other things that it does with PyTorch, reading and writing files, and
+``run.report``.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -96,14 +98,14 @@ class Watch:
         self._compiling_in: Phase | None = None
         self._thread = 0
         self._undo: list[Callable[[], None]] = []
-        self._moved_bytes = 0
+        self._moved_bytes, self._in_torch = 0, _in_torch(None)
 
     def begin(self, model: nn.Module) -> None:
         """Training begins, in this thread: watch the model, and the compiler if there is one."""
         if self._agent is None:
             return
         self._thread = threading.get_ident()
-        self._agent.before_beat = self._look_at_files
+        self._agent.before_beat = self._look
         if not isinstance(model, torch.jit.ScriptModule):
             before = model.register_forward_pre_hook(_Hook(self._called))
             after = model.register_forward_hook(_Hook(self._returned), always_call=True)
@@ -175,16 +177,12 @@ class Watch:
             self.enter(before)
         self.alive()
 
-    def _look_at_files(self) -> None:
-        """Whether this process reads or writes; in the agent's thread."""
-        try:
-            fields = Path("/proc/self/io").read_text().split()
-        except OSError:  # nobody counts here
-            return
-        moved = int(fields[1]) + int(fields[3])  # characters read and written
-        if moved - self._moved_bytes > LIVELY_BYTES:
+    def _look(self) -> None:
+        """Look what the training thread is at, from the agent's thread."""
+        moved, place = _bytes_moved(), _in_torch(sys._current_frames().get(self._thread))
+        if moved - self._moved_bytes > LIVELY_BYTES or (place and place != self._in_torch):
             self.alive()
-        self._moved_bytes = moved
+        self._moved_bytes, self._in_torch = moved, place
 
     def _compiling(self, arguments: Any) -> None:
         self._compiling_in = self._phase
@@ -194,3 +192,22 @@ class Watch:
         before, self._compiling_in = self._compiling_in, None
         if before is not None and self._phase == "compiling":
             self.enter(before)
+
+
+def _bytes_moved() -> int:
+    """How much this process has read and written, where that is counted."""
+    try:
+        fields = Path("/proc/self/io").read_text().split()
+    except OSError:
+        return 0
+    return int(fields[1]) + int(fields[3])
+
+
+def _in_torch(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
+    """Where in PyTorch a thread is: whoever hangs there is always at the same place."""
+    found = []
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith("torch."):
+            found.append((frame.f_code, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
