@@ -131,7 +131,8 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
     @app.exception_handler(RequestValidationError)
     async def on_malformed(request: Request, problem: RequestValidationError) -> JSONResponse:
         sentences = [
-            f"{entry['loc'][-1]} is {str(entry.get('input'))[:100]!r}: {entry['msg']}" for entry in problem.errors()
+            f"{entry['loc'][-1]} is {str(entry.get('input'))[:100]!r}, but {_must(entry['msg'])}"
+            for entry in problem.errors()
         ]
         return _told(422, *sentences)
 
@@ -436,6 +437,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         jobs = [job_to_dict(job) for job in published.state.jobs.values() if not job.phase.is_terminal]
         for plain in jobs:
             plain["state"]["spec"].pop("env", None)
+            del plain["digest"]
         return JSONResponse(
             {
                 "now_s": service.clock.now_s(),
@@ -474,6 +476,11 @@ def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str]]:
     if job.held_until_s > now_s:
         return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", []
     return "the next decision will consider it", []
+
+
+def _must(told: str) -> str:
+    """What FastAPI says of a mistake, as we say it."""
+    return f"{told[:1].lower()}{told[1:]}".replace("input should", "must", 1)
 
 
 def _body_of(model: type[Any]) -> dict[str, Any]:

@@ -164,6 +164,8 @@ class Client:
             if isinstance(reason, TimeoutError):
                 raise Trouble(NO_SERVICE, f"the service at {self.url} did not answer within {timeout_s:g} s") from None
             if isinstance(reason, ConnectionRefusedError):
+                if self.url == os.environ.get("GEMINID_URL"):
+                    raise Trouble(NO_SERVICE, f"no service answers at {self.url}") from None
                 raise no_service(home()) from None
             told = f"the connection to the service at {self.url} broke: {reason}"
             raise Trouble(NO_SERVICE, told) from None

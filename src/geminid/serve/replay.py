@@ -54,7 +54,7 @@ def moment(folder: Path, seq: int | None = None) -> Moment:
 
     Raises:
         InvalidInput: there is no such record, or none that is kept.
-        StoreProblem: the log cannot be read.
+        StoreProblem: the log cannot be read, or has no decision.
     """
     if not (folder / DATABASE).is_file():
         raise InvalidInput([Problem("GEMINID_HOME", str(folder), "must be the folder of a service; it has no log")])
@@ -62,7 +62,7 @@ def moment(folder: Path, seq: int | None = None) -> Moment:
         if seq is None:
             row = database.execute("SELECT MAX(seq) FROM events WHERE kind = 'Planned'").fetchone()
             if row[0] is None:
-                raise InvalidInput([Problem("at", "", "must be the number of a record: no decision is in the log yet")])
+                raise StoreProblem(f"no decision is in the log of {folder} yet")
             seq = int(row[0])
         entry = _entry(database, seq)
         state = ServiceState()

@@ -70,6 +70,7 @@ class Entry:
     def to_plain(self) -> dict[str, Any]:
         """The entry for people and programs, without the jobs' secrets."""
         fields = to_plain(self.record)
+        fields.pop("digest", None)  # by which a short secret could be guessed
         if "spec" in fields and "env" in fields["spec"]:
             fields["spec"] = {**fields["spec"], "env": dict.fromkeys(fields["spec"]["env"], "***")}
         return {"seq": self.seq, "at_s": self.at_s, "kind": kind_of(self.record), **fields}
