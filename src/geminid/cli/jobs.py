@@ -360,10 +360,10 @@ def _is_file(words: list[str]) -> bool:
 
 
 def _from_file(file: Path) -> dict[str, Any]:
-    from geminid.cli.validate import _read
     from geminid.job import JobSpec
+    from geminid.sim.files import read_data
 
-    data = _read(file)
+    data = read_data(file)
     spec = JobSpec.from_dict(data)  # mistakes are told here, before the service hears of it
     folder = file.absolute().parent
     return {**spec.to_dict(), "working_dir": str(folder / (spec.working_dir or ""))}

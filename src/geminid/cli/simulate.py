@@ -182,11 +182,10 @@ def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) ->
     """Simulate what the live jobs have left to do, perhaps under other policies or on another cluster."""
     from geminid.cli.client import client, reporting_trouble
     from geminid.cluster import Cluster
-    from geminid.policies.registry import make_policy
     from geminid.serve.state import job_from_dict
     from geminid.serve.whatif import what_if
     from geminid.sim.metrics import summary
-    from geminid.sim.run import load_policy
+    from geminid.sim.run import named_policy
     from geminid.sim.simulator import Settings, Simulator
 
     with reporting_trouble():
@@ -199,7 +198,7 @@ def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) ->
         return
     results = []
     for text in _split_policies(policy or told["policy"]):
-        made = make_policy(text, load_policy)
+        made = named_policy(text)
         simulator = Simulator(world.workload, world.applications, chosen, made, Settings(oracle=True))
         results.append({**summary(simulator.run()), "policy": text})
     if json_file is not None:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
@@ -18,6 +18,7 @@ from geminid.units import humanize_duration, humanize_size
 if TYPE_CHECKING:
     from geminid.cluster import Cluster
     from geminid.job import JobSpec
+    from geminid.policies.gavel.entities import Entities
 
 
 class Kind(StrEnum):
@@ -25,45 +26,37 @@ class Kind(StrEnum):
 
     JOB = "job"
     CLUSTER = "cluster"
+    ENTITIES = "entities"
 
 
 #: Fields that only one kind of file has, and cannot do without.
-_TELLING = {Kind.JOB: {"name", "command"}, Kind.CLUSTER: {"nodes"}}
+_TELLING = {Kind.JOB: {"name", "command"}, Kind.CLUSTER: {"nodes"}, Kind.ENTITIES: {"entities"}}
 
 
 def validate(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A job file or a cluster file, YAML or JSON.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="A job, cluster or entities file, YAML or JSON.")],
     kind: Annotated[
         Kind | None, typer.Option(help="What the file describes; seen from its fields when left out.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the value as it was understood, for programs.")] = False,
 ) -> None:
-    """Check a job file or a cluster file: every mistake in a sentence, or what the file says."""
+    """Check a job, cluster or entities file: every mistake in a sentence, or what the file says."""
     from geminid.cluster import Cluster
     from geminid.job import JobSpec
+    from geminid.policies.gavel.entities import Entities
+    from geminid.sim.files import read_data
 
-    data = _read(file)
-    if (kind or _kind_of(data)) is Kind.JOB:
+    data = read_data(file)
+    which = kind or _kind_of(data)
+    if which is Kind.JOB:
         spec = JobSpec.from_dict(data).redacted()
         print_json(spec.to_dict()) if json else _print_job(spec)
+    elif which is Kind.ENTITIES:
+        entities = Entities.from_dict(data)
+        print_json(entities.to_dict()) if json else _print_entities(entities)
     else:
         cluster = Cluster.from_dict(data)
         print_json(cluster.to_dict()) if json else _print_cluster(cluster)
-
-
-def _read(file: Path) -> Any:
-    """The data in a file; which of both languages it is in goes by its name."""
-    from geminid.documents import MAX_TEXT_LENGTH, load_json, load_yaml
-
-    try:
-        with file.open(encoding="utf-8") as stream:
-            text = stream.read(MAX_TEXT_LENGTH + 1)  # one more is enough to be refused
-    except OSError as error:
-        expected = f"must be a file that can be read ({error.strerror})"
-        raise InvalidInput([Problem("file", str(file), expected)]) from None
-    except UnicodeDecodeError:
-        raise InvalidInput([Problem("file", str(file), "must be text in UTF-8")]) from None
-    return load_json(text) if file.suffix == ".json" else load_yaml(text)
 
 
 def _kind_of(data: object) -> Kind:
@@ -71,8 +64,8 @@ def _kind_of(data: object) -> Kind:
     kinds = [kind for kind, telling in _TELLING.items() if fields & telling]
     if len(kinds) == 1:
         return kinds[0]
-    which = "could be both" if kinds else "is neither"
-    expected = f"{which} a job (with name and command) {'and' if kinds else 'nor'} a cluster (with nodes)"
+    which = "could be several of" if kinds else "is none of"
+    expected = f"{which} a job (with name and command), a cluster (with nodes) and entities (with entities)"
     raise InvalidInput([Problem("the file", NOT_SHOWN, f"{expected}; say which it should be with --kind")])
 
 
@@ -102,6 +95,25 @@ _MAY_CHANGE = {
     "fixed_batch": "slots",
     "rigid": "neither slots nor batch size",
 }
+
+
+def _print_entities(entities: Entities) -> None:
+    console.print(f"[green]valid[/] entities, which share the cluster by {entities.rule or 'fairness'}")
+    print_table(
+        "Entities",
+        ["entity", "weight", "part of the whole", "its members share by", "owners", "queues"],
+        [
+            [
+                "/".join(entity.path),
+                f"{entity.weight:g}",
+                "first come" if (part := entities.part_of(entity.path)) is None else f"{part:.1%}",
+                entity.rule or "fairness",
+                ", ".join(entity.owners),
+                ", ".join(entity.queues),
+            ]
+            for entity in entities.described
+        ],
+    )
 
 
 def _print_cluster(cluster: Cluster) -> None:

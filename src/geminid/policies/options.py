@@ -1,7 +1,7 @@
 """Options of policies: what their annotated types allow, read from text and said in words.
 
 A policy's public dataclass fields are its options. Where a number must lie in a range, the annotation says so:
-``population: Annotated[int, AtLeast(2)] = 100``.
+``population: Annotated[int, AtLeast(2)] = 100``. An option that is a document is written as the path of its file.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import types
 import typing
 from dataclasses import dataclass
 from typing import Annotated, Any
+
+from geminid.documents import Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,14 @@ class Not:
 Positive = Annotated[float, Above(0.0)]
 
 
+def document_of(kind: Any) -> type[Document] | None:
+    """The kind of document that an option is, if it is one."""
+    for part in (kind, *typing.get_args(kind)):
+        if isinstance(part, type) and issubclass(part, Document):
+            return part
+    return None
+
+
 def parse(text: str, kind: Any) -> Any:
     """Read a value of an annotated type; raises ValueError if the text is none."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -103,6 +113,8 @@ def parse(text: str, kind: Any) -> Any:
 
 def describe(kind: Any) -> str:
     """A type in words."""
+    if document_of(kind) is not None:
+        return "a YAML or JSON file"
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
         return " ".join([describe(arguments[0]), " and ".join(map(str, arguments[1:]))])

@@ -46,7 +46,7 @@ from geminid.policies.gavel.totals import (
 from geminid.policies.geminid import Geminid
 from geminid.policies.las import LeastAttainedService
 from geminid.policies.optimus import Optimus
-from geminid.policies.options import describe, parse
+from geminid.policies.options import describe, document_of, parse
 from geminid.policies.pollux import Pollux
 from geminid.policies.sia import Sia
 from geminid.policies.srtf import ShortestRemainingTimeFirst
@@ -123,8 +123,15 @@ def options_of(policy: type[Policy]) -> list[Option]:
     return result
 
 
-def make_policy(text: str, load: Callable[[str], type[Policy]] | None = None, **defaults: Any) -> Policy:
+def make_policy(
+    text: str,
+    load: Callable[[str], type[Policy]] | None = None,
+    read: Callable[[str], object] | None = None,
+    **defaults: Any,
+) -> Policy:
     """Build a policy from ``NAME[:option=value,…]``, or from a user's own class through ``load``.
+
+    ``read`` gives the data in a file, for options that are files.
 
     ``defaults`` set options that the text does not, where the policy has them (a seed, an interval). Raises
     InvalidInput with everything that is wrong.
@@ -151,8 +158,17 @@ def make_policy(text: str, load: Callable[[str], type[Policy]] | None = None, **
             expected = f"is not an option of {policy.name}, which has: {known}{hint}"
             problems.append(Problem(f"option {part!r}", NOT_SHOWN, expected))
             continue
+        document = document_of(option.kind)
         try:
-            values[option.field] = parse(raw, option.kind)
+            if document is None:
+                values[option.field] = parse(raw, option.kind)
+            elif read is None:
+                raise ValueError
+            else:
+                values[option.field] = document.from_dict(read(raw))
+        except InvalidInput as error:
+            where = f"option {key} of {policy.name}"
+            problems += [dataclasses.replace(bad, field=f"{where}: {bad.field}") for bad in error.problems]
         except ValueError:
             problems.append(Problem(f"option {key} of {policy.name}", raw, f"must be {describe(option.kind)}"))
     if problems:

@@ -21,7 +21,6 @@ from geminid.cluster import Cluster
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.policies.base import Allocation, ClusterView, Decision
-from geminid.policies.registry import make_policy
 from geminid.serve.documents import market_document
 from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.planner import settled_s
@@ -30,7 +29,7 @@ from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.translation import recall_usage
 from geminid.serve.turns import PATIENCE_S
 from geminid.serve.whatif import what_if
-from geminid.sim.run import load_policy
+from geminid.sim.run import named_policy
 from geminid.sim.simulator import NoProgress, Settings, Simulator
 
 log = logging.getLogger("geminid.serve")
@@ -103,7 +102,7 @@ def forecast(
         guessed = world.guessed
         if not world.workload.jobs:
             return {}
-        made = make_policy(policy, load_policy)
+        made = named_policy(policy)
         recall_usage(made, jobs, now_s, began_s=now_s)
         restrained = Guard(
             made,

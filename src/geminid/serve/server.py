@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geminid import __version__
-from geminid.policies.registry import make_policy
 from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import FAILED, SERVICE, Client, Trouble
 from geminid.serve.executors.base import Executor
@@ -31,7 +30,7 @@ from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.store import Store, StoreProblem
 from geminid.serve.turns import PATIENCE_S
-from geminid.sim.run import load_policy
+from geminid.sim.run import named_policy
 from geminid.train.channel import LONGEST_SOCKET_PATH
 from geminid.train.launcher import started_at
 from geminid.train.supervisor import Patience
@@ -105,7 +104,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         StoreProblem: another service has the store, or it cannot be used.
         InvalidInput: the policy is none.
     """
-    policy = make_policy(options.policy, load_policy, limit_s=SOLVING * POLICY_LIMIT_S)
+    policy = named_policy(options.policy, limit_s=SOLVING * POLICY_LIMIT_S)
     sys.setswitchinterval(SWITCH_S)
     for name in OWN_SECRETS:  # no process of a job inherits them
         os.environ.pop(name, None)

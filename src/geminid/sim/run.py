@@ -18,6 +18,7 @@ from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.policies.base import Policy
 from geminid.policies.registry import make_policy
 from geminid.sim.application import Application
+from geminid.sim.files import read_data
 from geminid.sim.metrics import summary
 from geminid.sim.profiles import ThroughputTable, built_in_applications, load_applications, load_throughputs
 from geminid.sim.simulator import Settings, Simulator
@@ -80,9 +81,9 @@ def without_unknown(workload: Workload, profiles: Path | None) -> Workload:
 
 def policy_of(text: str, experiment: Experiment) -> Policy:
     """Build a policy with the defaults that suit the workload: its seed, and rounds where its paper has them."""
-    policy = make_policy(text, load_policy, seed=experiment.seed)
+    policy = named_policy(text, seed=experiment.seed)
     if policy.profiled_defaults and not is_opaque(experiment.workload):
-        return make_policy(text, load_policy, seed=experiment.seed, **policy.profiled_defaults)
+        return named_policy(text, seed=experiment.seed, **policy.profiled_defaults)
     return policy
 
 
@@ -151,6 +152,11 @@ def simulate_all(
             except queue.Empty:
                 continue
         return [future.result() for future in futures]
+
+
+def named_policy(text: str, **defaults: Any) -> Policy:
+    """The policy that somebody asks for: built in or in a file of their own, with options that may be files too."""
+    return make_policy(text, load_policy, lambda path: read_data(Path(path)), **defaults)
 
 
 def load_policy(text: str) -> type[Policy]:

@@ -12,18 +12,14 @@ from collections import Counter
 from dataclasses import dataclass
 
 from geminid.fields import InvalidInput, Problem
-from geminid.policies.base import ClusterView
+from geminid.policies.base import ClusterView, JobView
 from geminid.policies.gavel import static
+from geminid.policies.gavel.entities import ORDERS, Entities, Path
 from geminid.policies.gavel.maxmin import max_min_fairness
 from geminid.policies.gavel.problem import AllocationProblem, Note, TimeFractions
 from geminid.policies.gavel.program import Choice
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, Order, water_filling
-
-#: Names of an entity and of those that it is part of, the outermost first.
-Path = tuple[str, ...]
-
-_ORDERS: dict[str, Order] = {"fairness": "fairness", "fifo": "fifo"}
 
 
 @dataclass
@@ -99,9 +95,11 @@ class Hierarchical(TimeSharingPolicy):
     """Fairness or FIFO between entities and within them, to any depth, by water filling; unaware of GPU types.
 
     A job belongs to its owner; an owner's parts between slashes are the levels of the hierarchy, the outermost first.
-    ``weights`` of entities among their siblings are written ``lab=2;lab/ann=3``, one for those that are not named.
-    An entity's part is shared by its own members as ``rules`` say, ``lab=fifo;shop=fairness``, those of others as
-    ``inner`` says, and the whole cluster as ``outer`` does: every entity has its own rule, over members with theirs.
+    ``entities`` is a file with weights, rules, and owners and queues that belong to them (see ``entities.py``). Without
+    one, or to change some of it, ``weights`` of entities among their siblings are written ``lab=2;lab/ann=3``, one for
+    those that nobody names. An entity's part is shared by its own members as ``rules`` say, ``lab=fifo;shop=fairness``,
+    those of others as ``inner`` says, and the whole cluster as ``outer`` does (fairness, if nothing else is said).
+    Every entity has its own rule, over members with theirs.
     """
 
     name = "hierarchical"
@@ -110,9 +108,10 @@ class Hierarchical(TimeSharingPolicy):
     optimises = True
     knows_placement = True
 
+    entities: Entities | None = None
     weights: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
-    outer: Order = "fairness"
+    outer: Order | None = None
     inner: Order = "fairness"
 
     def __post_init__(self) -> None:
@@ -121,9 +120,18 @@ class Hierarchical(TimeSharingPolicy):
         rules = dict(self._rule(text) for text in self.rules)
         self._refuse_twice("weights", self.weights)
         self._refuse_twice("rules", self.rules)
+        described = self.entities or Entities()
+        self._described = described
+        listed = described.by_path
         self._entities = {
-            path: Entity(weights.get(path, 1.0), rules.get(path, self.inner)) for path in {*weights, *rules}
+            path: Entity(
+                weights.get(path, listed[path].weight if path in listed else 1.0),
+                rules.get(path) or (listed[path].rule if path in listed else None) or self.inner,
+            )
+            for path in {*weights, *rules, *listed}
         }
+        self._named = {*weights, *rules}
+        self._root = Entity(1.0, self.outer or described.rule or "fairness")
         self._met: set[Path] = set()
 
     def _refuse_twice(self, option: str, texts: tuple[str, ...]) -> None:
@@ -146,7 +154,7 @@ class Hierarchical(TimeSharingPolicy):
 
     def _rule(self, text: str) -> tuple[Path, Order]:
         path, text_of_rule = _named(text)
-        rule = _ORDERS.get(text_of_rule)
+        rule = ORDERS.get(text_of_rule)
         if not all(path) or rule is None:
             where = f"option rules of {self.name}"
             raise InvalidInput([Problem(where, text, "must be like team=fifo;team/person=fairness")])
@@ -157,16 +165,19 @@ class Hierarchical(TimeSharingPolicy):
         for job in view.jobs:
             path = self._entity(job)
             self._met.update(path[:depth] for depth in range(1, len(path) + 1))
-        unmet = ", ".join(sorted("/".join(path) for path in self._entities.keys() - self._met))
+        unmet = ", ".join(sorted("/".join(path) for path in self._named - self._described.by_path.keys() - self._met))
         text = f"options weights and rules name {unmet}, to which no job has belonged so far"
         return [*super().left_out(view), *([Note("unknown_entity", text)] if unmet else [])]
+
+    def _entity(self, job: JobView) -> Path:
+        return self._described.entity_of(job.facts.owner, job.facts.queue)
 
     def solve(self, problem: AllocationProblem) -> TimeFractions:
         """Water filling with weights that are shared out level by level."""
         paths = {job.entity[:depth] for job in problem.jobs for depth in range(1, len(job.entity) + 1)}
         other = Entity(1.0, self.inner)
         entities = {path: self._entities.get(path, other) for path in paths}
-        hierarchy = Hierarchy({**entities, (): Entity(1.0, self.outer)})
+        hierarchy = Hierarchy({**entities, (): self._root})
         return water_filling(problem, hierarchy=hierarchy, memory=self.memory, within=self.allowance())
 
 

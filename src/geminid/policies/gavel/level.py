@@ -40,19 +40,21 @@ def solve_level(
     merged: bool = True,
     memory: Memory | None = None,
     within: Allowance | None = None,
+    in_step: bool = False,
 ) -> TimeFractions:
     """Raise a requirement as far as it goes and hand the result out to the jobs.
 
     ``requirement`` is given which jobs can run at all (the others must need nothing). With ``merged`` off every job is
     its own group, which is slower and comes to the same. With a ``memory`` it starts from the last solve. All programs
-    together take what ``within`` has left at most.
+    together take what ``within`` has left at most. With ``in_step`` jobs that are equally fast have times in proportion
+    to their needs, also in the middle.
     """
     notes = unrunnable(problem)
     runs = problem.runs
     needs = requirement(runs)
     if not runs.any():
         return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
-    if choice == "centre" and problem.pairs is None and problem.uses is None:
+    if choice == "centre" and problem.pairs is None and problem.uses is None and not in_step:
         fractions = in_the_middle(problem, needs, merged=merged, memory=memory)
         if fractions is not None:
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)

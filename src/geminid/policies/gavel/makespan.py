@@ -1,7 +1,8 @@
 """Minimum makespan: the shortest time T in which all jobs can end, Σ_j T_ij·x_ij ≥ R_i/T.
 
 One program, maximising 1/T, is exact; the published code bisects T to within 5 %, and takes what its solver meets
-first of the fractions that are feasible there.
+first of the fractions that are feasible there, with which jobs end more or less together. So do jobs that are equally
+fast here: their total time is in the middle of the optimal ones, and theirs in proportion to what they need.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ def min_makespan(
         merged=merged,
         memory=memory,
         within=within,
+        in_step=True,
     )
 
 

@@ -37,15 +37,17 @@ from geminid.solve.lp import Allowance, LinearProgram, Optimum
 #: Which of several optimal solutions: a vertex, the middle of them, or one of largest total normalised throughput.
 Choice = Literal["vertex", "centre", "total"]
 
-#: Name of the first column, and its place.
+#: Name of the level's column.
 LEVEL = "level"
-_LEVEL = 0
 
 #: A requirement counts as violated beyond this, relative to what is required.
 TOLERANCE = 1e-8
 
-#: Rows of requirements are scaled so that these are about one, but not those of less than this.
+#: What is required counts as this at least, there.
 SMALLEST = 1e-6
+
+#: Levels further than this from zero, where rounding would count, are counted from one that is near.
+FAR = 100.0
 
 #: Interior points are less exact.
 CENTRE_TOLERANCE = 1e-6
@@ -82,7 +84,7 @@ class _Supply:
 
 
 class TimeProgram:
-    """The shared program over the columns of some groups, and a first column for the level.
+    """The shared program over the columns of some groups, and a column for the level, after those it begins with.
 
     ``columns`` are those of the groups that are in it so far; solutions are in terms of all of them. All its solves
     take of ``within``.
@@ -108,15 +110,15 @@ class TimeProgram:
             self._member_start = np.cumsum([0] + [len(groups.members[g]) for g in self._several[:-1]])
         self._rows = count + len(groups.pools) + len(groups.limits)
         self._cuts: list[Cut] = []
-        self._scale: list[float] = []
         self._origin = 0.0
+        self._level_at = len(self.columns)
         self._take(self.columns)
         upper = np.concatenate([groups.sizes, groups.pool_slots, [most for _, most in groups.limits]])
         lower = np.zeros(1 + len(self.columns))
-        lower[_LEVEL] = -np.inf
+        lower[self._level_at] = -np.inf
         self._gain = np.zeros(len(groups.first))
         rows, at, values = self._entries(self._few, np.arange(len(self.columns)))
-        matrix = coo_array((values, (rows, 1 + at)), shape=(self._rows, 1 + len(self.columns))).tocsc()
+        matrix = coo_array((values, (rows, self._place[at])), shape=(self._rows, 1 + len(self.columns))).tocsc()
         no_gain = np.zeros(1 + len(self.columns))
         self._lp = LinearProgram(no_gain, matrix, np.full(len(upper), -np.inf), upper, lower=lower, within=within)
 
@@ -155,11 +157,13 @@ class TimeProgram:
         if self._cuts:
             self._move_tangents(requirement, begin)
         else:
-            self._origin = begin
-            self._add_tangents(requirement, np.zeros(1 + len(self.columns)))
+            self._origin = _origin(begin)
+            values = np.zeros(1 + len(self.columns))
+            values[self._level_at] = begin - self._origin
+            self._add_tangents(requirement, values)
             if recalls:
                 self._recall(requirement, begin)
-        self._lp.set_bounds(_LEVEL, -np.inf, bound - self._origin)
+        self._lp.set_bounds(self._level_at, -np.inf, bound - self._origin)
         complete = len(self.columns) == len(self.groups.first)  # of columns that were chosen there is no middle
         central = choice == "centre" and complete and not self._uneven(requirement.at(begin)[0]).any()
         found = self._settle(requirement, centre=True) if central else None
@@ -178,7 +182,7 @@ class TimeProgram:
             found = self._settle(requirement, centre=True) or found
         elif choice == "total":
             lowest = level - 1e-9 * abs(level)
-            self._lp.set_bounds(_LEVEL, lowest - self._origin, level - self._origin)
+            self._lp.set_bounds(self._level_at, lowest - self._origin, level - self._origin)
             total = np.bincount(
                 self.groups.use_column, self.groups.use_time * self.groups.use_rate, minlength=len(self.groups.first)
             )
@@ -191,7 +195,7 @@ class TimeProgram:
         """The groups' times of largest gain that meet some needs, or None if they cannot be met."""
         requirement = Affine(need, np.zeros(len(need)))
         self._origin = 0.0 if not self._cuts else self._origin
-        self._lp.set_bounds(_LEVEL, 0.0, 0.0)
+        self._lp.set_bounds(self._level_at, 0.0, 0.0)
         self._aim(gain)
         if not self._cuts:
             self._recall(requirement, 0.0)
@@ -200,7 +204,7 @@ class TimeProgram:
             # The columns that make it possible may be missing: those are the ones that raise all needs by a factor.
             if self.raise_level(Affine(np.zeros(len(need)), need), near=1.0) is None:
                 return None
-            self._lp.set_bounds(_LEVEL, 0.0, 0.0)
+            self._lp.set_bounds(self._level_at, 0.0, 0.0)
             self._aim(gain)
             self._move_tangents(requirement, 0.0)
             found = self._settle(requirement)
@@ -214,6 +218,8 @@ class TimeProgram:
     def _take(self, columns: Ints) -> None:
         """Work with these columns."""
         self.columns = columns
+        self._place = np.arange(len(columns))
+        self._place[self._level_at :] += 1
         self._few = few = only(self.groups, columns)
         by_group = np.argsort(few.use_group, kind="stable")
         bounds = np.searchsorted(few.use_group[by_group], np.arange(len(few.members) + 1))
@@ -259,8 +265,7 @@ class TimeProgram:
             theta = np.repeat([cut.theta for cut in self._cuts], counts)[fresh]
             rows.append(self._rows + np.repeat(np.arange(len(self._cuts)), counts)[fresh])
             at.append(position[self._few.use_column[uses[fresh]]])
-            made = self._few.use_time[uses[fresh]] * np.maximum(self._few.use_rate[uses[fresh]] - theta, 0.0)
-            values.append(np.repeat(self._scale, counts)[fresh] * made)
+            values.append(self._few.use_time[uses[fresh]] * np.maximum(self._few.use_rate[uses[fresh]] - theta, 0.0))
         data, where = np.concatenate(values), (np.concatenate(rows), np.concatenate(at))
         matrix = coo_array((data, where), shape=(self._rows + len(self._cuts), len(new))).tocsc()
         self._lp.add_columns(self._gain[self.columns[new]], matrix)
@@ -268,17 +273,17 @@ class TimeProgram:
 
     def _level(self, values: Array) -> float:
         """The level of a solution: the program counts it from one that is near, so that rounding matters little."""
-        return self._origin + float(values[_LEVEL])
+        return self._origin + float(values[self._level_at])
 
     def _aim(self, gain: Array, level: float = 0.0) -> None:
         """Maximise the gain of the columns and so many times the level."""
         self._gain = gain
-        self._lp.set_gain(np.append(level, gain[self.columns]))
+        self._lp.set_gain(np.insert(gain[self.columns], self._level_at, level))
 
     def _of_all(self, found: Optimum) -> Array:
         """A solution in terms of all columns."""
         values = np.zeros(len(self.groups.first))
-        values[self.columns] = found.values[1:]
+        values[self.columns] = found.values[self._place]
         return values
 
     # --- From one problem to the next ---
@@ -289,7 +294,8 @@ class TimeProgram:
         rows: list[Hashable] = [*groups.names, *(tuple(types.tolist()) for types in groups.pools)]
         rows += [("limit", i) for i in range(len(groups.limits))]
         rows += [(groups.names[cut.group], cut.theta) for cut in self._cuts]
-        return [LEVEL, *column_names(groups)], rows
+        columns = column_names(groups)
+        return [*columns[: self._level_at], LEVEL, *columns[self._level_at :]], rows
 
     def _remember(self, level: float) -> None:
         """Keep the basis of the first solve, the rates at which tangents were tight, and the level."""
@@ -348,7 +354,6 @@ class TimeProgram:
             found = self._lp.solve(centre=centre)
             if found is None:
                 return None
-            found.row_duals[self._rows :] *= self._scale
             if self._add_tangents(requirement, found.values, tolerance):
                 continue
             if centre or not self._add_columns(found.row_duals):
@@ -367,7 +372,7 @@ class TimeProgram:
         """Add the requirements that a point violates; whether there were any."""
         groups, level = self._few, self._level(values)
         need, slope = requirement.at(level)
-        made = groups.use_time * groups.use_rate * values[1 + groups.use_column]
+        made = groups.use_time * groups.use_rate * values[self._place[groups.use_column]]
         count = len(groups.members)
         reached = np.bincount(groups.use_group, made, minlength=count)
         positive = need > 0
@@ -388,7 +393,7 @@ class TimeProgram:
     def _move_tangents(self, requirement: Requirement, level: float) -> None:
         """Make the tangents there are, which belong to another requirement, those of this one at a level."""
         need, slope = requirement.at(level)
-        moved, self._origin = level != self._origin, level
+        moved, self._origin = _origin(level) != self._origin, _origin(level)
         first: dict[tuple[int, float], int] = {}
         for row, cut in enumerate(self._cuts):
             if first.setdefault((cut.group, cut.theta), row) != row and len(cut.jobs):  # one of each is enough
@@ -413,8 +418,7 @@ class TimeProgram:
     def _set(self, row: int, cut: Cut) -> None:
         """Put another tangent of the same group and rate in the place of one."""
         self._cuts[row] = cut
-        scale = self._scale[row]
-        self._lp.set_row(self._rows + row, _LEVEL, -scale * cut.grows, scale * cut.lower(self._origin))
+        self._lp.set_row(self._rows + row, self._level_at, -cut.grows, cut.lower(self._origin))
 
     def _steepest(self, values: Array, need: Array, slope: Array, tolerance: float) -> list[Cut]:
         """For each group with members of different need, the rate θ > 0 at which it is violated most, if any."""
@@ -424,7 +428,7 @@ class TimeProgram:
         supply = self._supply
         beyond = np.maximum(need[supply.job] - supply.theta[supply.job_row], 0.0)
         required = np.bincount(supply.job_row, beyond, minlength=len(supply.theta))
-        made = supply.excess * values[1 + supply.use_column]
+        made = supply.excess * values[self._place[supply.use_column]]
         reached = np.bincount(supply.use_row, made, minlength=len(supply.theta))
         short = required - reached
         limit = tolerance * np.maximum(SMALLEST, np.add.reduceat(by_member, self._member_start))
@@ -480,12 +484,15 @@ class TimeProgram:
         counts = [len(self._uses[cut.group]) for cut in cuts]
         row = np.repeat(np.arange(len(cuts)), counts)
         made = np.maximum(groups.use_rate[uses] - np.repeat([cut.theta for cut in cuts], counts), 0.0)
-        scale = np.array([1.0 / max(cut.required, SMALLEST) for cut in cuts])
         data = np.concatenate([groups.use_time[uses] * made, [-cut.grows for cut in cuts]])
-        data *= np.concatenate([np.repeat(scale, counts), scale])
-        columns = np.concatenate([1 + groups.use_column[uses], np.full(len(cuts), _LEVEL)])
+        columns = np.concatenate([self._place[groups.use_column[uses]], np.full(len(cuts), self._level_at)])
         rows = np.concatenate([row, np.arange(len(cuts))])
         matrix = coo_array((data, (rows, columns)), shape=(len(cuts), 1 + len(self.columns))).tocsr()
-        self._lp.add_rows(matrix, scale * [cut.lower(self._origin) for cut in cuts], np.full(len(cuts), np.inf))
+        lower = np.array([cut.lower(self._origin) for cut in cuts])
+        self._lp.add_rows(matrix, lower, np.full(len(cuts), np.inf))
         self._cuts += cuts
-        self._scale += scale.tolist()
+
+
+def _origin(level: float) -> float:
+    """The level from which a program counts where a level is near."""
+    return level if abs(level) > FAR else 0.0
