@@ -180,6 +180,9 @@ def test_what_is_typed_goes_before_what_the_file_says_and_environments_add_up(li
     kinds = {entry["kind"] for entry in live.json("events", "--job", counting)}
     assert {"JobSubmitted", "Planned", "JobStarting", "JobEnded"} <= kinds
     assert live.json("events", "--after", (1 << 63) - 1) == []
+    again = live.json("replay", "--policy", "fifo")
+    assert again["jobs"][0].keys() >= {"slots", "decided_then", "decided_now"}
+    assert f"Record {again['seq']}" in live.run("replay").stdout
     with pytest.raises(Trouble, match="after is") as refused:
         live.client.get("events", after=10**30)
     assert refused.value.code == 2
