@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -24,7 +25,7 @@ from geminid.serve.executors.machine import NODE, machine
 from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
 from geminid.serve.executors.shim import PROCESS
 from geminid.serve.executors.supervised import _Elastic
-from geminid.serve.state import LiveJob
+from geminid.serve.state import LiveJob, ServiceState
 from geminid.train import jobevents as j
 
 PLACE = Placement.of({NODE: [0]})
@@ -189,6 +190,27 @@ def test_what_a_command_started_ends_with_it_even_if_its_shim_is_killed(tmp_path
     os.kill(made.pids[0], 9)
     assert over.get(timeout=20.0) is made
     until(lambda: not lives(int(left.read_text())))
+
+
+@pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.STOPPING])
+def test_of_a_job_that_is_taken_over_the_slots_without_a_worker_are_free(tmp_path, monkeypatch, phase):
+    """The last service was killed when it had started one of two workers: the log must not say that both are there."""
+    made = LocalExecutor(tmp_path, machine(2), warm=False)
+    monkeypatch.setattr(made, "_live_workers", lambda job_id: {"w1": "0"})
+    monkeypatch.setattr(made, "_supervise", lambda job, adopt: MagicMock())
+    state = ServiceState()
+    for seq, record in enumerate(
+        (
+            r.JobSubmitted(job_id="j1", spec=job().spec, elastic=True),
+            r.JobStarting(job_id="j1", placement=Placement.of({NODE: [0, 1]})),
+            *([r.JobStopping(job_id="j1", reason="")] if phase is JobPhase.STOPPING else []),
+        )
+    ):
+        state.apply(seq, 0.0, record)
+    for record in made.open(lambda happening: None, list(state.jobs.values())):
+        state.apply(9, 1.0, record)
+    assert state.jobs["j1"].phase is phase
+    assert state.jobs["j1"].state.placement == PLACE
 
 
 def test_a_job_that_is_taken_over_while_it_forms_has_not_crashed(tmp_path):

@@ -398,7 +398,7 @@ class ServiceState:
                 return replace(job, limits=Limits(**values))
             case r.JobRescaling() if state.phase is JobPhase.RUNNING:
                 return replace(job, state=state.move(JobPhase.RESCALING, at_s=at_s, placement=record.placement))
-            case r.JobRescaling() if state.phase in (JobPhase.STARTING, JobPhase.RESCALING):
+            case r.JobRescaling() if state.phase.holds_slots:  # what it holds on its way, whichever that is
                 return replace(job, state=replace(state.advance(at_s=at_s), placement=record.placement))
             case r.JobFormed() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
                 return self._form(at_s, job, record)

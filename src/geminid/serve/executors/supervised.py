@@ -590,6 +590,7 @@ class SupervisedExecutor(ABC):
 
     def _recover(self, job: LiveJob) -> list[r.Record]:
         """Take over a job that held slots when the last service ended."""
+        told: list[r.Record] = []
         if job.elastic:
             workers = self._live_workers(job.id)
             if not workers:
@@ -598,8 +599,11 @@ class SupervisedExecutor(ABC):
                 ]
             supervisor = self._supervise(job, adopt=True)
             asked = tuple(sorted(workers.values(), key=self._where))
-            self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked)
+            self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(asked))
             supervisor.__enter__()
+            held = job.state.placement
+            if held is not None and held != self._placed(asked):  # not all were started, or one is gone meanwhile
+                told.append(r.JobRescaling(job_id=job.id, placement=self._placed(asked)))
         else:
             command = self._adopt_command(job, lambda over: self._post(_Over(job.id, over)))
             if command is None:
@@ -610,11 +614,11 @@ class SupervisedExecutor(ABC):
                     return self._plain_over(job.id, stopping=stopping)
                 return [r.JobEnded(job_id=job.id, how="lost", reason="its process was gone when the service came back")]
             placement = job.state.placement
-            held = () if placement is None else tuple(self._slot(node, index) for node, index in placement.slots())
-            self._running[job.id] = _Plain(held, command)
+            slots = () if placement is None else tuple(self._slot(node, index) for node, index in placement.slots())
+            self._running[job.id] = _Plain(slots, command)
         if job.phase is JobPhase.STOPPING:
             self._end(self._running[job.id], save=True)
-        return []
+        return told
 
 
 def _stopped(job_id: str) -> r.Record:
