@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from geminid.bench import entities
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
 from geminid.engine.events import Completed, NodeDown, Reported, Submitted, Tick
@@ -472,3 +473,9 @@ def test_the_makespan_policy_has_the_smallest_makespan_of_jobs_that_come_at_once
     )
     assert makespan_s.mean(axis=0).argmin() == 0
     assert (makespan_s[:, :1] <= makespan_s * 1.02).all()
+
+
+def test_teams_and_the_people_in_them_have_the_slot_time_that_their_weights_say() -> None:
+    rows = entities.run()
+    assert sum(row.part for row in rows if "/" not in row.entity) == pytest.approx(1.0)
+    assert [row.part for row in rows] == pytest.approx([row.expected for row in rows], abs=0.03)

@@ -626,6 +626,37 @@ def sharing(
 
 
 @app.command()
+def entities(
+    load: Annotated[float, typer.Option(min=0.01, help="Scales the number of jobs.")] = 4.0,
+    seeds: Annotated[int, typer.Option(min=1, help="Workloads drawn; slot time is added up over them.")] = 1,
+    json: Json = False,
+) -> None:
+    """Do teams and the people in them get the parts that their weights say, while all want more?"""
+    from geminid.bench.entities import POLICY, ROUND_S, run
+
+    with error_console.status("simulating …") as status:
+        rows = run(load=load, seeds=range(seeds), progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"Slot time under {POLICY}, in rounds of {ROUND_S} s, until somebody has too little left to do",
+        ["entity", "weight", "slot-hours", "part", "by weights", "difference"],
+        [
+            [
+                row.entity,
+                f"{row.weight:g}",
+                f"{row.slot_hours:,.1f}",
+                f"{row.part:.1%}",
+                f"{row.expected:.1%}",
+                f"{100 * (row.part - row.expected):+.1f} points",
+            ]
+            for row in rows
+        ],
+    )
+
+
+@app.command()
 def objectives(
     workload: Annotated[str, typer.Option(help="A built-in workload (see `geminid workloads`).")] = "small",
     load: Annotated[float, typer.Option(min=0.01, help="Scales its arrivals.")] = 1.0,

@@ -16,14 +16,13 @@ from typing import Any
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput, Problem
 from geminid.nodes import NodeGroup
-from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.documents import factors_of, market_document
 from geminid.serve.planner import Planner
 from geminid.serve.state import ServiceState
 from geminid.serve.store import DATABASE, Entry, StoreProblem, read_entries
-from geminid.sim.run import load_policy
+from geminid.sim.run import named_policy
 
 
 class _Then(Clock):
@@ -101,7 +100,7 @@ def _entry(database: sqlite3.Connection, seq: int) -> Entry:
 def replay(then: Moment, policy_text: str | None = None) -> dict[str, Any]:
     """What a policy (the one of then, where none is named) decides at a moment, beside what was decided."""
     text = policy_text or then.policy
-    policy = make_policy(text, load_policy)
+    policy = named_policy(text)
     planner = Planner(then.cluster, policy, text, then.state, _Then(then.at_s))
     records = planner.decide()
     now = next((record for record in records if isinstance(record, r.Planned)), r.Planned(targets={}))
