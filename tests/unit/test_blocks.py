@@ -19,7 +19,9 @@ from geminid.policies.gavel.maxmin import max_min_fairness
 from geminid.policies.gavel.problem import AllocationProblem
 from geminid.policies.gavel.program import TimeProgram
 from geminid.policies.gavel.requirement import Affine
-from geminid.solve.blocks import Blocks, largest_sum, raise_level
+from geminid.solve.blocks import Blocks
+from geminid.solve.raising import raise_level
+from geminid.solve.sums import largest_sum
 from geminid.solve.tangents import TangentProgram
 
 

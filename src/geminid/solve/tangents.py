@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import coo_array, csr_array
 
-from geminid.solve.blocks import ACCEPTABLE, PRECISION, Blocks, Value
+from geminid.solve.blocks import ACCEPTABLE, PRECISION, Blocks
 from geminid.solve.lp import Allowance, LinearProgram
+from geminid.solve.sums import Value
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]

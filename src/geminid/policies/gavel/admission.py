@@ -18,8 +18,9 @@ from geminid.policies.gavel.level import normalised_rates
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask
 from geminid.policies.gavel.program import TimeProgram
 from geminid.policies.gavel.requirement import Affine
-from geminid.solve.blocks import Blocks, raise_level
+from geminid.solve.blocks import Blocks
 from geminid.solve.lp import Allowance
+from geminid.solve.raising import raise_level
 
 #: A common factor this near to one is looked at by the exact program.
 _UNCERTAIN = 1e-4

@@ -23,8 +23,9 @@ from geminid.policies.gavel.groups import Ints
 from geminid.policies.gavel.level import fallback, no_optimum, solve_level, unrunnable
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
 from geminid.policies.gavel.requirement import Affine
-from geminid.solve.blocks import Blocks, largest_sum
+from geminid.solve.blocks import Blocks
 from geminid.solve.lp import Allowance
+from geminid.solve.sums import largest_sum
 from geminid.solve.tangents import TangentProgram
 
 #: What winners keep is asked for less this part, so that rounding cannot make it impossible.

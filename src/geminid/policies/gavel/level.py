@@ -21,8 +21,9 @@ from geminid.policies.gavel.problem import (
 )
 from geminid.policies.gavel.program import Choice, TimeProgram
 from geminid.policies.gavel.requirement import Requirement
-from geminid.solve.blocks import Blocks, raise_level
+from geminid.solve.blocks import Blocks
 from geminid.solve.lp import Allowance
+from geminid.solve.raising import raise_level
 
 #: Up to this part of a job's longest time is what an interior-point method leaves in place of none.
 NO_TIME = 1e-7

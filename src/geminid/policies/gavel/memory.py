@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-from geminid.solve.blocks import Start
+from geminid.solve.raising import Start
 
 
 @dataclass(slots=True)
