@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 from live import Live
 
@@ -32,6 +33,10 @@ class OnRay(Live):
         """The logs of a job that were brought here, by name."""
         return {path.name for path in (self.home / "jobs" / job_id / "logs").iterdir()}
 
+    def commands(self, node: str) -> list[str]:
+        """What runs on a node."""
+        return [command for pid in self.cluster.pids(node) if (command := command_of(pid))]
+
     def story(self, job_id: str) -> str:
         return "\n".join(line["text"] for line in self.client.get(f"jobs/{job_id}/story"))
 
@@ -51,3 +56,11 @@ class OnRay(Live):
         while not reached():
             assert time.monotonic() < deadline, (self.nodes(), self.run("status").stdout)
             time.sleep(0.1)
+
+
+def command_of(pid: int) -> str:
+    """The words of a process; none if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 pytest.importorskip("torch")
 
-from onray import OnRay
+from onray import OnRay, command_of
 
 from geminid.serve.raycluster import LoopbackCluster
 
@@ -75,7 +75,7 @@ def test_a_killed_raylet_costs_a_moment_and_no_sample(ray):
     killed = time.monotonic()
     ray.until(job, lambda job: victim not in (job["placement"] or {victim}) and job["phase"] == "running")
     print(f"training went on {time.monotonic() - killed:.2f} s after the kill")
-    ray.wait_for(lambda: not [pid for pid in ray.cluster.pids(victim) if "zygote" in _command(pid)])
+    ray.wait_for(lambda: not [pid for pid in ray.cluster.pids(victim) if "zygote" in command_of(pid)])
     ray.cluster.kill(victim)
     ray.cluster.start_node(victim, wait=False)
     done = ray.over(job)
@@ -185,7 +185,7 @@ def test_a_raylet_cut_off_for_too_long_comes_back_as_a_new_node(ray):
     ray.until(job, lambda job: job["phase"] == "running" and victim not in (job["placement"] or {victim}))
     ray.wait_for(lambda: ray.nodes()[victim]["down"])
     os.kill(raylet, signal.SIGCONT)  # it learns that it is dead, and its processes end with it
-    ray.wait_for(lambda: not [pid for pid in ray.cluster.pids(victim) if "zygote" in _command(pid)])
+    ray.wait_for(lambda: not [pid for pid in ray.cluster.pids(victim) if "zygote" in command_of(pid)])
     ray.cluster.kill(victim)
     ray.cluster.start_node(victim, wait=False)
     done = ray.over(job)
@@ -218,11 +218,6 @@ def test_everything_is_given_back_at_the_end(ray):
             break
         time.sleep(0.5)
     assert total == free == 8.0
-    assert not [pid for name in ("n1", "n2", "n3", "n4") for pid in ray.cluster.pids(name) if "zygote" in _command(pid)]
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
+    assert not [
+        pid for name in ("n1", "n2", "n3", "n4") for pid in ray.cluster.pids(name) if "zygote" in command_of(pid)
+    ]

@@ -21,15 +21,16 @@ from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.nodes import NodeGroup
 from geminid.policies.registry import make_policy
+from geminid.serve import heartbeats
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.documents import job_document, node_documents
+from geminid.serve.executors.nodeserver import PING_S
 from geminid.serve.executors.supervised import REPORTS_LATE_S
 from geminid.serve.planner import NEWS_S, Planner
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Store
 from geminid.sim.run import load_policy
-from geminid.train.messages import Heartbeat, decode, encode
 
 #: So many kinds of jobs are told apart.
 KINDS = 50
@@ -46,8 +47,8 @@ BATCHES_PER_S, LOOKS_PER_S = 4.0, 0.1
 #: The default policy, which decides whenever it is asked.
 POLICY = "geminid:gap=0"
 
-#: Workers say that they live so often.
-HEARTBEATS_PER_S = 2.0
+#: What hearing workers costs is measured with so many jobs, and what telling nodes costs with so many, for so long.
+HEARD_JOBS, HEARD_NODES, HEARD_S = 100, 200, 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +91,17 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None) -> 
         found.append(Part(part=part, nodes=nodes, jobs=jobs, per_s=per_s, each_ms=1e3 * each_s, share=per_s * each_s))
 
     some = scene.reports(500)
-    beats_per_s = HEARTBEATS_PER_S * nodes * NODE_SLOTS
-    add("heartbeats: read from a worker's line", beats_per_s, scene.hear_beats, at_once=1000)
+    progress(f"{nodes:,} nodes: heartbeats")
+    heard = heartbeats.measure(HEARD_JOBS, SLOTS_PER_JOB, HEARD_S)
+    seconds = {
+        "heartbeats: heard by jobs' supervisors": (heartbeats.BEATS_PER_S * nodes * NODE_SLOTS, heard.beat_s),
+        "supervisors: watching their jobs": (float(jobs), heard.watch_s),
+        "nodes: told that the service is there": (nodes / PING_S, heartbeats.ping(HEARD_NODES, HEARD_S)),
+    }
+    found += [
+        Part(part=part, nodes=nodes, jobs=jobs, per_s=per_s, each_ms=1e3 * each_s, share=per_s * each_s)
+        for part, (per_s, each_s) in seconds.items()
+    ]
     add("reports: written to the log", reports_per_s, lambda: scene.write(some), at_once=len(some))
     add("reports: taken into the state", reports_per_s, lambda: scene.apply(some), at_once=len(some))
     add("batches: a copy of the state for readers", BATCHES_PER_S, scene.state.copy)
@@ -134,8 +144,7 @@ class _Scene:
             self.state.jobs[f"j{number}"] = replace(like, state=state, target=place)
         self.policy = make_policy(POLICY, load_policy)
         self.planner = Planner(self.cluster, self.policy, "geminid", self.state, self.clock)
-        beat = Heartbeat(generation=3, step=1234, phase="training", phase_s=0.2)
-        self.line, self._count = encode(beat).rstrip(b"\n"), 0
+        self._count = 0
 
     def _tell(self, record: r.Record) -> None:
         self.state.apply(self.state.seq + 1, self.clock.now_s(), record)
@@ -155,10 +164,6 @@ class _Scene:
 
     def reports(self, count: int) -> list[r.Record]:
         return [_report(f"j{number % len(self.state.jobs)}", 32, 0.2) for number in range(count)]
-
-    def hear_beats(self) -> None:
-        for _ in range(1000):
-            decode(self.line)
 
     def write(self, records: list[r.Record]) -> None:
         self._store.append(self.clock.now_s(), records, self._count)

@@ -145,6 +145,10 @@ def allocation_of(placement: Placement, cluster: Cluster) -> Allocation:
     return tuple(sorted((known[name], len(slots)) for name, slots in placement.slots_by_node if name in known))
 
 
+def _slots_by_node(place: Placement | None) -> dict[str, tuple[int, ...]]:
+    return {} if place is None else dict(place.slots_by_node)
+
+
 def name_slots(
     wanted: Mapping[str, Allocation],
     current: Mapping[str, Placement | None],
@@ -158,27 +162,32 @@ def name_slots(
     there is another. ``occupied`` are slots with processes on them: those that others have yet to leave are
     taken last.
     """
-    free = {(node.name, slot) for node in cluster.nodes for slot in range(node.slots)} - set(cordoned)
+    free = {node.name: set(range(node.slots)) for node in cluster.nodes}
+    for name, slot in cordoned:
+        free.get(name, set()).discard(slot)
+    users: dict[tuple[str, int], set[str]] = {}
+    for job_id, place in (occupied or {}).items():
+        for user in place.slots():
+            users.setdefault(user, set()).add(job_id)
     kept: dict[str, dict[str, list[int]]] = {}
     for job_id, allocation in wanted.items():
-        place = current.get(job_id)
-        held = dict(place.slots_by_node) if place is not None else {}
+        held = _slots_by_node(current.get(job_id))
         kept[job_id] = {}
         for node, count in allocation:
             name = cluster.nodes[node].name
-            mine = [slot for slot in held.get(name, ()) if (name, slot) in free][:count]
-            free -= {(name, slot) for slot in mine}
+            mine = [slot for slot in held.get(name, ()) if slot in free[name]][:count]
+            free[name].difference_update(mine)
             kept[job_id][name] = mine
     for job_id, allocation in wanted.items():
-        place = current.get(job_id)
-        held = dict(place.slots_by_node) if place is not None else {}
+        held = _slots_by_node(current.get(job_id))
         for node, count in allocation:
             name = cluster.nodes[node].name
             mine = kept[job_id][name]
-            others = {slot for other, left in (occupied or {}).items() if other != job_id for slot in left.slots()}
-            available = sorted((slot for owner, slot in free if owner == name), key=lambda s: ((name, s) in others, s))
-            available = available[: count - len(mine)]
-            free -= {(name, slot) for slot in available}
+            if len(mine) == count:
+                continue
+            by_use = sorted((bool(users.get((name, slot), set()) - {job_id}), slot) for slot in free[name])
+            available = [slot for _, slot in by_use[: count - len(mine)]]
+            free[name].difference_update(available)
             mine += available
             mine += [slot for slot in held.get(name, ()) if slot not in mine][: count - len(mine)]
     return {
