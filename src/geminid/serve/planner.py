@@ -72,6 +72,10 @@ class _Cause:
         return fits and not self.text.startswith(f"{job_id} ")
 
 
+#: So many of a plan's changes are explained in full: what a job's model expects takes its time to compute.
+MOST_EXPLAINED = 100
+
+
 class Planner:
     """The engine of a service. ``state`` is the service's own, which only the service changes."""
 
@@ -301,14 +305,16 @@ class Planner:
         }
         recent = [cause for cause in self._causes if cause.at_s >= self._decided_at_s - RECENT_S]
         self._causes.clear()
-        reasons = {}
+        reasons: dict[str, str] = {}
         for job_id, change in changes.items():
             job, view = before[job_id], self.engine.jobs[job_id]
-            others = {name: other for name, other in changes.items() if name != job_id}
             because = [c.text for c in recent if c.explains(job_id, change)]
             if not because and job.allocation:
                 because = ["what jobs have measured"]
-            reason = why_resized(job, job.slots + change, view.gpu_type, because, others)
+            reason = "; ".join(because)
+            if len(reasons) < MOST_EXPLAINED:
+                others = {name: other for name, other in changes.items() if name != job_id}
+                reason = why_resized(job, job.slots + change, view.gpu_type, because, others)
             reasons[job_id] = "; ".join(text for text in (given.get(job_id), reason) if text)
         return r.Planned(targets=targets, reasons={job_id: reason for job_id, reason in reasons.items() if reason})
 
