@@ -14,8 +14,10 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 pytest.importorskip("torch")
 
-from onray import OnRay, command_of
+from onray import OnRay, command_of, is_stopped
+from test_service_faults import check_invariants
 
+from geminid.serve.executors.nodeserver import LEASE_S
 from geminid.serve.raycluster import LoopbackCluster
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -110,7 +112,8 @@ def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
     ray.settled(plain, 1)
     workers, step = ray.worker_pids(job), ray.job(job)["step"]
     ray.kill()
-    time.sleep(1.0)
+    time.sleep(LEASE_S + 2.0)
+    assert not any(map(is_stopped, workers))  # Ray says that their nodes count
     ray.up()
     assert ray.until(job, lambda job: job["step"] > step)["phase"] == "running"
     assert ray.worker_pids(job) == workers
@@ -208,6 +211,7 @@ def test_a_restarted_head_disturbs_nobody(ray):
 
 
 def test_everything_is_given_back_at_the_end(ray):
+    check_invariants(ray)  # after every record of all that happened above
     ray.run("down")
     code = "print(json.dumps([ray.cluster_resources().get('CPU'), ray.available_resources().get('CPU')]))"
     ray.cluster.kill("n5")

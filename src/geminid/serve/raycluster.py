@@ -108,8 +108,8 @@ class LoopbackCluster:
         if wait:
             self.wait_for({name})
 
-    def restart_head(self, away_s: float = 2.0) -> None:
-        """Kill the head's control store, and start it again as it was.
+    def restart_head(self, away_s: float = 2.0, *, wait: bool = True) -> None:
+        """Kill the head's control store, and start it again as it was; without durable tables it knows no node then.
 
         ``ray start --head`` would refuse: on one machine it sees the other nodes' raylets and takes them for a head.
         Whoever watches the store is stopped, not to end the head's raylet with it.
@@ -132,7 +132,8 @@ class LoopbackCluster:
             start_new_session=True,
         )
         self._started.append(again)
-        self._until(self._answers, "the head of the Ray cluster did not come back")
+        if wait:
+            self._until(self._answers, "the head of the Ray cluster did not come back")
 
     def raylet(self, name: str) -> int:
         """The process id of a node's raylet."""

@@ -26,6 +26,7 @@ from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.documents import job_document, node_documents
 from geminid.serve.executors.nodeserver import PING_S
+from geminid.serve.executors.ray import heartbeat_s
 from geminid.serve.executors.supervised import REPORTS_LATE_S
 from geminid.serve.planner import NEWS_S, Planner
 from geminid.serve.state import LiveJob, ServiceState
@@ -92,9 +93,10 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None) -> 
 
     some = scene.reports(500)
     progress(f"{nodes:,} nodes: heartbeats")
+    slots = nodes * NODE_SLOTS
     heard = heartbeats.measure(HEARD_JOBS, SLOTS_PER_JOB, HEARD_S)
     seconds = {
-        "heartbeats: heard by jobs' supervisors": (heartbeats.BEATS_PER_S * nodes * NODE_SLOTS, heard.beat_s),
+        "heartbeats: heard by jobs' supervisors": (slots / heartbeat_s(slots), heard.beat_s),
         "supervisors: watching their jobs": (float(jobs), heard.watch_s),
         "nodes: told that the service is there": (nodes / PING_S, heartbeats.ping(HEARD_NODES, HEARD_S)),
     }

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -54,6 +54,9 @@ FIRST_NODE_S, AGENTS_S = 60.0, 10.0
 
 #: A bridge that ended is started again after so long, twice as long each time, up to a limit.
 BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
+
+#: So many workers are heard a second, until they would be silent for too long; a hang is noticed after 10 s.
+HEARD_PER_S, LONGEST_HEARTBEAT_S = 2000.0, 2.5
 
 #: For so long, agents keep what they run without any service.
 FORSAKEN_S = ORPHANS_S + 120.0
@@ -430,7 +433,7 @@ class RayExecutor(SupervisedExecutor):
             address=Address(host=self._host),
             topology=self._topology,
             most_failures=job.spec.max_retries,
-            patience=self._patience,
+            patience=replace(self._patience, heartbeat=heartbeat_s(self._cluster.total_slots)),
         )
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
@@ -656,6 +659,11 @@ def _service_id(folder: Path) -> str:
     if not path.exists():
         path.write_text(secrets.token_hex(4), encoding="utf-8")
     return path.read_text(encoding="utf-8").strip()
+
+
+def heartbeat_s(slots: int) -> float:
+    """How often workers say that they live: the more there are to be heard, the less often."""
+    return min(max(slots / HEARD_PER_S, Patience().heartbeat), LONGEST_HEARTBEAT_S)
 
 
 def own_address(node: str, address: str) -> str:
