@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -139,6 +140,27 @@ def test_certificates_are_as_small_as_promised(slots: int, jobs: int, types: int
         found = solve(choices)
         assert_feasible(choices, found)
         assert found.gap <= most, seed
+
+
+@pytest.mark.parametrize("weight", [1e3, 1e6, 1e12])
+def test_a_job_that_counts_more_than_all_others_is_served_and_the_others_are_none_the_worse(weight: float) -> None:
+    choices, _ = problem(64, 50, 3, seed=0)
+    rest = solve(choices, finish_above=None).value
+    heavy = np.where(choices.slots == 1, weight, -np.inf)
+    both = replace(choices, utility=np.vstack([choices.utility, heavy]))
+    found = solve(both, finish_above=None)
+    assert_feasible(both, found)
+    assert found.choice[-1] >= 0
+    assert found.value - weight >= 0.97 * rest
+
+
+def test_jobs_that_are_alike_are_told_apart() -> None:
+    """At any prices all of them would choose the same; the optimum is a mixture."""
+    choices, _ = problem(2048, 1600, 8, seed=0)
+    same = replace(choices, utility=np.tile(np.sqrt(choices.slots), (1600, 1)))
+    found = solve(same, finish_above=None)
+    assert_feasible(same, found)
+    assert found.gap <= 1e-3
 
 
 def test_equal_jobs_share_what_there_is() -> None:

@@ -27,6 +27,9 @@ MOST_STEPS = 60
 #: at most so many (and their shortened repetitions) at one temperature: a colder one will mend what is left.
 STEPS_PER_TEMPERATURE = 3
 
+#: A job's best that is worth so many times the median counts as no more in how exactly prices are found.
+MOST_UNUSUAL = 30.0
+
 #: What is worth so much less than the best, in temperatures, has no share; any less would have a denormal one, with
 #: which processors take twenty times as long. (A typed constant: a wider one would make results wider.)
 LEAST_EXPONENT = np.float32(-80.0)
@@ -50,6 +53,7 @@ class Dual:
     group_use: NDArray[Any]
     capacity: Array
     scale: float
+    contested: float
 
     @classmethod
     def of(cls, problem: Choices, sample: IntArray | None = None) -> Dual:
@@ -60,8 +64,10 @@ class Dual:
         # Single precision is enough to find prices, and twice as fast; the bound that counts is computed in double.
         precision = np.float32 if rows.size > 1 << 14 else np.float64
         best = rows.max(axis=1)
-        served = best > 0
-        scale = float(best[served].mean()) if served.any() else 0.0
+        best = best[best > 0]
+        # A few jobs may count far more than all others together; what is decided among the others must not drown in it.
+        usual = np.minimum(best, MOST_UNUSUAL * np.median(best)) if len(best) else best
+        scale = float(usual.mean()) if len(best) else 0.0
         utility = np.maximum(rows, -1e4 * max(scale, 1e-12)).astype(precision)
         types = len(problem.capacity)
         takes = np.zeros((len(problem.slots), 2 * types), dtype=precision)
@@ -78,6 +84,7 @@ class Dual:
             problem.use.astype(precision),
             capacity,
             scale,
+            float(usual.sum()),
         )
 
     def evaluate(self, prices: Array, temperature: float) -> Evaluated:
@@ -114,7 +121,7 @@ class Dual:
             hessian[:types, :types] += varies
             if self.group is not None:
                 self._add_groups(self.group[block], shares, demand, used, hessian)
-            sums += best.sum(), np.log(total).sum(), spread
+            sums += best.sum(dtype=np.float64), np.log(total).sum(dtype=np.float64), spread
         paid = float(prices @ self.capacity)
         bound = paid + temperature * float(sums[0])
         slack = self.capacity - used
@@ -188,11 +195,11 @@ def descend(dual: Dual, start: Prices | None, warm_temperature: float, tolerance
             steps += tried
             if here.bound < lowest:
                 best, lowest = prices, here.bound
-            exact = abs(here.lost) <= 0.1 * tolerance * here.bound
-            settled = abs(before - here.bound) <= 0.3 * tolerance * here.bound
-            done = exact or (settled and abs(here.lost) <= 10.0 * tolerance * here.bound)
+            enough = tolerance * min(here.bound, dual.contested)
+            settled = abs(before - here.bound) <= 0.3 * enough
+            done = here.lost <= 0.1 * enough or (settled and here.lost <= 10.0 * enough)
             unsettled = float(np.abs(_projected(prices, here.slack)) @ np.maximum(prices, 1e-3 * dual.scale))
-            if done or unsettled <= 0.2 * abs(here.lost) or not tried:
+            if done or unsettled <= 0.2 * here.lost or not tried:
                 break
         if not done:
             temperature *= COOLING
@@ -214,8 +221,12 @@ def _newton_step(dual: Dual, prices: Array, here: Evaluated, temperature: float)
     # Where nobody is undecided the Hessian vanishes; this keeps a price from moving by more than its own size.
     floor = np.abs(gradient[free]) / np.maximum(prices[free], 1e-2 * dual.scale)
     step = np.zeros(len(prices))
-    step[free] = -np.linalg.solve(hessian + np.diag(1e-3 * np.diag(hessian) + 0.05 * floor), gradient[free])
-    noise = 1e-6 * abs(here.value) if dual.utility.dtype == np.float32 else 0.0
+    damped = hessian + np.diag(1e-3 * np.diag(hessian) + 0.05 * floor)
+    try:
+        step[free] = -np.linalg.solve(damped, gradient[free])
+    except np.linalg.LinAlgError:  # singular for once
+        step[free] = -np.linalg.lstsq(damped, gradient[free])[0]
+    noise = 1e-6 * min(abs(here.value), dual.contested) if dual.utility.dtype == np.float32 else 0.0
     length, tried = 1.0, 0
     while True:
         tried += 1

@@ -25,6 +25,9 @@ SAMPLE_SHARE, LEAST_SAMPLE, MOST_SAMPLE = 8, 256, 4096
 #: and not that a slot is a large part of the whole.
 LARGE_SLOTS, LARGE_GAP = 1500, 1e-3
 
+#: By how much the utilities of jobs that are alike are made to differ at most: no more than that.
+TOLD_APART = 1e-3
+
 
 @dataclass(frozen=True, slots=True)
 class Priced:
@@ -67,12 +70,37 @@ def solve(
     found = _round(problem, prices, steps + more, tolerance, finish_above)
     if found.gap <= LARGE_GAP or float(problem.capacity.sum()) < LARGE_SLOTS:
         return found
-    # Now and then the descent settles where it seems flat, or rounding was unlucky.
+    # Rounding is unlucky where many are alike: at any prices all of them choose the same. So let them differ a little …
+    alike = _told_apart(problem)
+    prices, more, _ = descend(Dual.of(alike), found.prices, WARM_TEMPERATURE, 0.1 * tolerance)
+    found = _better(found, _judged(problem, _round(alike, prices, found.steps + more, tolerance, None)))
+    if found.gap <= LARGE_GAP:
+        return found
+    # … and now and then the descent settles where it seems flat.
     prices, more, _ = descend(dual, found.prices, temperature, 0.1 * tolerance)
     finish_above = None if finish_above is None else LARGE_GAP
-    again = _round(problem, prices, found.steps + more, 0.1 * tolerance, finish_above, thorough=True)
-    best = again if again.value > found.value else found
-    return replace(best, bound=min(found.bound, again.bound), steps=again.steps)
+    return _better(found, _round(problem, prices, found.steps + more, 0.1 * tolerance, finish_above, thorough=True))
+
+
+def _told_apart(problem: Choices) -> Choices:
+    """The same with utilities changed by up to a thousandth, by job and GPU type."""
+    shape = len(problem.utility), len(problem.capacity)
+    factors = 1.0 + TOLD_APART * np.random.default_rng(0).random(shape)
+    return replace(problem, utility=problem.utility * factors[:, problem.resource])
+
+
+def _judged(problem: Choices, found: Priced) -> Priced:
+    """A decision that was made with other utilities, with what it is worth and its bound with these."""
+    served = np.flatnonzero(found.choice >= 0)
+    value = float(problem.utility[served, found.choice[served]].sum())
+    bound = Rounding(problem, np.concatenate([found.prices.types, found.prices.groups])).bound
+    return replace(found, value=value, bound=bound)
+
+
+def _better(one: Priced, other: Priced) -> Priced:
+    """The better decision, with the lower bound."""
+    best = other if other.value > one.value else one
+    return replace(best, bound=min(one.bound, other.bound), steps=other.steps)
 
 
 def _round(

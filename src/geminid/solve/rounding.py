@@ -120,6 +120,9 @@ class Rounding:
         after = np.maximum(after, 0.0)
         gone = now - np.append(takes, 0.0)[target]
         loss = self._paid_now(jobs) - after
+        if float(gone.sum()) < excess and (target >= 0).any():
+            # One step down by everybody is not enough: those that have a step take it, nobody goes without already.
+            jobs, target, gone, loss = jobs[target >= 0], target[target >= 0], gone[target >= 0], loss[target >= 0]
         order = np.argsort(loss / gone, kind="stable")
         enough = int(np.searchsorted(np.cumsum(gone[order]), excess - 1e-9)) + 1
         chosen = order[:enough]
