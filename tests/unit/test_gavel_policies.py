@@ -467,12 +467,12 @@ def test_the_papers_orderings_hold_for_profiled_jobs() -> None:
 
 
 def test_the_makespan_policy_has_the_smallest_makespan_of_jobs_that_come_at_once() -> None:
+    """On every workload, with rounds that are short beside it: the last job of one of them ends after 40 minutes."""
     names = ("min_total_duration_perf", "max_min_fairness_perf", "finish_time_fairness_perf", "max_sum_throughput_perf")
     makespan_s = np.array(
-        [[simulate(n, small(seed, 0.2, at_once=True))["makespan_s"] for n in names] for seed in SEEDS]
+        [[simulate(f"{n}:round=60", small(seed, 0.2, at_once=True))["makespan_s"] for n in names] for seed in SEEDS]
     )
-    assert makespan_s.mean(axis=0).argmin() == 0
-    assert (makespan_s[:, :1] <= makespan_s * 1.02).all()
+    assert (makespan_s[:, :1] <= makespan_s).all()
 
 
 def test_teams_and_the_people_in_them_have_the_slot_time_that_their_weights_say() -> None:
