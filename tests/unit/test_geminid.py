@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import sub
@@ -152,10 +153,12 @@ def test_it_learns_how_wrong_estimates_are() -> None:
     assert known.error == pytest.approx(1.0, rel=0.15)
 
 
-def test_who_told_nothing_has_as_much_left_as_is_done() -> None:
+def test_who_told_nothing_has_as_much_left_as_is_done_in_steps() -> None:
     known = RemainingWork()
-    left = known.seconds([job("new", work=None), job("old", work=None, progress=5000.0)], np.array([10.0, 10.0]))
-    assert left == pytest.approx([1800.0, 2300.0])
+    done = (0.0, 5000.0, 19000.0, 35000.0, 37000.0, 400000.0)
+    left = known.seconds([job(f"j{p:g}", work=None, progress=p) for p in done], np.full(len(done), 10.0))
+    assert left == pytest.approx([1800.0 * lengths for lengths in (1, 1, 2, 2, 3, 17)])
+    assert (np.diff(left) > 0).all()  # of those that are as long for all that is known, whoever came first goes first
     for _ in range(200):
         known.learn([job("old", progress=200.0)])
         known.seconds([job("old", work=None)], np.array([10.0]))
@@ -251,8 +254,43 @@ def test_nobody_waits_for_ever() -> None:
     fresh = [opaque(f"j{i}", submitted_s=599.0, weight=5.0) for i in range(20)]
     assert "old" not in slots(Geminid(ratio=0.0).decide(view(*fresh, waited)))
     assert "old" in slots(Geminid().decide(view(*fresh, waited)))
-    ones = np.ones(2)
-    assert finish_time_factors(np.array([0.0, 990.0]), 0 * ones, 10 * ones, ones, 2.0) == pytest.approx([1.0, 2500.0])
+    ages, ones = np.array([0.0, 990.0, 30.0, 1e9]), np.ones(4)
+    factors = finish_time_factors(ages, 0 * ones, 10 * ones, ones, np.array([1.0, 1.0, 8.0, 8.0]), 2.0)
+    assert factors == pytest.approx([1.0, 2500.0, 4.0 * 8.0, 1e9])
+
+
+@pytest.mark.parametrize("adaptivity", [Adaptivity.RIGID, Adaptivity.ADAPTIVE])
+def test_a_job_that_needs_many_slots_gets_its_turn(adaptivity: Adaptivity) -> None:
+    """Beside fresh jobs without end, each of which is worth as much on one slot as it on its eight."""
+    fresh = [opaque(f"j{i}", submitted_s=599.0) for i in range(20)]
+    served = {}
+    for days in (0.0, 2.0):
+        since = {"submitted_s": 600.0 - 86400.0 * days, "min_slots": 8}
+        wide = opaque("wide", 8, **since) if adaptivity is Adaptivity.RIGID else job("wide", **since, work=2e4)
+        served[days] = "wide" in slots(Geminid().decide(view(*fresh, wide)))
+    assert served == {0.0: False, 2.0: True}
+
+
+def test_jobs_of_unknown_size_do_not_take_turns() -> None:
+    """They fall behind the others by what they have done, but not so soon that a pause for it would be lost."""
+    policy, now_s, changes = Geminid(), 600.0, 0
+    jobs = [opaque(f"j{i}", rescale_s=10.0) for i in range(20)]
+    for _ in range(20):
+        given = slots(policy.decide(view(*jobs, now_s=now_s)))
+        changes += sum(bool(one.allocation) != (one.id in given) for one in jobs)
+        free = iter([(node, 1) for node in range(4) for _ in range(4)])
+        now_s += 60.0
+        jobs = [
+            replace(
+                one,
+                allocation=(next(free),) if one.id in given else (),
+                slots=int(one.id in given),
+                gpu_type="t4" if one.id in given else None,
+                progress=one.progress + 60.0 * (one.id in given),
+            )
+            for one in jobs
+        ]
+    assert changes == 16  # the first sixteen have started
 
 
 def test_queues_lend_what_they_do_not_need_and_get_it_back() -> None:
@@ -269,10 +307,32 @@ def test_queues_lend_what_they_do_not_need_and_get_it_back() -> None:
     assert len(capped) == 10
 
 
-def test_weights_of_queues_count() -> None:
+def test_what_is_left_over_is_lent_once_and_quotas_hold_against_anybody() -> None:
+    """Queues a and b weigh more and want everything; c is to have its eight slots, of which nobody may lend any."""
+    queues = ("a:1:4", "b:1:4", "c:1:8", "d:1:8")
+    jobs = [opaque(f"{queue}{i}", queue=queue, priority=int(queue in "abx")) for queue in "abcx" for i in range(24)]
+    found = Counter(name[0] for name in slots(Geminid(queues=queues).decide(view(*jobs[:72], cluster="t4:6x4"))))
+    assert found["c"] >= 8
+    assert found["a"] >= 4
+    assert found["b"] >= 4
+    assert found.total() == 24
+    unlimited = slots(Geminid(queues=("c:1:8",)).decide(view(*jobs[48:], cluster="t4:6x4")))
+    assert Counter(name[0] for name in unlimited) == {"c": 8, "x": 16}
+
+
+@pytest.mark.parametrize("half_life_s", [None, 86400.0])
+def test_weights_of_queues_count(half_life_s: float | None) -> None:
     jobs = [opaque(f"a{i}", queue="a") for i in range(16)] + [opaque(f"b{i}", queue="b") for i in range(16)]
-    found = slots(Geminid(queues=("a:1", "b:50")).decide(view(*jobs)))
+    found = slots(Geminid(queues=("a:1", "b:50"), half_life_s=half_life_s).decide(view(*jobs)))
     assert all(name.startswith("b") for name in found)
+
+
+def test_the_owners_of_a_queue_share_what_it_is_entitled_to() -> None:
+    shares = FairShares(half_life_s=3600.0)
+    one = job("one", queue="a", owner="x", service_before_gpu_s=1000.0)
+    ten = [job(f"j{i}", queue="b", owner=f"y{i}", service_before_gpu_s=100.0) for i in range(10)]
+    shares.update(view(one, *ten))
+    assert shares.factors([one, *ten], {}) == pytest.approx(np.ones(11))
 
 
 @pytest.mark.parametrize("text", ["", ":1", "a:x", "a:0", "a:1:-1", "a:1:2:3:4", "a:nan"])

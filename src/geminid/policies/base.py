@@ -68,6 +68,11 @@ class JobFacts:
     budget_gpu_s: float | None = None
     preferred_types: frozenset[str] = frozenset()
 
+    @property
+    def least_slots(self) -> int:
+        """The fewest slots on which it runs."""
+        return self.requested_slots if self.adaptivity is Adaptivity.RIGID else self.min_slots
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:

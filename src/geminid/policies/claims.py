@@ -7,13 +7,13 @@ on a group of jobs, so that one and the same problem decides it all.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.fields import InvalidInput, Problem
 from geminid.policies.base import ClusterView, JobView
@@ -28,6 +28,8 @@ MOST_LEVELS = 20
 MOST_FAVOUR = 4.0
 #: A job that needs all of the time until its deadline on its fastest configuration counts as much as so many jobs.
 MOST_URGENT = 8.0
+#: A job that has waited longer counts no more: by then nothing stands before it, and weights must stay finite.
+MOST_OVERDUE = 1e9
 #: How much more a slot of a preferred type is worth.
 PREFERENCE = 1.25
 
@@ -108,7 +110,9 @@ class FairShares:
         accounts = {_account(job) for job in jobs}
         if len(accounts) < 2:
             return np.ones(len(jobs))
-        entitled = {name: weights.get(name.partition("/")[0], 1.0) for name in accounts}
+        # A queue's owners share what it is entitled to: ten of them are not worth ten queues.
+        owners = Counter(name.partition("/")[0] for name in accounts)
+        entitled = {name: weights.get(queue := name.partition("/")[0], 1.0) / owners[queue] for name in accounts}
         whole, used = sum(entitled.values()), sum(self._used.get(name, 0.0) for name in accounts)
         if used <= 0:
             return np.ones(len(jobs))
@@ -140,14 +144,17 @@ def deadline_factors(view: ClusterView, fastest_s: Array) -> Array:
     return factors
 
 
-def finish_time_factors(age_s: Array, done_s: Array, left_s: Array, fair_speedup: Array, bound: float) -> Array:
+def finish_time_factors(
+    age_s: Array, done_s: Array, left_s: Array, fair_speedup: Array, least_slots: Array, bound: float
+) -> Array:
     """Jobs that would take longer than ``bound`` times what a fair share takes, even on one from now on, count more.
 
     ``done_s`` and ``left_s`` are on the slowest configuration. The factor grows with the square of the ratio and with
-    the age of the job without end: nobody waits for ever.
+    the age of the job without end: nobody waits for ever. A job that needs several slots at once takes the place of as
+    many others, so it counts the more the more it needs: at twice the bound four times per slot.
     """
     ratio = (age_s + left_s / fair_speedup) / np.maximum((done_s + left_s) / fair_speedup, 1.0)
-    return np.asarray(np.maximum(ratio / bound, 1.0) ** 2)
+    return np.asarray(np.clip(ratio / bound, 1.0, None) ** (2.0 + np.log2(least_slots))).clip(max=MOST_OVERDUE)
 
 
 def preference_factors(jobs: Sequence[JobView], configurations: Sequence[Configuration]) -> Array | None:
@@ -173,8 +180,3 @@ def within_budget(
             left = job.facts.budget_gpu_s - job.attained_service_gpu_s(view.now_s)
             allowed[row] = need <= max(left, float(need.min()) * (1.0 + 1e-9))
     return allowed
-
-
-def relative_costs(cluster: Cluster, configurations: Sequence[Configuration]) -> Array:
-    """What a configuration costs per hour, in slot-hours of a V100."""
-    return np.array([c.slots * cluster.gpu_type(c.gpu_type).relative_cost for c in configurations])

@@ -171,14 +171,14 @@ class Geminid(Policy):
         if self.ratio > 0:
             done_s = np.array([job.progress for job in jobs]) / least
             fair = _fair_speedup(view, configurations, speedup)
-            claims["long wait"] = finish_time_factors(age_s, done_s, left_s, fair, self.ratio)
+            least_slots = np.array([job.facts.least_slots for job in jobs], dtype=float)
+            claims["long wait"] = finish_time_factors(age_s, done_s, left_s, fair, least_slots, self.ratio)
+        weights = {name: queue.weight for name, queue in self._queues.items()}
+        if weights:
+            claims["queue"] = np.array([weights.get(job.facts.queue, DEFAULT_QUEUE.weight) for job in jobs])
         if self._shares is not None:
             self._shares.update(view)
-            weights = {name: queue.weight for name, queue in self._queues.items()}
             claims["fair share"] = self._shares.factors(jobs, weights)
-        elif self._queues:
-            weights = {name: queue.weight for name, queue in self._queues.items()}
-            claims["queue"] = np.array([weights.get(job.facts.queue, DEFAULT_QUEUE.weight) for job in jobs])
         weight = np.multiply.reduce(list(claims.values()))
         claims["little left"] = np.maximum(rank(left_s), self.least_rank) ** self.p
         self._counted = (jobs, claims)
@@ -263,13 +263,13 @@ class Geminid(Policy):
         types, capacity = view.cluster.type_index, _slots_by_type(view)
         slots = np.array([c.slots for c in configurations], dtype=float)
         resource = np.array([types[c.gpu_type] for c in configurations], dtype=np.intp)
-        limited = self._limited_queues
-        if not limited:
+        queues = self._limited_queues
+        if not queues:
             return Choices(utility, slots, resource, capacity)
-        index = {queue.name: i for i, queue in enumerate(limited)}
-        group = np.array([index.get(job.facts.queue, -1) for job in view.jobs], dtype=np.intp)
+        index = {queue.name: i for i, queue in enumerate(queues)}
+        group = np.array([index.get(job.facts.queue, len(queues)) for job in view.jobs], dtype=np.intp)
         whole = float(capacity.sum())
-        limit = np.array([whole if q.limit is None else q.limit for q in limited])
+        limit = np.array([*(whole if q.limit is None else min(q.limit, whole) for q in queues), whole])
         return Choices(utility, slots, resource, capacity, group, limit)
 
     @property
@@ -277,22 +277,34 @@ class Geminid(Policy):
         return [q for q in self._queues.values() if q.quota is not None or q.limit is not None]
 
     def _solve(self, choices: Choices, start: Prices | None) -> Priced:
-        """Find the decision; where queues have quotas, first within them, and then with what is left over lent out."""
+        """Find the decision; where queues have quotas, first within them, and then with what is left over lent out.
+
+        All jobs of queues without one are the last group, and have what the quotas of queues with jobs leave. What is
+        lent is lent once: shared out by weight among those that would use more, and what they leave of that goes to
+        whom it is worth most.
+        """
         if choices.group is None or choices.group_capacity is None:
             return solve(choices, start=start, finish_above=None)
-        whole, limit = float(choices.capacity.sum()), choices.group_capacity
-        quota = np.minimum(limit, [whole if q.quota is None else q.quota for q in self._limited_queues])
-        within = replace(choices, group_capacity=quota)
-        found = solve(within, start=start, finish_above=None)
-        served = np.flatnonzero(found.choice >= 0)
-        slots = choices.slots[found.choice[served]]
-        left_over = whole - float(slots.sum())
-        group = choices.group[served]
-        used = np.bincount(group[group >= 0], slots[group >= 0], len(limit))
-        lent = np.minimum(limit, np.maximum(quota, used + left_over))
-        if left_over < 1.0 or (lent <= quota).all():
-            return found
-        return solve(replace(within, group_capacity=lent), start=found.prices, finish_above=None)
+        queues, whole, limit = self._limited_queues, float(choices.capacity.sum()), choices.group_capacity
+        wanted = np.bincount(choices.group, minlength=len(limit)) > 0
+        promised = np.array([q.quota or 0.0 for q in queues]) @ wanted[:-1]
+        quota = np.array([*(whole if q.quota is None else q.quota for q in queues), max(whole - promised, 0.0)])
+        weight = np.array([*(q.weight for q in queues), DEFAULT_QUEUE.weight])
+        granted = np.minimum(quota, limit)
+        found = solve(replace(choices, group_capacity=granted), start=start, finish_above=None)
+        for again in range(MOST_LENDINGS):
+            served = np.flatnonzero(found.choice >= 0)
+            used = np.bincount(choices.group[served], choices.slots[found.choice[served]], len(limit))
+            left_over = whole - float(used.sum())
+            hungry = wanted & (granted < limit) & ((found.prices.groups > 0.0) | (used > granted - 1.0))
+            if left_over < 1.0 or not hungry.any():
+                break
+            if again:
+                hungry &= np.arange(len(limit)) == np.argmax(np.where(hungry, found.prices.groups, -1.0))
+            share = left_over * np.where(hungry, weight, 0.0) / weight[hungry].sum()
+            granted = np.where(hungry, np.minimum(used + share, limit), granted)
+            found = solve(replace(choices, group_capacity=granted), start=found.prices, finish_above=None)
+        return found
 
     def _wake_at_s(self, view: ClusterView, assignments: Mapping[str, Configuration | Allocation]) -> float:
         """When to look again if nothing happens: when a job has measured its new speed, at the latest after a while."""
@@ -308,6 +320,9 @@ class Geminid(Policy):
 
 
 DEFAULT_QUEUE = Queue("default")
+
+#: What quotas leave over is lent so many times: who cannot use all of a share leaves it to the others.
+MOST_LENDINGS = 4
 
 
 def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:
@@ -358,19 +373,24 @@ def _reasons(view: ClusterView, found: Paired) -> dict[str, str]:
 def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array) -> Array:
     """How fast each job would be on its share of the cluster: the mean over types of as many slots as all could have.
 
-    Of each type, the largest configuration within the share counts, and a part of the smallest where that is larger.
+    Of each type, the largest configuration within the share counts, and a part of the job's smallest where that is
+    larger: the part of the time for which it could have it.
     """
     share = sum(view.usable_slots) / max(len(view.jobs), 1)
     slots = np.array([c.slots for c in configurations], dtype=float)
-    scaled = speedup * np.minimum(share / slots, 1.0)
-    per_type = [
-        scaled[:, [i for i, c in enumerate(configurations) if c.gpu_type == name and c.slots <= max(share, 1.0)]].max(
-            axis=1
-        )
-        for name in view.cluster.type_index
-    ]
-    mean = np.average(np.array(per_type), axis=0, weights=np.maximum(_slots_by_type(view), 1e-9))
-    return np.asarray(np.maximum(mean, 1e-3))
+    type_of = np.array([view.cluster.type_index[c.gpu_type] for c in configurations])
+    scaled = np.where(speedup > 0, speedup * np.minimum(share / slots, 1.0), 0.0)
+    per_type = np.zeros((len(view.cluster.type_index), len(speedup)))
+    for index in range(len(per_type)):
+        columns = np.flatnonzero(type_of == index)
+        columns = columns[np.argsort(slots[columns], kind="stable")]
+        if not len(columns):
+            continue
+        smallest = columns[np.argmax(speedup[:, columns] > 0, axis=1)]
+        within = scaled[:, columns[slots[columns] <= max(share, 1.0)]].max(axis=1, initial=0.0)
+        per_type[index] = np.maximum(within, scaled[np.arange(len(speedup)), smallest])
+    mean = np.average(per_type, axis=0, weights=np.maximum(_slots_by_type(view), 1e-9))
+    return np.asarray(np.maximum(mean, 1e-9))
 
 
 def _nodes(view: ClusterView, wished: Sequence[Wish]) -> dict[str, int] | None:

@@ -18,13 +18,17 @@ from geminid.policies.kinds import KindMemory
 
 Array = NDArray[np.float64]
 
+#: Up to so many nodes, every number of them is a configuration of its own.
+DENSE_NODES = 16
+
 
 def configurations_of(
     cluster: Cluster, rigid_sizes: Iterable[int] = (), most_slots: int | None = None
 ) -> list[Configuration]:
     """Powers of two within a node, then whole nodes, and what rigid jobs ask for, for every GPU type.
 
-    More than ``most_slots`` are left out, as far as whole nodes go: on a large cluster nobody may have most of them.
+    Any number of nodes up to ``DENSE_NODES``, then each an eighth more than the one before. More than ``most_slots``
+    are left out, as far as whole nodes go: on a large cluster nobody may have most of them.
     """
     result = []
     for gpu_type, index in cluster.type_index.items():
@@ -37,7 +41,7 @@ def configurations_of(
             slots *= 2
         result += [
             Configuration(gpu_type=gpu_type, nodes=nodes, slots=nodes * per_node)
-            for nodes in range(1, full_nodes + 1)
+            for nodes in _node_counts(full_nodes)
             if most_slots is None or (nodes - 1) * per_node < most_slots
         ]
         have = {c.slots for c in result if c.gpu_type == gpu_type}
@@ -47,6 +51,13 @@ def configurations_of(
             if slots <= per_node * full_nodes
         ]
     return result
+
+
+def _node_counts(most: int) -> list[int]:
+    counts = list(range(1, min(most, DENSE_NODES) + 1))
+    while counts and counts[-1] < most:
+        counts.append(min(counts[-1] + counts[-1] // 8, most))
+    return counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +97,7 @@ class Goodputs:
         table = self._refreshed(view)
         configurations = table.configurations
         slots = np.array([c.slots for c in configurations])
-        goodput = table.goodput.copy()
+        goodput = np.where(np.isfinite(table.goodput), table.goodput, 0.0)
         least, most = np.empty(len(view.jobs)), np.empty(len(view.jobs))
         for row, job in enumerate(view.jobs):
             facts, completed = job.facts, self._completed[job.id]

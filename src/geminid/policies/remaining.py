@@ -3,8 +3,9 @@
 A job that told its size ŵ is taken to have a size W that is log-normal around it. Knowing that it has done p and is
 not finished, E[W − p | W > p] is what is left: close to ŵ − p at first, and never zero where a job has outlived its
 estimate. How wrong estimates are is learnt from the jobs that have ended. A job that told nothing is taken to have the
-typical length of those still before it (their geometric mean), and as much again as it has done: sizes are so
-heavy-tailed that what has run for long will run for long.
+typical length of those still before it (their geometric mean), and as much again as it has done, to the last power of
+two of that length: sizes are so heavy-tailed that what has run for long will run for long. (In steps, because jobs of
+which nothing is known would otherwise fall behind each other with every second that they run, and take turns for ever.)
 """
 
 from __future__ import annotations
@@ -66,10 +67,16 @@ class RemainingWork:
         done = np.array([job.progress for job in jobs])
         known = told > 0
         self._slowest = dict(zip((job.id for job in jobs), slowest.tolist(), strict=True))
+        typical = math.exp(self._log_typical_s) * slowest
         in_order = 1.0 + FIRST_COME * np.arange(len(jobs))
-        left = np.where(known, 0.0, (done + math.exp(self._log_typical_s) * slowest) * in_order)
+        left = np.where(known, 0.0, (typical + _power_of_two(done / typical) * typical) * in_order)
         left[known] = expected_left(told[known], done[known], self.error)
         return np.asarray(left / slowest)
+
+
+def _power_of_two(lengths: Array) -> Array:
+    """The largest power of two that is not above each; zero below one."""
+    return np.asarray(np.where(lengths >= 1.0, 2.0 ** np.floor(np.log2(np.maximum(lengths, 1.0))), 0.0))
 
 
 def expected_left(told: Array, done: Array, error: float) -> Array:
