@@ -20,12 +20,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import nsmallest
 
 from geminid.policies.base import Allocation, ClusterView, JobView
 from geminid.policies.packing import FreeSlots, usable_types
 
 #: A job waits so long before narrower ones of the same weight are held back for it.
 PATIENCE_S = 60.0
+
+
+#: Of the jobs that could be overtaken, so many are looked after at a time, those of the largest claims.
+MOST_TURNS = 20
 
 
 @dataclass(slots=True)
@@ -58,7 +63,9 @@ def turns(
     denied: dict[str, set[str]] = {}
     waits = {job.id: waited_s(job) for job in waiting}
     everything = view.usable_slots_per_type()
-    for job in sorted(waiting, key=lambda job: -job.facts.weight * waits[job.id]):
+    least = min((job.facts.min_slots for job in waiting), default=0)
+    wide = [job for job in waiting if job.facts.min_slots > least]
+    for job in nsmallest(MOST_TURNS, wide, key=lambda job: -job.facts.weight * waits[job.id]):
         need = job.facts.min_slots
         types = [name for name in usable_types(job, free) if everything[name] >= need]
         rivals = [other for other in waiting if _overtakes(other, job, waits, patience_s)]
@@ -88,10 +95,11 @@ def turns(
     for job in waiting:
         if job.id in result.granted:
             continue
-        left = frozenset(usable_types(job, free)) - denied.get(job.id, set())
         if job.id not in denied:
             result.waiting.append(job)
-        elif any(everything[name] >= job.facts.min_slots for name in left):
+            continue
+        left = frozenset(usable_types(job, free)) - denied.get(job.id, set())
+        if any(everything[name] >= job.facts.min_slots for name in left):
             result.waiting.append(replace(job, facts=replace(job.facts, gpu_types=left)))
         else:
             result.held.add(job.id)
