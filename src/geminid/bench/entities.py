@@ -24,7 +24,7 @@ PEOPLE = {"ann": 1.0, "bob": 3.0}
 POLICY = "hierarchical"
 
 #: Fractions hold for half an hour: rounds must be short beside that for small shares to be realised.
-ROUND_S = 60
+ROUND_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,11 @@ class EntityRow:
 
 
 def run(
-    *, load: float = 4.0, seeds: Sequence[int] = (0,), progress: Callable[[str], None] = lambda _: None
+    *,
+    load: float = 4.0,
+    round_s: float = ROUND_S,
+    seeds: Sequence[int] = (0,),
+    progress: Callable[[str], None] = lambda _: None,
 ) -> list[EntityRow]:
     """Simulate, and add up who had what (over all seeds) while everybody wanted more."""
     people = {f"{team}/{person}": weight for team in TEAMS for person, weight in PEOPLE.items()}
@@ -61,7 +65,7 @@ def run(
             seed=seed,
             stints=True,
         )
-        result = simulate(f"{POLICY}:round={ROUND_S},weights={weights}", experiment)
+        result = simulate(f"{POLICY}:round={round_s:g},weights={weights}", experiment)
         owner_of = {job.name: job.owner for job in jobs}
         slots = {job.name: job.requested_slots for job in jobs}
         end_s = _contended_until(result["per_job"], owner_of, slots, cluster.total_slots)

@@ -628,19 +628,20 @@ def sharing(
 @app.command()
 def entities(
     load: Annotated[float, typer.Option(min=0.01, help="Scales the number of jobs.")] = 4.0,
+    round_s: Annotated[float, typer.Option("--round", min=1.0, help="Seconds of a round.")] = 60.0,
     seeds: Annotated[int, typer.Option(min=1, help="Workloads drawn; slot time is added up over them.")] = 1,
     json: Json = False,
 ) -> None:
     """Do teams and the people in them get the parts that their weights say, while all want more?"""
-    from geminid.bench.entities import POLICY, ROUND_S, run
+    from geminid.bench.entities import POLICY, run
 
     with error_console.status("simulating …") as status:
-        rows = run(load=load, seeds=range(seeds), progress=status.update)
+        rows = run(load=load, round_s=round_s, seeds=range(seeds), progress=status.update)
     if json:
         print_json([asdict(row) for row in rows])
         return
     print_table(
-        f"Slot time under {POLICY}, in rounds of {ROUND_S} s, until somebody has too little left to do",
+        f"Slot time under {POLICY}, in rounds of {round_s:g} s, until somebody has too little left to do",
         ["entity", "weight", "slot-hours", "part", "by weights", "difference"],
         [
             [
