@@ -16,7 +16,7 @@ from geminid.engine.models import ModelKeeper
 from geminid.fields import InvalidInput
 from geminid.policies.base import JobFacts
 from geminid.policies.gavel import timesharing
-from geminid.policies.gavel.fairness import HierarchicalPerf, MaxMinFairnessPacked, MaxMinFairnessPerf
+from geminid.policies.gavel.fairness import HierarchicalPerf, MaxMinFairnessPacked, MaxMinFairnessPerf, WaterFillingPerf
 from geminid.policies.gavel.problem import AllocationProblem, TimeFractions
 from geminid.policies.gavel.speeds import SpeedReader
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
@@ -209,6 +209,23 @@ def test_a_solver_that_failed_is_asked_again_in_the_next_round() -> None:
     for turn in range(6, 9):
         running.handle(Tick(1.0 + 360.0 * turn))
     assert policy.asked == 7
+    assert policy.decide(running.view()).reasons == {}
+
+
+def test_a_solve_that_takes_too_long_leaves_equal_shares_says_so_and_is_tried_again() -> None:
+    policy = make_policy("max_min_fairness_water_filling_perf:limit=1e-9")
+    assert isinstance(policy, WaterFillingPerf)
+    running = engine(policy, "v100:1x1", facts("a"), facts("b"))
+    served = []
+    for turn in range(4):
+        running.handle(Tick(1.0 + 360.0 * turn))
+        served += [job.id for job in running.jobs.values() if job.allocation]
+    reason = "out_of_time: no optimum was found (Time limit reached): equal static shares"
+    assert policy.decide(running.view()).reasons == {"a": reason, "b": reason}
+    assert served == ["a", "b", "a", "b"]
+    policy.limit_s = 60.0
+    for turn in range(4, 6):
+        running.handle(Tick(1.0 + 360.0 * turn))
     assert policy.decide(running.view()).reasons == {}
 
 
