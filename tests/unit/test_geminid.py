@@ -431,6 +431,13 @@ def test_what_is_scarcest_for_its_cost_is_rented_first() -> None:
     assert wished[2].reason.endswith("per dollar")
 
 
+def test_a_small_cluster_may_grow() -> None:
+    policy = Geminid(economy=0.0)
+    decision = policy.decide(view(job("a"), cluster="t4:1x4"))
+    assert decision.desired_nodes == {"t4": 2}
+    assert slots(decision) == {"a": 4}
+
+
 def test_the_policy_wishes() -> None:
     policy = Geminid(economy=0.5)
     decision = policy.decide(view(*(job(f"j{i}") for i in range(40))))

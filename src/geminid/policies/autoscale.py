@@ -9,12 +9,14 @@ the one of which a further slot is worth most now for what it costs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.cluster import Cluster
 from geminid.configuration import Configuration
+from geminid.fields import InvalidInput
 
 Array = NDArray[np.float64]
 
@@ -44,6 +46,16 @@ class Wish:
         if self.worth_per_dollar > 0.0:
             return f"{wish}; a further one is worth {100 * self.worth_per_dollar:.0f} % of that now for its cost"
         return wish
+
+
+def rentable(cluster: Cluster) -> Cluster:
+    """What could be rented: as much of everything again. (Whoever wants more still will say so when it is there.)"""
+    taken = set(cluster.node_index)
+    again = [replace(node, name=name) for node in cluster.nodes if (name := f"{node.name}-again") not in taken]
+    try:
+        return replace(cluster, nodes=(*cluster.nodes, *again))
+    except InvalidInput:  # larger than any cluster may be
+        return cluster
 
 
 def wishes(

@@ -17,9 +17,10 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.job import Adaptivity
-from geminid.policies.autoscale import Wish, wishes
+from geminid.policies.autoscale import Wish, rentable, wishes
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
 from geminid.policies.claims import (
     FairShares,
@@ -91,14 +92,19 @@ class Geminid(Policy):
     _solution: Priced | None = None
     _counted: tuple[Sequence[JobView], Mapping[str, Array]] = ((), MappingProxyType({}))
     _wishes: list[Wish] = field(default_factory=list)
+    _rentable: Cluster | None = None
+    _rentable_of: Cluster | None = None
     _goodputs: Goodputs = field(init=False)
+    _goodputs_if_rented: Goodputs = field(init=False)
     _remaining: RemainingWork = field(default_factory=RemainingWork)
     _shares: FairShares | None = field(init=False)
     _queues: dict[str, Queue] = field(init=False)
     _decided_s: float = float("-inf")
 
     def __post_init__(self) -> None:
-        self._goodputs = Goodputs(self.growth, memory=KindMemory() if self.kinds else None)
+        memory = KindMemory() if self.kinds else None
+        self._goodputs = Goodputs(self.growth, memory=memory)
+        self._goodputs_if_rented = Goodputs(self.growth, memory=memory)
         self._shares = FairShares(self.half_life_s) if self.half_life_s is not None else None
         self._queues = {queue.name: queue for queue in map(Queue.parse, self.queues)}
 
@@ -118,10 +124,7 @@ class Geminid(Policy):
         found = self._decided(view, configurations, worth)
         self._solution = found.solution
         if self.economy is not None:
-            types = list(view.cluster.type_index)
-            dollars = {name: view.cluster.gpu_type(name).relative_cost for name in types}
-            prices = dict(zip(types, found.solution.prices.types.tolist(), strict=True))
-            self._wishes = wishes(configurations, goodput, dollars, self.economy, prices)
+            self._wishes = self._wished(view, found.solution.prices)
         assignments: dict[str, Configuration | Allocation] = {
             job.id: configurations[column]
             for job, column in zip(view.jobs, found.solution.choice.tolist(), strict=True)
@@ -156,6 +159,17 @@ class Geminid(Policy):
         """Know what was used before: fair shares have a memory, and this policy may be younger than the cluster."""
         if self._shares is not None:
             self._shares.recall(past, now_s)
+
+    def _wished(self, view: ClusterView, prices: Prices) -> list[Wish]:
+        """What an autoscaled cluster should have, of at most twice what it has."""
+        if self._rentable is None or self._rentable_of is not view.cluster:
+            self._rentable, self._rentable_of = rentable(view.cluster), view.cluster
+        larger = replace(view, cluster=self._rentable)
+        configurations, goodput = self._goodputs_if_rented.of(larger, learn=False)
+        types = list(view.cluster.type_index)
+        dollars = {name: view.cluster.gpu_type(name).relative_cost for name in types}
+        worth = dict(zip(types, prices.types.tolist(), strict=True))
+        return wishes(configurations, goodput, dollars, self.economy or 0.0, worth)
 
     def _worth(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> Worth:
         """What each configuration is worth to each job, with everybody's claims."""

@@ -90,9 +90,12 @@ class Goodputs:
     _widest: int = 0
     _completed: dict[str, _Completed] = field(default_factory=dict)
 
-    def of(self, view: ClusterView) -> tuple[tuple[Configuration, ...], Array]:
-        """The configurations, and goodputs of the view's jobs (rows) on them; zero where a job may not use one."""
-        if self.memory is not None:
+    def of(self, view: ClusterView, *, learn: bool = True) -> tuple[tuple[Configuration, ...], Array]:
+        """The configurations, and goodputs of the view's jobs (rows) on them; zero where a job may not use one.
+
+        Unless it is to ``learn``, somebody else has told the memory of this view already.
+        """
+        if self.memory is not None and learn:
             self.memory.learn(view.jobs, view.ended)
         table = self._refreshed(view)
         configurations = table.configurations
