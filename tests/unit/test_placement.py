@@ -79,6 +79,28 @@ nodes:
     assert {cluster.nodes[node].zone for node, _ in placed.allocations["a"]} == {"z0"}
 
 
+def test_room_is_made_in_one_rack_where_that_moves_no_more_jobs() -> None:
+    cluster = Cluster.from_yaml("nodes:\n  - {type: v100, count: 8, slots: 4, nodes_per_rack: 2, rack: r}\n")
+    current: dict[str, Allocation] = {f"j{node}": ((node, 1 + node % 2),) for node in range(8)}
+    jobs = {name: Configuration(gpu_type="v100", nodes=1, slots=slots) for name, ((_, slots),) in current.items()}
+    new = Configuration(gpu_type="v100", nodes=2, slots=8)
+    placed = place(cluster, [4] * 8, {**jobs, "new": new}, current)
+    assert len({cluster.node_rack[node] for node, _ in placed.allocations["new"]}) == 1
+    assert sum(placed.allocations[name] != allocation for name, allocation in current.items()) == 2
+    assert not placed.scattered
+
+
+def test_odd_sizes_take_whole_nodes_and_a_rest_where_even_shares_leave_no_room() -> None:
+    jobs = {name: Configuration(gpu_type="v100", nodes=2, slots=12) for name in ("a", "b")}
+    jobs["c"] = Configuration(gpu_type="v100", nodes=1, slots=8)
+    placed = place(Cluster.parse("v100:4x8"), [8] * 4, jobs, {})
+    assert not placed.scattered
+    assert sorted(slots for _, slots in placed.allocations["a"]) == [4, 8]
+    assert len(placed.allocations["c"]) == 1
+    alone = place(Cluster.parse("v100:4x8"), [8] * 4, {"a": jobs["a"]}, {})
+    assert [slots for _, slots in alone.allocations["a"]] == [6, 6]
+
+
 def test_odd_sizes_that_cannot_be_packed_are_scattered_and_said() -> None:
     cluster = Cluster.parse("v100:2x4")
     wanted = {"a": conf(3), "b": conf(3), "c": conf(2)}

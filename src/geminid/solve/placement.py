@@ -3,8 +3,9 @@
 Jobs that keep their configuration stay. The others go in from the largest to the smallest, each where the least is left
 over. Where the free slots are too scattered for one, smaller jobs make room and are placed again, which may go on in
 turn but always with smaller ones: in sizes that are powers of two or whole nodes everything finds its place that way
-whenever there are enough slots. As a last resort everything of a GPU type is placed afresh; and what then still has no
-place, because of odd sizes, gets as many slots scattered over nodes. So a decision that keeps to the number of slots of
+whenever there are enough slots. As a last resort everything of a GPU type is placed afresh, jobs of several nodes first
+evenly over them, then on whole nodes and a rest; and what then still has no place, because of odd sizes, gets as many
+slots scattered over nodes. So a decision that keeps to the number of slots of
 each type is always carried out, and what had to be done differently is said.
 """
 
@@ -21,6 +22,9 @@ from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 
 Allocation = tuple[tuple[int, int], ...]
+
+#: Room in a single rack is looked for in those of so many nodes, the emptiest.
+MOST_RACKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,13 @@ def place(
         }
         kept = _OneType(cluster, nodes_of[index], free, current)
         kept.fit(stay, jobs)
-        if kept.left:
-            afresh = _OneType(cluster, nodes_of[index], free, current)
-            afresh.fit({}, jobs)
-            if len(afresh.left) < len(kept.left):
-                kept = afresh
-            kept.scatter(jobs)
+        for whole_nodes in (False, True):
+            if kept.left:
+                afresh = _OneType(cluster, nodes_of[index], free, current, whole_nodes=whole_nodes)
+                afresh.fit({}, jobs)
+                if len(afresh.left) < len(kept.left):
+                    kept = afresh
+        kept.scatter(jobs)
         result.allocations.update(kept.placed)
         result.scattered.update(kept.scattered)
         result.unplaced.update((job_id, f"no slots are left for {jobs[job_id]}") for job_id in kept.left)
@@ -85,7 +90,13 @@ class _OneType:
     """
 
     def __init__(
-        self, cluster: Cluster, nodes: Sequence[int], free: Sequence[int], current: Mapping[str, Allocation]
+        self,
+        cluster: Cluster,
+        nodes: Sequence[int],
+        free: Sequence[int],
+        current: Mapping[str, Allocation],
+        *,
+        whole_nodes: bool = False,
     ) -> None:
         self.nodes = np.array(nodes)
         self.position = {node: i for i, node in enumerate(nodes)}
@@ -93,6 +104,7 @@ class _OneType:
         self.racks, self.zones = cluster.node_rack[self.nodes], cluster.node_zone[self.nodes]
         self.one_rack = bool((self.racks == self.racks[0]).all())
         self.current = current
+        self.whole_node_slots = max(self.free, default=0) if whole_nodes else None
         self.placed: dict[str, Allocation] = {}
         self.on_node: list[list[str]] = [[] for _ in nodes]
         self.left: list[str] = []
@@ -163,7 +175,7 @@ class _OneType:
 
     def _find(self, job_id: str, configuration: Configuration) -> list[tuple[int, int]] | None:
         """Nodes for one job: the fullest that have room, its own among equals; several from as few racks as can be."""
-        parts = _parts(configuration)
+        parts = _parts(configuration, self.whole_node_slots)
         if len(parts) == 1:
             i = self._fullest(parts[0], self.current.get(job_id, ()))
             return None if i is None else [(i, parts[0])]
@@ -217,16 +229,29 @@ class _OneType:
         return by_rack
 
     def _make_room(self, configuration: Configuration, jobs: Mapping[str, Configuration]) -> list[str]:
-        """Smaller jobs whose slots, with what is free, make enough nodes usable; those with the most free first."""
-        parts = _parts(configuration)
+        """Smaller jobs whose slots, with what is free, make enough nodes usable; of one rack if that evicts no more."""
+        parts = _parts(configuration, self.whole_node_slots)
+        by_free = np.array(sorted(range(len(self.free)), key=lambda i: (-self.free[i], i)), dtype=np.intp)
+        best = self._make_room_on(by_free.tolist(), parts, configuration.slots, jobs)
+        if len(parts) > 1 and not self.one_rack and best is not None:
+            for rack in dict.fromkeys(self.racks[by_free[:MOST_RACKS]].tolist()):
+                inside = by_free[self.racks[by_free] == rack]
+                other = self._make_room_on(inside.tolist(), parts, configuration.slots, jobs)
+                if other is not None and len(other) <= len(best):
+                    return other
+        return best or []
+
+    def _make_room_on(
+        self, nodes: Iterable[int], parts: Sequence[int], smaller: int, jobs: Mapping[str, Configuration]
+    ) -> list[str] | None:
+        """Make room on some of these nodes, the first ones first; None if it cannot be made there."""
         evicted: dict[str, None] = {}
-        missing_nodes, smaller = len(parts), configuration.slots
-        by_free = sorted(range(len(self.free)), key=lambda i: (-self.free[i], i))
-        for i in by_free:
+        missing_nodes = len(parts)
+        for i in nodes:
             if not missing_nodes:
                 break
             missing = (
-                parts[0]
+                parts[-missing_nodes]
                 - self.free[i]
                 - sum(slots for j in evicted for node, slots in self.placed[j] if node == self.nodes[i])
             )
@@ -234,7 +259,7 @@ class _OneType:
             if chosen is not None:
                 evicted.update(dict.fromkeys(chosen))
                 missing_nodes -= 1
-        return [] if missing_nodes else list(evicted)
+        return None if missing_nodes else list(evicted)
 
     def _cheapest(
         self, i: int, missing: int, smaller: int, jobs: Mapping[str, Configuration], evicted: Iterable[str]
@@ -272,7 +297,10 @@ class _OneType:
                 self.scattered[job_id] = f"the free slots are too scattered for {jobs[job_id]}"
 
 
-def _parts(configuration: Configuration) -> list[int]:
-    """Slots per node, as even as can be, the larger shares first."""
-    share, extra = divmod(configuration.slots, configuration.nodes)
-    return [share + (i < extra) for i in range(configuration.nodes)]
+def _parts(configuration: Configuration, whole_node_slots: int | None) -> list[int]:
+    """Slots per node, the larger shares first: as even as can be, or whole nodes of so many and a rest."""
+    slots, nodes = configuration.slots, configuration.nodes
+    if whole_node_slots and (nodes - 1) * whole_node_slots < slots < nodes * whole_node_slots:
+        return [whole_node_slots] * (nodes - 1) + [slots - (nodes - 1) * whole_node_slots]
+    share, extra = divmod(slots, nodes)
+    return [share + (i < extra) for i in range(nodes)]
