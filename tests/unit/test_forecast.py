@@ -91,6 +91,20 @@ def test_a_forecast_keeps_to_quotas_and_leaves_running_commands_alone():
     assert "j3" not in told
 
 
+def test_a_forecast_knows_whose_turn_it_is():
+    """One that has waited for long needs all slots, of which commands that run hold three."""
+    holder = job("j1", elastic=False, slots=(0, 1, 2), min_slots=3, max_slots=3)
+    wide = job("j2", elastic=False, min_slots=4, max_slots=4)
+    later = [job(f"n{i}", elastic=False, min_slots=1, max_slots=1) for i in range(8)]
+    later = [
+        replace(one, state=JobState.submitted(job_id=one.id, spec=one.spec, at_s=70.0)) for one in later
+    ]  # ten seconds ago
+    told = forecast([holder, wide, *later], CLUSTER, "geminid:gap=0", 80.0)
+    assert told["j2"]["expected_start_s"] == pytest.approx(80.0, abs=2.0)  # as long as the others have run
+    assert told["j2"]["expected_start_s"] < max(told[one.id]["expected_start_s"] for one in later)
+    assert waiting_order([wide, *later], told)[0] == "j2"
+
+
 def test_a_plain_command_is_a_guess_and_makes_guesses_of_those_behind_it():
     plain = job("j1", elastic=False, slots=(0,), max_slots=1)
     told = forecast([plain, job("j2")], Cluster.parse("cpu:1x1"), "fifo", 100.0)
