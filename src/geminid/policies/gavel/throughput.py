@@ -20,6 +20,9 @@ from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeF
 from geminid.policies.gavel.program import TimeProgram
 from geminid.solve.lp import Allowance
 
+#: Needs that just fit may not, by rounding: then they are asked for less this part.
+SLACKS = (1e-8, 1e-6)
+
 
 def max_total_throughput(
     problem: AllocationProblem,
@@ -54,9 +57,12 @@ def max_total_throughput(
         gain = _gain(groups, counts, prices)
         program = TimeProgram(groups, memory, time)
         values = program.maximise(gain, kept)
-        if values is None and memory is not None and not time.over:  # once more from scratch
-            memory.forget()
-            program = TimeProgram(groups, None, time)
+        for slack in (0.0, *SLACKS) if memory is not None else SLACKS:
+            if values is not None or time.over:
+                break
+            if memory is not None:  # from scratch
+                memory.forget()
+            program, kept = TimeProgram(groups, None, time), kept * (1 - slack)
             values = program.maximise(gain, kept)
         outcome = program.outcome
         if values is not None:
