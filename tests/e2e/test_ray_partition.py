@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -83,4 +84,26 @@ def test_whoever_is_cut_off_for_too_long_stops_before_others_go_on(ray, tmp_path
     lines = [line.split() for line in log.read_text().splitlines()]
     starts = 1 + sum(one[0] != other[0] for one, other in pairwise(lines))
     assert starts == 2  # one after the other, and not beside each other
+    check_invariants(ray)
+
+
+@pytest.mark.skipif("GEMINID_TEST_SLOW" not in os.environ, reason="takes two minutes: set GEMINID_TEST_SLOW=1")
+def test_a_head_that_comes_back_without_its_tables_costs_what_was_not_saved(ray, tmp_path):
+    enough = tmp_path / "enough"
+    slowly = ("--pause", 0.05, "--until", enough, "--every", 0.5)
+    job = ray.counting("c", "--samples", 200, "--epochs", 80, *slowly, min_slots=2, max_slots=2)
+    ray.until(job, lambda job: job["durable_samples"] > 0)
+    ray.cluster.restart_head(wait=False)
+    names = ("head", "n1", "n2", "n3")  # Ray ends them all: the new head does not know them
+    ray.wait_for(lambda: not [word for name in names for word in ray.commands(name) if "raylet/raylet" in word])
+    for name in names:
+        ray.cluster.kill(name)
+    ray.cluster.start_head()
+    for name in names[1:]:
+        ray.cluster.start_node(name, wait=False)
+    ray.until(job, lambda job: job["phase"] == "running")
+    enough.touch()
+    assert ray.over(job)["phase"] == "succeeded"
+    assert ray.exactly_once("c", 200, 80)
+    assert "from its last checkpoint" in ray.story(job)
     check_invariants(ray)
