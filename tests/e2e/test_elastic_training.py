@@ -143,7 +143,7 @@ def flat(weights):
 @pytest.mark.parametrize("options", [("--per-slot", 3), ("--scaled", "--workers", 1)])
 def test_a_resized_run_equals_an_unresized_one(tmp_path, launcher, unresized, options):
     """98 samples in batches of 16: the last step of an epoch has 2 samples, fewer than there are workers at times."""
-    with Job(tmp_path, "regression.py", "--pause", 0.02, *options, launcher=launcher) as job:
+    with Job(tmp_path, "regression.py", "--pause", 0.05, *options, launcher=launcher) as job:
         for slots in ("ab", "abc", "bcde", "c"):
             job.resized(slots)
         job.resized("cd")

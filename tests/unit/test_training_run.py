@@ -1,6 +1,7 @@
 """The training library in one process: the same results as the plain loop, whatever the batch plan does."""
 
 import atexit
+import contextlib
 import math
 import os
 import random
@@ -757,6 +758,68 @@ def test_state_that_cannot_be_saved_any_more_is_left_out_and_nothing_else_is_los
     assert (kept["epochs"], other["epochs"]) == (3, 1)
     assert run.step == 3 * -(-len(toy()) // 12)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_no_epoch_is_empty_whenever_training_is_interrupted(tmp_path):
+    """Although it saves at every boundary, and is killed in the last step of an epoch, or right after it."""
+    for place in ("step", "end"):
+        seen = []
+        for first in (True, False):
+            run = geminid.init(checkpoint_dir=tmp_path / place, checkpoint_every_s=1e-9)
+            model = network()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            model, optimizer, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=25))
+            with contextlib.suppress(KeyError):
+                for epoch in run.epochs(3):
+                    batches = 0
+                    for x, y in loader:
+                        optimizer.zero_grad()
+                        nn.functional.mse_loss(model(x), y).backward()
+                        optimizer.step()
+                        run._session._saver.wait()
+                        batches += 1
+                        if first and place == "step" and run.step == 4:
+                            raise KeyError
+                    seen.append((epoch, batches))
+                    if first and place == "end" and epoch == 1:
+                        raise KeyError
+            atexit.unregister(run._end)  # as if it had been killed
+        assert all(batches > 0 for _, batches in seen)
+        assert run.step == 6
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_parameters_that_are_not_the_models_are_saved_too(tmp_path):
+    def trained(epochs):
+        run, model = geminid.init(checkpoint_dir=tmp_path), network()
+        weight = nn.Parameter(torch.zeros(1))
+        optimizer = torch.optim.SGD([*model.parameters(), weight], lr=0.1)
+        model, optimizer, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=25))
+        for _ in run.epochs(epochs):
+            for x, y in loader:
+                optimizer.zero_grad()
+                (nn.functional.mse_loss(model(x), y) + weight.sum()).backward()
+                optimizer.step()
+        return weight.item()
+
+    assert trained(2) == pytest.approx(-0.4)
+    assert trained(3) == pytest.approx(-0.6)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def test_what_would_make_workers_differ_is_told(monkeypatch, capsys):
+    run, model = geminid.init(), network()
+    loader = DataLoader(toy(), batch_size=25)
+    _, _, loader = run.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1), loader)
+    assert "2.weight and 1 more parameters of the model require gradients but are not" in capsys.readouterr().err
+    for _ in run.epochs(1):
+        for _ in loader:
+            with pytest.raises(RuntimeError, match="the loader is in use already"):
+                next(iter(loader))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(RuntimeError, match="WORLD_SIZE is 4: a launcher such as torchrun has started this process"):
+        geminid.init()
 
 
 def test_misuse_is_told_in_one_sentence():

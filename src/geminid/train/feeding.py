@@ -39,6 +39,10 @@ class Feed:
         self._fed = (*self._key, position.cursor + total)
         return self._share(position.cursor, total, plan)
 
+    def available(self, position: Position, count: int) -> int:
+        """How many of so many samples from a position on there are."""
+        return self._source.available(position.epoch, position.cursor, count)
+
     def batch(self, span: Span) -> Any:
         """The batch of the next span."""
         batch = self._source.batch(span)

@@ -12,6 +12,7 @@ They stay the user's own objects; only what their methods do changes, on these v
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Sequence
 from types import MethodType
 from typing import Any
@@ -163,3 +164,16 @@ def check_model(model: torch.nn.Module) -> None:
 def has_batch_norm(model: torch.nn.Module) -> bool:
     """Whether the model's results depend on the per-slot batch."""
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+def warn_of_parameters_left_out(model: torch.nn.Module, optimizer: Optimizer) -> None:
+    """Say so if something in the model wants gradients that this optimiser does not know: nobody averages them."""
+    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in known]
+    if left_out:
+        print(
+            f"geminid: warning: {left_out[0]} and {len(left_out) - 1} more parameters of the model require gradients "
+            "but are not the optimizer's: whatever else trains them trains them differently on every worker",
+            file=sys.stderr,
+            flush=True,
+        )

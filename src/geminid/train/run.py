@@ -35,7 +35,7 @@ from geminid.goodput.learning_rate import RULES
 from geminid.train import channel, messages
 from geminid.train.agent import Agent, Identity
 from geminid.train.ending import STOPPED_EXIT_CODE
-from geminid.train.optim import check_model, rule_for
+from geminid.train.optim import check_model, rule_for, warn_of_parameters_left_out
 from geminid.train.peers import abandon_group
 from geminid.train.session import Session
 from geminid.train.settings import Settings, Unit
@@ -70,6 +70,11 @@ def init(
         raise ValueError(f"keep_checkpoints is {keep_checkpoints}: it must be at least 1")
     environment = os.environ
     identity = Identity.from_environment(environment)
+    if identity is None and "RANK" in environment and environment.get("WORLD_SIZE", "1") not in ("", "1"):
+        raise RuntimeError(
+            f"WORLD_SIZE is {environment['WORLD_SIZE']}: a launcher such as torchrun has started this process, and "
+            "each of them would train all by itself; use 'geminid submit', or a plain 'python'"
+        )
     for own in (channel.CONTROL, channel.TOKEN):  # not for the processes that this one starts
         environment.pop(own, None)
     folder = environment.get(channel.CHECKPOINTS) or checkpoint_dir
@@ -178,6 +183,7 @@ class Run:
         if self._session is not None:
             raise RuntimeError("run.prepare() was called before: a run has one model, optimizer and loader")
         check_model(model)
+        warn_of_parameters_left_out(model, optimizer)
         rule = self._options.get("scaling_rule", scaling_rule)
         rule = rule_for(optimizer) if rule == "auto" else rule
         if rule not in RULES:

@@ -315,15 +315,20 @@ class Session:
         epoch = self.position.epoch
         if self._course.data_ended == epoch:
             raise RuntimeError("the loader has already been through this epoch's data: use it once in an epoch")
-        self._in_loop, self._course.data_begun = True, epoch
+        if self._in_loop:
+            raise RuntimeError("the loader is in use already: do not iterate over it inside of the loop over batches")
+        self._in_loop, self._course.data_begun, begun = True, epoch, False
         try:
             while True:
+                if begun and self._lost is None and self._data_is_over():
+                    break  # whatever there is to do is done where the next epoch begins: nobody gets an empty one
                 self._boundary()
                 if self.position.epoch != epoch:  # the others were already further, and now so are we
                     return
                 share = self._next_share()
                 if share is None:
                     break
+                begun = True
                 if share.alone and self.place.rank > 0:
                     self._follow()
                     continue
@@ -336,6 +341,10 @@ class Session:
             self._gradients.end_pass()
             self._enter("between")
         self._course.data_ended = epoch
+
+    def _data_is_over(self) -> bool:
+        self._enter("loading")
+        return self._course.ends_within_the_data or not self._feed.available(self.position, self._total_batch)
 
     def _next_share(self) -> StepShare | None:
         """This worker's part of the next step; None at the end of the data or of all work."""

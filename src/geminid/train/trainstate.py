@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -58,6 +59,7 @@ class TrainingState:
         state: dict[str, Any] = {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "others": [parameter.detach() for parameter in self._others],
             "trained": [parameter.requires_grad for parameter in self._parameters],
             "position": asdict(self.position),
             "dataset_samples": self.dataset_samples,
@@ -84,6 +86,9 @@ class TrainingState:
                 f"{self.dataset_samples}: remove the checkpoints, or bring the data back"
             )
         self.model.load_state_dict(state["model"])
+        with torch.no_grad():
+            for parameter, saved in zip(self._others, state.get("others", ()), strict=False):
+                parameter.copy_(saved)
         self.optimizer.load_state_dict(state["optimizer"])
         for parameter, trained in zip(self._parameters, state.get("trained", ()), strict=False):
             parameter.requires_grad_(trained)
@@ -128,6 +133,12 @@ class TrainingState:
                     _warn(f"{problem}; it is left out of checkpoints, and newcomers do not get it")
             else:
                 yield name, value
+
+    @property
+    def _others(self) -> list[nn.Parameter]:
+        """What is trained but not part of the model, such as the weights of a loss."""
+        known = {id(parameter) for parameter in self.model.parameters()}
+        return [parameter for parameter in self._parameters if id(parameter) not in known]
 
     @property
     def _parameters(self) -> list[nn.Parameter]:

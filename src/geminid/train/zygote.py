@@ -191,9 +191,9 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
         if start["program"] is not None:
             os.execve(start["program"], start["command"], start["environment"])
         own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in before]
-        script = start["command"][1]
+        script = str(Path(start["command"][1]).absolute())  # as python has it, for processes that the script spawns
         sys.argv = start["command"][1:]
-        sys.path[:0] = [str(Path(script).absolute().parent), *own]
+        sys.path[:0] = [str(Path(script).parent), *own]
         random.seed()
         mind_until_init()
         _use_threads(os.environ.get("OMP_NUM_THREADS", ""))
