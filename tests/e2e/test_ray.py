@@ -14,10 +14,9 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 pytest.importorskip("torch")
 
-from onray import OnRay, command_of, is_stopped
+from onray import OnRay, command_of
 from test_service_faults import check_invariants
 
-from geminid.serve.executors.nodeserver import LEASE_S
 from geminid.serve.raycluster import LoopbackCluster
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -112,8 +111,7 @@ def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
     ray.settled(plain, 1)
     workers, step = ray.worker_pids(job), ray.job(job)["step"]
     ray.kill()
-    time.sleep(LEASE_S + 2.0)
-    assert not any(map(is_stopped, workers))  # Ray says that their nodes count
+    time.sleep(1.0)
     ray.up()
     assert ray.until(job, lambda job: job["step"] > step)["phase"] == "running"
     assert ray.worker_pids(job) == workers
