@@ -143,10 +143,11 @@ def flat(weights):
 @pytest.mark.parametrize("options", [("--per-slot", 3), ("--scaled", "--workers", 1)])
 def test_a_resized_run_equals_an_unresized_one(tmp_path, launcher, unresized, options):
     """98 samples in batches of 16: the last step of an epoch has 2 samples, fewer than there are workers at times."""
-    with Job(tmp_path, "regression.py", "--pause", 0.05, *options, launcher=launcher) as job:
-        for slots in ("ab", "abc", "bcde", "c"):
+    hurry = tmp_path / "hurry"
+    with Job(tmp_path, "regression.py", "--pause", 0.15, "--hurry", hurry, *options, launcher=launcher) as job:
+        for slots in ("ab", "abc", "bcde", "c", "cd"):
             job.resized(slots)
-        job.resized("cd")
+        hurry.touch()
         assert job.ended() == "finished"
     result = json.loads(job.out.read_text())
     assert result["step"] == unresized["step"] == 42
@@ -380,6 +381,8 @@ def test_workers_agree_after_the_leader_has_died(tmp_path, launcher):
         (("--plateau",), "learning rates differ between workers: call the schedule on all workers"),
         (("--leave", 0), "the loop over batches or over epochs was left on some workers only"),
         (("--agree-alone",), "or run.agree() called on some only"),
+        (("--tamper", 0.5), "the weights of workers are different at the end of an epoch"),
+        (("--second",), "they are trained by an optimizer that was not given to run.prepare()"),
         (("--leave", 1), "the loop over batches or over epochs was left on some workers only"),
         (("--quit", 0), "the loop over batches or over epochs was left on some workers only"),
         (("--quit", 1), "the loop over batches or over epochs was left on some workers only"),
@@ -390,6 +393,15 @@ def test_workers_that_do_not_do_the_same_are_told_in_what(tmp_path, launcher, op
         job.resize(["a", "b"])
         assert job.ended() == "failed"
     assert sentence in job.status.reason
+
+
+def test_weights_that_rounding_has_driven_apart_become_the_leaders(tmp_path, launcher):
+    with Job(tmp_path, "together.py", "--tamper", 1.000001, launcher=launcher) as job:
+        job.resize(["a", "b"])
+        assert job.ended() == "finished"
+    assert "the weights of workers differed in their last digits" in job.logs
+    first, second = results(tmp_path, 2)
+    assert first["weights"] == second["weights"]
 
 
 def test_a_sampler_that_is_different_on_every_worker_is_refused(tmp_path, launcher):

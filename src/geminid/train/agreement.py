@@ -1,9 +1,10 @@
 """What workers tell each other along with the gradients of a step, so that all of them do the same after it.
 
 Every worker adds a few numbers: whether it has an order to form another group, whether it wants to stop, whether its
-last step was taken, and codes of what must be the same everywhere: the order of the data, the place in it, and the
-learning rates. The leader adds its wishes: the batch plan, learning-rate factors for it, its efficiency, and how
-often to measure the noise. All see the same sums. On a GPU they are read a step later, so that nobody waits for them.
+last step was taken, and codes of what must be the same everywhere: the order of the data, the place in it, the
+learning rates and, at the end of an epoch, the weights. The leader adds its wishes: the batch plan, learning-rate
+factors for it, its efficiency, and how often to measure the noise. All see the same sums. On a GPU they are read a step
+later, so that nobody waits for them.
 """
 
 from __future__ import annotations
@@ -27,16 +28,21 @@ from geminid.train.norms import NoiseMeter, Reading
 from geminid.train.tuner import Layout, Tuner
 
 #: The numbers, in order; learning-rate factors and squared norms by parameter group follow them.
-HAS_FORM, STOPPING, STEPPED, PLACE, ORDER, RATES, PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(11)
+HAS_FORM, STOPPING, STEPPED, PLACE, ORDER, RATES, WEIGHTS, WEIGHTS_TOO = range(8)
+PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FIXED = range(8, 13)
 
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Small numbers of what must be the same on all workers; most likely they differ where it does."""
+    """Small numbers of what must be the same on all workers; most likely they differ where it does.
+
+    The weights have two, so that all notice a difference, but only where they are compared.
+    """
 
     place: int = 0
     order: int = 0
     rates: int = 0
+    weights: tuple[int, int] = (0, 0)
 
 
 def code_of(*values: float) -> int:
@@ -122,6 +128,7 @@ class Agreement:
         codes = self._codes()
         values[STEPPED] = float(stepped_before)
         values[PLACE], values[ORDER], values[RATES] = float(codes.place), float(codes.order), float(codes.rates)
+        values[WEIGHTS], values[WEIGHTS_TOO] = map(float, codes.weights)
         if self._place.rank == 0:
             plan = self._choose_plan()
             values[FIXED:] = self._factors_of(plan)
@@ -175,13 +182,16 @@ class Agreement:
             told = Told(int(self._has_form), self._wants_to_stop(), plan, factors)
         return told
 
-    def check(self, numbers: Tensor) -> None:
-        """Compare what all told each other without a step.
+    def check(self, numbers: Tensor) -> bool:
+        """Compare what all told each other without a step; whether their weights are the same.
 
         Raises:
             RuntimeError: workers do not do the same; the sentence says in what.
         """
-        self._check(numbers.tolist(), self._codes())
+        values, codes = numbers.tolist(), self._codes()
+        self._check(values, codes)
+        together = round(values[WEIGHTS]), round(values[WEIGHTS_TOO])
+        return together == tuple(code * self._place.size for code in codes.weights)
 
     def _check(self, values: list[float], codes: Codes) -> None:
         size = self._place.size

@@ -26,7 +26,7 @@ from geminid.train import channel, messages, passing, peers, rng
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Codes, Place, code_of
 from geminid.train.course import Course
-from geminid.train.data import source_of
+from geminid.train.data import LARGEST_CODE, source_of
 from geminid.train.ending import Ending
 from geminid.train.feeding import Feed
 from geminid.train.gradients import Gradients
@@ -142,6 +142,7 @@ class Session:
             )
         self._parameter_count = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         self._warns_of_batch_norm, self._warned_of_skipping = has_batch_norm(model), False
+        self._weights, self._warned_of_rounding = (0, 0), False
         self._reporter = Reporter(
             self.place,
             self.state,
@@ -205,7 +206,7 @@ class Session:
             self._lead()
         self._course.end_epoch(epoch)
         if self.place.size > 1 and self._lost is None:
-            self._compare()
+            self._compare_weights()
         if self.place.size > 1 and self._lost is None:
             self._share_what_the_leader_has()
 
@@ -239,13 +240,47 @@ class Session:
         self._enter("between")
         return agreed
 
-    def _compare(self) -> None:
-        """Between epochs, make sure that all are at the same place."""
-        self._gradients.exchange_numbers()
-        self._lost = self._gradients.failed
-        if self._lost is None:
-            self._agreement.check(self._gradients.numbers)
+    def _compare(self, weights: tuple[int, int] = (0, 0)) -> bool:
+        """Between epochs, make sure that all are at the same place; whether they have the same codes of weights."""
+        self._weights = weights
+        try:
+            self._gradients.exchange_numbers()
+            self._lost = self._gradients.failed
+            alike = self._lost is not None or self._agreement.check(self._gradients.numbers)
+        finally:
+            self._weights = (0, 0)
         self._enter("between")
+        return alike
+
+    def _compare_weights(self) -> None:
+        """Make sure that all have the same weights, to the last bit; the leader's, where rounding made a difference.
+
+        Raises:
+            RuntimeError: the difference is larger than that.
+        """
+        code = self.state.weights_code()
+        if self._compare((code % LARGEST_CODE, code // LARGEST_CODE % LARGEST_CODE)):
+            return
+        different: list[str] = []
+        if self.place.rank == 0:
+            self._lead()
+        elif (state := self._received()) is not None:
+            different = self.state.weights_beyond_rounding(state)
+            self._take_over(state)
+        names = f" ({different[0]} and {len(different) - 1} more)" if different else ""
+        if self._lost is None and not self._compare((int(bool(different)), 0)):
+            raise RuntimeError(
+                f"the weights of workers are different at the end of an epoch{names}: something changed "
+                "them on some workers only, or they are trained by an optimizer that was not given to run.prepare()"
+            )
+        if self._lost is None and self.place.rank == 0 and not self._warned_of_rounding:
+            self._warned_of_rounding = True
+            print(
+                "geminid: warning: the weights of workers differed in their last digits at the end of an epoch; those "
+                "of the leader have become everybody's",
+                file=sys.stderr,
+                flush=True,
+            )
 
     @property
     def work_is_done(self) -> bool:
@@ -453,12 +488,22 @@ class Session:
 
     def _follow(self) -> None:
         """A step is the first worker's alone: take over its result."""
+        state = self._received()
+        if state is not None:
+            self._take_over(state)
+
+    def _received(self) -> dict[str, Any] | None:
+        """The leader's state; None if it was lost."""
         self._enter("synchronising")
         try:
             state, _ = passing.receive_state(0, self._device)
         except PeersLost as problem:
             self._lost = str(problem)
-            return
+            return None
+        return state  # type: ignore[no-any-return]
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        """Go on from the leader's state, but with random numbers of one's own."""
         own = rng.states()
         self.state.take(state)
         rng.restore(own)
@@ -488,6 +533,7 @@ class Session:
             place=code_of(position.epoch, position.cursor, position.step, self._agreements, self._left),
             order=self._feed.order_code() if self._in_loop else 0,  # who has just joined may not know it yet
             rates=code_of(*known),
+            weights=self._weights,
         )
 
     def _on_pass(self) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from geminid.goodput.noise import NoiseEstimate
@@ -17,6 +19,9 @@ from geminid.train.norms import NoiseMeter
 from geminid.train.optim import ScheduleSteps
 from geminid.train.tree import CannotSave, check_saveable, put_together, take_apart
 from geminid.train.tuner import Tuner
+
+#: Integers by how many bytes they take.
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(slots=True)
@@ -109,6 +114,30 @@ class TrainingState:
                 _warn(f"run.state({name!r}) was not saved with the rest: it begins as the script made it")
         self.present = True
 
+    def weights_code(self) -> int:
+        """A number that differs, most likely, where a single bit of the weights does.
+
+        Buffers are left out: workers may have statistics of their own, and take over the leader's now and then.
+        """
+        sums = [_bits(parameter).sum(dtype=torch.int64) for parameter in self._weights.values()]
+        return zlib.crc32(torch.stack(sums).cpu().numpy().tobytes())
+
+    def weights_beyond_rounding(self, other: dict[str, Any]) -> list[str]:
+        """The names of the weights which in another state are so different that it cannot be a matter of rounding.
+
+        Up to half of the digits may be: where machines round differently, errors add up over an epoch.
+        """
+        theirs = {**other["model"], **_numbered(other["others"])}
+        names = []
+        for name, parameter in self._weights.items():
+            if name not in theirs:
+                continue
+            own, their = (torch.nan_to_num(one.detach().to(torch.float32)) for one in (parameter, theirs[name]))
+            allowed = math.sqrt(torch.finfo(parameter.dtype).eps) if parameter.is_floating_point() else 0.0
+            if (own - their).norm() > allowed * max(float(own.norm()), float(their.norm())):
+                names.append(name)
+        return names
+
     def plain_user_state(self) -> dict[str, Any]:
         """What the script keeps, as JSON, as far as there are no tensors in it."""
         apart = {name: take_apart(_state_of(value), name) for name, value in self._saveable()}
@@ -135,6 +164,10 @@ class TrainingState:
                 yield name, value
 
     @property
+    def _weights(self) -> dict[str, Tensor]:
+        return {**dict(self.model.named_parameters()), **_numbered(self._others)}
+
+    @property
     def _others(self) -> list[nn.Parameter]:
         """What is trained but not part of the model, such as the weights of a loss."""
         known = {id(parameter) for parameter in self.model.parameters()}
@@ -143,6 +176,19 @@ class TrainingState:
     @property
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
+
+def _numbered(others: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Names for what has none: what the optimiser trains besides the model."""
+    return {
+        f"a parameter of the optimizer's that is not the model's ({number})": one for number, one in enumerate(others)
+    }
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The bits of a tensor as integers, without copying it."""
+    plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
+    return plain.view(INTEGERS[plain.element_size()])
 
 
 def _warn(text: str) -> None:

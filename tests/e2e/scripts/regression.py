@@ -17,7 +17,8 @@ parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--per-slot", type=int)
 parser.add_argument("--max-batch", type=int)
-parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep after every pass")
+parser.add_argument("--hurry", type=Path, help="do not sleep any more once there is this file")
 parser.add_argument("--scaled", action="store_true")
 
 
@@ -55,7 +56,8 @@ if __name__ == "__main__":
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-            time.sleep(args.pause)
+            if args.hurry is None or not args.hurry.exists():
+                time.sleep(args.pause)
         schedule.step()
     weights = [parameter.tolist() for parameter in model.parameters()]
     result = {"weights": weights, "lr": optimizer.param_groups[0]["lr"], "step": run.step, "scale": scaler.get_scale()}

@@ -24,13 +24,16 @@ parser.add_argument("--quit", type=int, default=-1, help="have only this worker 
 parser.add_argument("--stop", type=int, default=-1, help="have the leader decide to stop after this epoch")
 parser.add_argument("--agree-alone", action="store_true", help="have only the leader ask all to agree")
 parser.add_argument("--die", action="store_true", help="have the first leader die before it decides anything")
+parser.add_argument("--tamper", type=float, default=1.0, help="have only the leader multiply its weights by this")
+parser.add_argument("--second", action="store_true", help="train a layer with an optimizer that is not prepared")
 args = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(3)
 run = geminid.init()
 model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
 model[0].requires_grad_(args.thaw < 0)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+optimizer = torch.optim.Adam(model[1:].parameters() if args.second else model.parameters(), lr=0.01)
+second = torch.optim.Adam(model[0].parameters(), lr=0.01 if args.second else 0.0)
 before = model[0].weight.tolist()
 x = torch.randn(64, 3)
 loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=16, shuffle=True)
@@ -49,6 +52,8 @@ for epoch in run.epochs(args.epochs):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(inputs), wanted).backward()
         optimizer.step()
+        if args.second:
+            second.step()
         counted["steps"] += run.is_leader
         time.sleep(0.02)
         if epoch > args.thaw and run.size < args.until_size:
@@ -57,6 +62,8 @@ for epoch in run.epochs(args.epochs):
             break
     if run.is_leader:
         counted["epochs"].append(epoch)
+        if epoch == 1:
+            torch._foreach_mul_([parameter.data for parameter in model.parameters()], args.tamper)
     if run.is_leader or not args.plateau:
         schedule.step(1.0)
     died = args.out.with_name("died")
