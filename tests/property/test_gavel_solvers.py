@@ -160,7 +160,10 @@ def test_deadlines_that_have_passed_are_priced_without_a_warning() -> None:
         warnings.simplefilter("error")
         answer = max_total_throughput(problem, by_cost=True, deadlines=True)
     _check(problem, answer)
-    assert [(note.reason, note.jobs) for note in answer.notes] == [("infeasible_slo", ("job-0", "job-2", "job-3"))]
+    assert [(note.reason, note.jobs) for note in answer.notes] == [
+        ("infeasible_slo", ("job-0",)),
+        ("infeasible_slo", ("job-2", "job-3")),
+    ]
 
 
 MERGING: dict[str, Callable[..., TimeFractions]] = {

@@ -74,7 +74,10 @@ def test_options_change_what_the_file_says() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("entities: {lab: {weight: 0}}", "entities.lab.weight is 0, but must be a number, above 0.0."),
+        (
+            "entities: {lab: {weight: 0}}",
+            "entities.lab.weight is 0, but must be a number, at least 0.001 and at most 1000.0.",
+        ),
         ("rule: fair\nentities: {}", "rule is 'fair', but must be fairness or fifo (did you mean fairness?)."),
         ("entities: {a: {entities: {b: {rule: lifo}}}}", "entities.a.entities.b.rule is 'lifo', but must be fairness"),
         ("entities: {a: {wieght: 2}}", "entities.a.wieght is not a known field (did you mean weight?)."),

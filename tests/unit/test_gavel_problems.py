@@ -116,6 +116,65 @@ def test_total_throughput_and_throughput_per_price() -> None:
     assert max_total_throughput(problem, normalised=True).objective == pytest.approx(6 / 2.5)
 
 
+def test_types_that_cost_nothing_are_the_cheapest() -> None:
+    problem = replace(_problem([[4, 1], [3, 2]], [1, 1]), costs=np.array([4.0, 0.0]))
+    for deadlines in (False, True):
+        answer = max_total_throughput(problem, by_cost=True, deadlines=deadlines)
+        np.testing.assert_allclose(answer.by_job(problem), [[1, 0], [0, 1]], atol=1e-6)
+    free = replace(problem, costs=np.zeros(2))
+    assert max_total_throughput(free, by_cost=True).objective == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, -1.0])
+@pytest.mark.parametrize(
+    "solve", [max_min_fairness, min_makespan, finish_time_fairness, max_total_throughput, water_filling, allox]
+)
+def test_a_speed_that_is_no_number_keeps_a_job_from_that_type_only(solve: Any, bad: float) -> None:
+    problem, same = _problem([[bad, 1], [3, 2]], [1, 1]), _problem([[0, 1], [3, 2]], [1, 1])
+    answer = solve(problem)
+    np.testing.assert_allclose(answer.by_job(problem), solve(same).by_job(same), atol=1e-6)
+    assert {note.reason for note in answer.notes} == ({"bad_speed"} if not np.isfinite(bad) else set())
+
+
+def test_pairs_whose_speed_is_no_number_do_not_share() -> None:
+    rates = np.full((2, 2, 1), np.nan)
+    rates[0, 0], rates[1, 1] = np.inf, 0.9
+    problem = replace(_problem([[1], [1]], [1]), pairs=PairThroughputs((0, 1), rates))
+    np.testing.assert_allclose(max_min_fairness(problem).by_job(problem)[:, 0], [0.5, 0.5], atol=1e-6)
+
+
+@pytest.mark.parametrize("choice", ["vertex", "centre", "total"])
+@pytest.mark.parametrize("weight", [0.0, 1e-9, 1e12, np.inf, np.nan])
+def test_weights_beyond_all_bounds_leave_nobody_out(choice: Any, weight: float) -> None:
+    problem = _problem([[2, 1], [3, 2], [1, 1]], [1, 1], weight=[weight, 1.0, 1.0])
+    for answer in (max_min_fairness(problem, choice=choice), water_filling(problem)):
+        time = answer.by_job(problem).sum(axis=1)
+        assert (time > 0).all()
+        assert answer.slots_used(problem).sum() > 1
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, np.inf, np.nan])
+def test_entities_whose_weight_is_beyond_all_bounds_leave_nobody_out(weight: float) -> None:
+    problem = _problem([[1]] * 3, [1], entity=[("x",), ("x",), ("y",)])
+    answer = water_filling(problem, hierarchy=Hierarchy({("x",): Entity(weight)}))
+    assert (answer.by_job(problem)[:, 0] > 0).all()
+    assert answer.slots_used(problem)[0] == pytest.approx(1.0)
+    alone = water_filling(_problem([[1]] * 2, [1], entity=[("x",)] * 2), hierarchy=Hierarchy({("x",): Entity(weight)}))
+    np.testing.assert_allclose(alone.fractions[:, 0], [0.5, 0.5], atol=1e-6)
+
+
+def test_deadlines_that_are_not_held_say_why() -> None:
+    # One slot: a has all of it, b would need all of it too, c twice as much, d the past.
+    problem = _problem(
+        [[1]] * 4, [1], steps_left=[9.0, 9.0, 20.0, 1.0], deadline_s=[10.0, 10.0, 10.0, -1.0], arrived_s=[0, 1, 2, 3]
+    )
+    why = {job: note.text for note in max_total_throughput(problem, deadlines=True).notes for job in note.jobs}
+    assert sorted(why) == ["b", "c", "d"]
+    assert "arrived earlier" in why["b"]
+    assert "fastest GPU type all the time" in why["c"]
+    assert "has passed" in why["d"]
+
+
 def test_deadlines_are_kept_in_the_order_of_arrival_and_the_others_named() -> None:
     # One slot: a needs 0.8 of it, b 0.5, c 0.1, d the past.
     deadline_s = [10.0, 10.0, 10.0, -1.0]

@@ -15,6 +15,7 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.table import JobModel
 from geminid.policies.base import JobFacts, JobView
+from geminid.policies.gavel import speeds as speeds_module
 from geminid.policies.gavel.fairness import MaxMinFairnessPacked
 from geminid.policies.gavel.speeds import SpeedReader
 
@@ -48,7 +49,14 @@ def test_speeds_on_other_types_are_estimated_from_the_other_jobs() -> None:
 
 def test_jobs_of_which_nothing_is_known_are_like_the_others() -> None:
     got = speeds(job("a", v100=0.1, k80=0.4), job("b"))["b"]
-    assert got["v100"] / got["k80"] == pytest.approx(4.0)
+    assert got == pytest.approx({"v100": 10.0, "k80": 2.5})
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_jobs_of_which_nothing_is_known_have_the_geometric_mean_of_the_others(scale: float) -> None:
+    one, two = job("a", v100=scale, k80=4 * scale), job("b", v100=scale / 100, k80=scale / 50)
+    got = speeds(one, two, job("c"))["c"]
+    assert got == pytest.approx({"v100": 10 / scale, "k80": (0.25 * 50) ** 0.5 / scale})
 
 
 def test_without_others_a_job_is_as_fast_as_where_it_is_known() -> None:
@@ -97,6 +105,18 @@ def test_pairs_that_nobody_has_measured_are_estimated() -> None:
     assert rates["light2", "new"] == pytest.approx(1.8, abs=0.1)
     assert rates["new", "light1"] == pytest.approx(1.8)
     assert rates["new", "heavy"] == rates["heavy", "new"] == 0.0
+
+
+def test_what_is_known_of_pairs_of_kinds_that_are_gone_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds_module, "MOST_PAIRS", 20)
+    reader = SpeedReader(profiled=0.5)
+    for generation in range(12):
+        jobs = [table_job(f"{name}{generation}") for name in ("light", "other")]
+        alone = reader.speeds(CLUSTER, jobs)
+        reader.try_out(*jobs)
+        reader.pairs(("v100",), jobs, alone, Partly())
+        assert not reader.try_out(*jobs)
+        assert len(reader._pairs) + len(reader._tried) <= 20 + 4
 
 
 def test_a_pair_that_nobody_has_measured_is_tried() -> None:

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from geminid.documents import Document
 from geminid.fields import InvalidInput, Problem, Reader, suggestion
+from geminid.policies.gavel.problem import LEAST_WEIGHT, MOST_WEIGHT
 from geminid.policies.gavel.waterfill import Order
 
 #: Names of an entity and of those that it is part of, the outermost first.
@@ -128,7 +129,7 @@ def _within(reader: Reader, path: Path) -> Iterator[Described]:
 def _entity(reader: Reader, path: Path) -> list[Described]:
     entity = Described(
         path=path,
-        weight=reader.number("weight", 1.0, above=0.0),
+        weight=reader.number("weight", 1.0, at_least=LEAST_WEIGHT, at_most=MOST_WEIGHT),
         rule=_rule(reader),
         owners=reader.texts("owners", ()),
         queues=reader.texts("queues", ()),

@@ -75,13 +75,13 @@ def estimate_alone(throughputs: Array, reference: Array) -> Array:
     """Fill in throughputs (jobs × types, not a number where unknown) from full rows of reference jobs, all positive.
 
     Completed are logarithms of the speed relative to the mean of the types known of the job; a job of which nothing is
-    known gets the geometric mean.
+    known gets, on every type, the geometric mean of the references.
     """
     result = throughputs.copy()
     logs = np.log(reference)
     for i, row in enumerate(throughputs):
         known = ~np.isnan(row) & (row > 0)
-        base = np.log(row[known]).mean() if known.any() else logs.mean()
+        base = np.log(row[known]).mean() if known.any() else 0.0
         shift = logs[:, known].mean(axis=1, keepdims=True) if known.any() else np.zeros((len(logs), 1))
         relative = np.where(known, np.log(np.where(known, row, 1.0)) - base, np.nan)
         filled = np.exp(complete(logs - shift, relative[None])[0] + base)

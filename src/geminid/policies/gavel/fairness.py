@@ -16,7 +16,7 @@ from geminid.policies.base import ClusterView, JobView
 from geminid.policies.gavel import static
 from geminid.policies.gavel.entities import ORDERS, Entities, Path
 from geminid.policies.gavel.maxmin import max_min_fairness
-from geminid.policies.gavel.problem import AllocationProblem, Note, TimeFractions
+from geminid.policies.gavel.problem import LEAST_WEIGHT, MOST_WEIGHT, AllocationProblem, Note, TimeFractions
 from geminid.policies.gavel.program import Choice
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, Order, water_filling
@@ -147,9 +147,10 @@ class Hierarchical(TimeSharingPolicy):
             weight = float(number)
         except ValueError:
             weight = 0.0
-        if not all(path) or not 0 < weight < float("inf"):
+        if not all(path) or not LEAST_WEIGHT <= weight <= MOST_WEIGHT:
             where = f"option weights of {self.name}"
-            raise InvalidInput([Problem(where, text, "must be like team=2;team/person=1, with weights above 0")])
+            right = f"must be like team=2;team/person=1, with weights from {LEAST_WEIGHT:g} to {MOST_WEIGHT:g}"
+            raise InvalidInput([Problem(where, text, right)])
         return path, weight
 
     def _rule(self, text: str) -> tuple[Path, Order]:

@@ -184,9 +184,16 @@ def normalised_rates(problem: AllocationProblem) -> Array:
 
 
 def unrunnable(problem: AllocationProblem) -> list[Note]:
-    """A note on the jobs that no GPU type can run."""
+    """Notes on jobs whose speeds are no numbers, and on those that no GPU type can run."""
+    notes = []
+    odd = tuple(problem.jobs[i].id for i in np.flatnonzero(~np.isfinite(problem.throughputs).all(axis=1)).tolist())
+    if odd:
+        text = "a throughput must be a finite number, and is not: the job is not run on that GPU type"
+        notes.append(Note("bad_speed", text, odd))
     stuck = tuple(problem.jobs[i].id for i in np.flatnonzero(~problem.runs).tolist())
-    return [Note("no_type_runs", "no GPU type has the slots and the memory for the job", stuck)] if stuck else []
+    if stuck:
+        notes.append(Note("no_type_runs", "no GPU type has the slots and the memory for the job", stuck))
+    return notes
 
 
 def no_optimum(outcome: str, within: Allowance, text: str = "no optimum was found") -> Note:

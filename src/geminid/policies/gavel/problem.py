@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
+#: Weights beyond these count as these: programs cannot tell smaller parts of a whole from rounding.
+LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
+
 #: One or two jobs that hold the same slots.
 Combination = tuple[str, ...]
 
@@ -48,11 +51,14 @@ class PairThroughputs:
     """Steps per second of a job of one kind while it shares its slots with a job of another.
 
     ``rates[a, b, j]`` belongs to kind a beside kind b on GPU type j; 0 on either side means that they cannot share it.
-    Only jobs of equal gang are paired.
+    Only jobs of equal gang are paired. Rates that are no finite numbers count as 0.
     """
 
     kinds: tuple[Hashable, ...]
     rates: Array
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rates", np.nan_to_num(self.rates, nan=0.0, posinf=0.0, neginf=0.0))
 
     @property
     def index(self) -> Mapping[Hashable, int]:
@@ -96,8 +102,8 @@ class AllocationProblem:
 
     @cached_property
     def weights(self) -> Array:
-        """Weight of each job."""
-        return np.array([job.weight for job in self.jobs], dtype=float)
+        """Weight of each job, within bounds."""
+        return bounded_weights([job.weight for job in self.jobs])
 
     @cached_property
     def steps_left(self) -> Array:
@@ -106,8 +112,9 @@ class AllocationProblem:
 
     @cached_property
     def usable(self) -> Array:
-        """Throughputs with 0 also where a type has fewer slots than the job's gang."""
-        return np.where(self.gangs[:, None] <= self.slots, np.maximum(self.throughputs, 0.0), 0.0)
+        """Throughputs with 0 also where a type has fewer slots than the job's gang, or they are no finite numbers."""
+        able = (self.gangs[:, None] <= self.slots) & np.isfinite(self.throughputs) & (self.throughputs > 0)
+        return np.where(able, self.throughputs, 0.0)
 
     @cached_property
     def runs(self) -> Mask:
@@ -136,6 +143,12 @@ class AllocationProblem:
     def isolated_throughput(self) -> Array:
         """What each job reaches on its static equal share."""
         return np.asarray((self.usable * self.isolated_fractions).sum(axis=1))
+
+
+def bounded_weights(weights: Iterable[float]) -> Array:
+    """Weights that solvers can tell apart: as given between bounds, 1 where it is not a number."""
+    given = np.array(list(weights), dtype=float)
+    return np.clip(np.where(np.isnan(given), 1.0, given), LEAST_WEIGHT, MOST_WEIGHT)
 
 
 def agnostic(problem: AllocationProblem, seen_as: str = "") -> AllocationProblem:

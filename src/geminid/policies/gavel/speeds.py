@@ -33,6 +33,9 @@ _REFERENCES = 0.5
 #: Estimates are made from at most so many jobs of different speeds: their cost grows with the cube of it.
 MOST_REFERENCES = 64
 
+#: Of kinds of jobs that are gone so many pairs are remembered at most, beside those of kinds that are there.
+MOST_PAIRS = 10_000
+
 
 @dataclass(slots=True)
 class SpeedReader:
@@ -74,7 +77,15 @@ class SpeedReader:
                 result[job.id] = speeds
         for gone in self._known.keys() - result.keys():
             del self._known[gone]
+        self._forget_pairs(jobs)
         return _estimated(result, [job.id for job in jobs if job.facts.throughputs or job.facts.limits])
+
+    def _forget_pairs(self, jobs: Sequence[JobView]) -> None:
+        """Of kinds that are gone keep what they keep beside others only while it is little: kinds come again."""
+        if len(self._pairs) + len(self._tried) > MOST_PAIRS:
+            names = {_name(job) for job in jobs}
+            self._pairs = {key: kept for key, kept in self._pairs.items() if key[0] in names and key[1] in names}
+            self._tried = {pair for pair in self._tried if pair <= names}
 
     def relative_when_spread(self, cluster: Cluster, job: JobView, gpu_type: str) -> float:
         """Speed of a gang on one node more than it needs, relative to that on the fewest; 1 where nothing is known."""

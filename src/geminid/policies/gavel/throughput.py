@@ -7,14 +7,14 @@ Where not all deadlines can be met, jobs that arrived earlier keep theirs and th
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
 from geminid.policies.gavel.admission import admit
 from geminid.policies.gavel.groups import Groups
 from geminid.policies.gavel.handout import Totals, shared_out
-from geminid.policies.gavel.level import fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.level import fallback, finish, no_optimum, normalised_rates, unrunnable
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Note, TimeFractions
 from geminid.policies.gavel.program import TimeProgram
@@ -22,6 +22,9 @@ from geminid.solve.lp import Allowance
 
 #: Needs that just fit may not, by rounding: then they are asked for less this part.
 SLACKS = (1e-8, 1e-6)
+
+#: A type that costs nothing counts as costing this part of the cheapest that costs something.
+FREE = 1e-3
 
 
 def max_total_throughput(
@@ -35,7 +38,7 @@ def max_total_throughput(
     within: Allowance | None = None,
 ) -> TimeFractions:
     """Fractions of the largest total throughput; ``by_cost`` divides it by the price of each type's slots."""
-    prices = problem.costs if by_cost and problem.costs is not None else np.ones(len(problem.gpu_types))
+    prices = _prices(problem.costs) if by_cost and problem.costs is not None else np.ones(len(problem.gpu_types))
 
     def objective(fractions: TimeFractions) -> float:
         return _total(problem, fractions, prices, normalised=normalised)
@@ -69,13 +72,32 @@ def max_total_throughput(
             yield Totals(values, kept if kept.any() else None)
 
     found = shared_out(problem, solutions, labels)
-    if dropped:
-        text = "the deadline cannot be met beside those of jobs that arrived earlier, and is not held"
-        notes.append(Note("infeasible_slo", text, tuple(problem.jobs[i].id for i in dropped)))
+    notes += _not_held(problem, required, dropped)
     if found is None:
         return fallback(problem, objective, notes, no_optimum(outcome, time))
     combinations, fractions, _ = found
     return finish(problem, combinations, fractions, objective, notes)
+
+
+def _prices(costs: Array) -> Array:
+    """Prices to divide by: a type that costs nothing counts as far cheaper than any that costs something."""
+    paid = costs[costs > 0]
+    return np.where(costs > 0, costs, FREE * paid.min() if len(paid) else 1.0)
+
+
+def _not_held(problem: AllocationProblem, required: Array, dropped: Sequence[int]) -> list[Note]:
+    """Notes on deadlines that are not held, by why."""
+    best = normalised_rates(problem).max(axis=1, initial=0.0)
+    by_reason: dict[str, list[str]] = {}
+    for i in dropped:
+        if np.isinf(required[i]):
+            why = "the deadline has passed"
+        elif required[i] > best[i]:
+            why = "the deadline cannot be met even if the job has its fastest GPU type all the time"
+        else:
+            why = "the deadline cannot be met beside those of jobs that arrived earlier"
+        by_reason.setdefault(why, []).append(problem.jobs[i].id)
+    return [Note("infeasible_slo", f"{why}, and is not held", tuple(jobs)) for why, jobs in by_reason.items()]
 
 
 def _gain(groups: Groups, counts: Array, prices: Array) -> Array:

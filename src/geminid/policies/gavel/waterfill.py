@@ -20,7 +20,7 @@ from geminid.policies.gavel.groups import Groups, Ints
 from geminid.policies.gavel.handout import Totals, shared_out
 from geminid.policies.gavel.level import fallback, finish, no_optimum, unrunnable
 from geminid.policies.gavel.memory import Memory
-from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
+from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions, bounded_weights
 from geminid.policies.gavel.program import Raised, TimeProgram
 from geminid.policies.gavel.requirement import Affine
 from geminid.solve.lp import Allowance
@@ -256,7 +256,7 @@ class _Tree:
         rank[np.argsort(arrived, kind="stable")] = np.arange(len(arrived))
         return cls(
             np.array(parent),
-            np.array([entity.weight for entity in entities]),
+            bounded_weights(entity.weight for entity in entities),
             np.array([entity.within == "fifo" for entity in entities]),
             np.array([paths[job.entity] for job in problem.jobs], dtype=np.int64),
             problem.weights,

@@ -29,6 +29,7 @@ from geminid.fields import (
 )
 from geminid.job import Adaptivity
 from geminid.nodes import MAX_SLOTS
+from geminid.policies.gavel.problem import MOST_WEIGHT
 from geminid.sim.csvfile import MAX_PROBLEMS, Column, Row
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads.tables import MAX_COUNT, MAX_SECONDS, Table, TextFile, in_order, raise_first
@@ -105,7 +106,7 @@ def _problems(given: Mapping[str, Any]) -> list[Problem]:
         "batch_size": lambda field, value: check_integer(field, value, at_least=1, at_most=MAX_COUNT),
         "duration": lambda field, value: check_number(field, value, above=0, at_most=MAX_SECONDS),
         "steps": lambda field, value: check_integer(field, value, at_least=1, at_most=MAX_COUNT),
-        "weight": lambda field, value: check_number(field, value, above=0),
+        "weight": lambda field, value: check_number(field, value, above=0, at_most=MOST_WEIGHT),
         "slo": lambda field, value: check_number(field, value, above=0, at_most=MAX_SECONDS),
         "slo_factor": lambda field, value: check_number(field, value, above=0),
         "owner": _check_label,
