@@ -1,7 +1,9 @@
 """What goes wrong with workers, and what takes long without being wrong: real processes, and every sample once."""
 
+import contextlib
 import os
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, sleep
@@ -14,6 +16,8 @@ from elastic import PATIENCE, Job, exactly_once
 
 from geminid.train.channel import ADDRESS, Address
 from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded
+from geminid.train.launcher import PlainLauncher
+from geminid.train.takeover import Handover
 from geminid.train.zygote import Zygote
 
 
@@ -192,7 +196,7 @@ def test_workers_on_several_hosts_talk_and_meet_over_tcp(tmp_path, launcher):
     assert exactly_once(job, 403, 3)
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
     assert not (tmp_path / "job/control").exists()
-    assert not list((tmp_path / "job/rendezvous").iterdir())
+    assert not job._meetings.exists()
 
 
 def test_another_supervisor_takes_over_at_the_same_port(tmp_path, launcher):
@@ -208,3 +212,49 @@ def test_another_supervisor_takes_over_at_the_same_port(tmp_path, launcher):
         second.resized("abc")
         assert second.ended() == "finished"
     assert exactly_once(second, 300, 3)
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A folder for a job on a file system of its own of 1 MiB, and what fills it."""
+    folder = tmp_path / "job"
+    folder.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode
+    ):
+        pytest.skip("a file system of a chosen size can only be mounted by root")
+    yield folder / "ballast"
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.mark.parametrize("afresh", [False, True])
+def test_jobs_train_on_through_resizes_and_failures_on_a_full_disk(tmp_path, launcher, small_disk, afresh):
+    """Nobody can write down who the workers are, nor print, nor save; every sample is trained with once nonetheless."""
+    hurry = tmp_path / "hurry"
+    options = ("--samples", 200, "--epochs", 40, "--every", 1, "--pause", 0.02, "--until", hurry, "--talk")
+    started = PlainLauncher() if afresh else launcher
+    with Job(tmp_path, "counting.py", *options, launcher=started) as job:
+        job.resized("a")
+        job.trained(40)
+        with contextlib.suppress(OSError), small_disk.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        job.resized("ab")
+        before = job.status.generation
+        os.kill(job.status.workers[0].pid, signal.SIGKILL)
+        job.wait(lambda status: status.generation >= before + 2 and status.settled)
+        job.resized("b")
+        job.trained(job.status.progress.samples + 40)
+        assert job.status.phase == "running", (job.status.reason, job.logs[-2000:])
+        small_disk.unlink()
+        workers = {worker.worker for worker in job.status.workers}
+        deadline = monotonic() + 20.0
+        while set(Handover.read(tmp_path / "job").workers) != workers:
+            assert monotonic() < deadline
+            sleep(0.1)
+        hurry.touch()
+        assert job.ended() == "finished"
+    assert exactly_once(job, 200, 40)
+    assert reasons(job) == ["was ended by SIGKILL (out of memory, perhaps)"]
+    assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])

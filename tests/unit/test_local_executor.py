@@ -237,7 +237,9 @@ def test_a_job_that_is_taken_over_while_it_forms_has_not_crashed(tmp_path):
     assert [record.restored for record in again if isinstance(record, r.JobFormed)] == [True]
 
 
-@pytest.mark.parametrize(("number", "how"), [(errno.EMFILE, "unstarted"), (errno.ENOSPC, "crashed")])
+@pytest.mark.parametrize(
+    ("number", "how"), [(errno.EMFILE, "unstarted"), (errno.ENOSPC, "unstarted"), (errno.EACCES, "crashed")]
+)
 def test_a_shortage_of_the_machine_does_not_count_against_a_job(tmp_path, monkeypatch, number, how):
     heard: list[object] = []
     made = executor(tmp_path, heard)

@@ -33,6 +33,7 @@ from geminid.serve.turns import PATIENCE_S
 from geminid.sim.run import named_policy
 from geminid.train.channel import LONGEST_SOCKET_PATH
 from geminid.train.launcher import started_at
+from geminid.train.room import keep_printing
 from geminid.train.supervisor import Patience
 
 #: What decides if nothing else is said: looks at most every two seconds, at least every twenty, gives free slots to
@@ -106,6 +107,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
     """
     policy = named_policy(options.policy, limit_s=SOLVING * POLICY_LIMIT_S)
     sys.setswitchinterval(SWITCH_S)
+    keep_printing()
     for name in OWN_SECRETS:  # no process of a job inherits them
         os.environ.pop(name, None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -71,12 +71,14 @@ class CheckpointWritten:
 class JobEnded:
     """The job is over: ``finished``, ``stopped`` or ``failed``.
 
-    ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock.
+    ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``short`` it
+    failed because its machine was short of something, such as room on the disk, and may well be tried again.
     """
 
     state: JobPhase
     reason: str
     stopped_at_s: float | None = None
+    short: bool = False
 
 
 class JobPhase(StrEnum):

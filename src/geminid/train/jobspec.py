@@ -37,7 +37,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job runs. ``folder`` is the supervisor's: sockets, rendezvous, checkpoints and logs are kept there.
+    """What a job runs. ``folder`` is the supervisor's: sockets, checkpoints and logs are kept there.
 
     ``working_folder`` is where the command runs (default: ``folder``). ``slot_environment`` is what a worker needs to
     use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of

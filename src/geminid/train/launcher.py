@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from geminid.train.room import open_log
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -129,7 +131,7 @@ class PlainLauncher:
 
     def start(self, launch: Launch) -> WorkerProcess:
         """Start a process whose output is appended to its log."""
-        with launch.log.open("ab") as log:
+        with open(open_log(launch.log), "ab") as log:
             child = subprocess.Popen(
                 list(launch.command),
                 env=dict(launch.environment),

@@ -37,6 +37,7 @@ from geminid.train.agent import Agent, Identity
 from geminid.train.ending import STOPPED_EXIT_CODE
 from geminid.train.optim import check_model, rule_for, warn_of_parameters_left_out
 from geminid.train.peers import abandon_group
+from geminid.train.room import keep_printing
 from geminid.train.session import Session
 from geminid.train.settings import Settings, Unit
 from geminid.train.storage import reason
@@ -77,6 +78,8 @@ def init(
         )
     for own in (channel.CONTROL, channel.TOKEN):  # not for the processes that this one starts
         environment.pop(own, None)
+    if identity is not None:
+        keep_printing()
     folder = environment.get(channel.CHECKPOINTS) or checkpoint_dir
     reports = environment.get(channel.REPORTS)
     options = _options(environment.get(channel.OPTIONS))

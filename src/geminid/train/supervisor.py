@@ -18,8 +18,10 @@ import json
 import math
 import secrets
 import selectors
+import shutil
 import signal
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
@@ -57,10 +59,14 @@ from geminid.train.launcher import (
 )
 from geminid.train.lines import Known, Lines
 from geminid.train.messages import FromSupervisor, Message, Plan
+from geminid.train.room import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
 from geminid.train.takeover import Handover
 
 #: How often the clock is looked at.
 TICK_S = 0.2
+
+#: What could not be written for want of room is tried again so often.
+SAVE_AGAIN_S = 1.0
 
 
 class Supervisor:
@@ -79,10 +85,9 @@ class Supervisor:
         self._launcher = launcher if launcher is not None else PlainLauncher()
         self._folder = spec.folder.absolute()
         self._checkpoints = spec.checkpoints or self._folder / "checkpoints"
-        for made in (self._folder, self._checkpoints, self._folder / "rendezvous", self._folder / "logs"):
+        for made in (self._folder, self._checkpoints, self._folder / "logs"):
             if isinstance(made, Path):
                 made.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._group = ElasticGroup(f"file:{self._folder}/rendezvous/", spec.topology)
         self._workers: dict[str, Known] = {}
         self._joined: dict[str, messages.Joined] = {}
         self._first_steps: dict[str, float] = {}
@@ -102,7 +107,12 @@ class Supervisor:
         self._detached = False
         self._token = secrets.token_hex(32)
         at = spec.address or Address(path=str(self._folder / "control"))
+        self._save_at_s = math.inf
         left = Handover.read(self._folder) if adopt else None
+        if left is not None:
+            self._token = left.token
+        self._meetings = meeting_folder(self._folder, self._token)
+        self._group = ElasticGroup(f"file:{self._meetings}/", spec.topology)
         if left is not None:
             self._take_over(left)
             at = Address.parse(left.address)
@@ -230,6 +240,8 @@ class Supervisor:
             for known in self._workers.values():
                 known.process.signal(signal.SIGKILL)
             self._publish()
+            if isinstance(problem, OSError) and problem.errno in SHORTAGES:
+                self._emit(JobEnded(self._phase, self._reason, short=True))
             raise
         finally:
             self._close()
@@ -243,6 +255,8 @@ class Supervisor:
         self._wake_out.close()
         if not self._detached and self._address.path is not None:
             Path(self._address.path).unlink(missing_ok=True)
+        if not self._detached:
+            shutil.rmtree(self._meetings, ignore_errors=True)
 
     def _wake(self) -> None:
         self._wake_in.recv(4096)
@@ -366,7 +380,8 @@ class Supervisor:
         try:
             process = self._launcher.start(launch)
         except OSError as problem:
-            self._fail(f"{self.spec.command[0]} could not be started: {problem.strerror or problem}")
+            told = f"{self.spec.command[0]} could not be started: {problem.strerror or problem}"
+            self._fail(told, short=problem.errno in SHORTAGES)
             return
         known = self._workers[worker] = Known(process, slot, heard_at_s=monotonic())
         self._watch(worker, known)
@@ -422,15 +437,16 @@ class Supervisor:
         self._best_samples = max(samples, self._best_samples)
         self._reason = reason
         if self._failures > self.spec.most_failures:
-            self._fail(f"{reason}; {self._failures} failures without progress in between")
+            told = f"{reason}; {self._failures} failures without progress in between"
+            self._fail(told, short=tells_of_full_disk(reason) or is_full(self._folder))
         elif self._phase is JobPhase.RUNNING:
             self._phase = JobPhase.RECOVERING
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, *, short: bool = False) -> None:
         self._phase, self._reason = JobPhase.FAILED, reason
         for worker in self._workers:
             self._end(worker, "was ended because the job failed")
-        self._emit(JobEnded(self._phase, reason))
+        self._emit(JobEnded(self._phase, reason, short=short))
 
     def _check_over(self) -> None:
         if self._phase.over:
@@ -538,6 +554,8 @@ class Supervisor:
     def _tick(self) -> None:
         """End whoever has been silent, stuck or lingering for too long."""
         now, patience = monotonic(), self._patience
+        if now > self._save_at_s:
+            self._save()
         self._lines.dismiss_silent(patience.hang)
         for worker, known in self._workers.items():
             if known.kill_at_s is not None and now > known.kill_at_s:
@@ -593,9 +611,22 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------- taking over
 
     def _save(self) -> None:
-        """Write down what another supervisor needs to take over."""
+        """Write down what another supervisor needs to take over; later, if there is no room now."""
+        try:
+            self._handover().write(self._folder)
+            self._save_at_s = math.inf
+        except OSError as problem:
+            if not no_room(problem):
+                raise
+            if self._save_at_s == math.inf:  # the first time
+                told = f"{self.spec.name} goes on, but its workers cannot be written down: {problem.strerror}"
+                with contextlib.suppress(OSError):
+                    print(f"geminid: warning: {told}", file=sys.stderr, flush=True)
+            self._save_at_s = monotonic() + SAVE_AGAIN_S
+
+    def _handover(self) -> Handover:
         group = self._group
-        Handover(
+        return Handover(
             token=self._token,
             address=str(self._address),
             generation=group.generation,
@@ -609,11 +640,10 @@ class Supervisor:
                 }
                 for worker, known in self._workers.items()
             },
-        ).write(self._folder)
+        )
 
     def _take_over(self, left: Handover) -> None:
-        """Take over what an earlier supervisor left: its token, its group, and those of its workers that still live."""
-        self._token = left.token
+        """Take over what an earlier supervisor left: its group, and those of its workers that still live."""
         for worker, entry in left.workers.items():
             process = self._launcher.adopt(entry)
             if process is not None:

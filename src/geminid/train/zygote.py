@@ -32,6 +32,7 @@ from typing import Any, NoReturn, Self
 
 from geminid.train.agent import mind_until_init
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
+from geminid.train.room import keep_printing, open_log
 
 #: Of prctl(2): the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
@@ -179,7 +180,7 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         os.setsid()
         os.chdir(start["folder"])
-        log = os.open(start["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = open_log(Path(start["log"]))
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
@@ -190,6 +191,7 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
         if start["program"] is not None:
             os.execve(start["program"], start["command"], start["environment"])
+        keep_printing()
         own = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in before]
         script = str(Path(start["command"][1]).absolute())  # as python has it, for processes that the script spawns
         sys.argv = start["command"][1:]

@@ -35,6 +35,7 @@ parser.add_argument("--lively", action="store_true", help="have it call the mode
 parser.add_argument("--conclude", type=float, default=0.0, help="seconds that the leader takes at the end")
 parser.add_argument("--die", action="store_true", help="have the leader die at the end, once")
 parser.add_argument("--leave-after", type=int, help="leave the loop over epochs after this one")
+parser.add_argument("--talk", action="store_true", help="print a line in every step")
 args = parser.parse_args()
 
 
@@ -102,6 +103,8 @@ for epoch in run.epochs(args.epochs):
             hang_once()
         seen["steps"] += 1
         run.report(loss=loss, epoch=epoch)
+        if args.talk:
+            print("step", run.step, "of epoch", epoch, flush=True)
         time.sleep(0.0 if args.until is not None and args.until.exists() else args.pause)
     if run.is_leader and args.evaluate:  # with gradients that are nobody else's
         model(torch.arange(3)).sum().backward()

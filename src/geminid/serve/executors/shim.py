@@ -9,6 +9,7 @@ either heard of it or taken the start back, and no command runs twice.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -16,6 +17,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 #: The most memory that the command may use, in bytes; there is no limit without.
@@ -46,7 +48,9 @@ def main(folder: str, start: str, command: list[str]) -> int:
         with contextlib.suppress(InterruptedError):
             code = child.wait()
             break
-    write(os.path.join(folder, EXIT), {"code": code, "problem": "", "asked": signal.SIGTERM in asked})
+    ended = {"code": code, "problem": "", "asked": signal.SIGTERM in asked}
+    while not _written(os.path.join(folder, EXIT), ended):
+        time.sleep(1.0)
     if os.getpgrp() == os.getpid():  # whatever the command left behind ends here, and so does this process
         os.killpg(0, signal.SIGKILL)
     return 0
@@ -65,6 +69,17 @@ def _claimed(folder: str, start: str) -> bool:
                 started_at = int(file.read().rsplit(")", 1)[1].split()[19])
             write(os.path.join(folder, PROCESS), {"pid": os.getpid(), "started_at": started_at})
         return wanted
+
+
+def _written(path: str, document: dict[str, object]) -> bool:
+    """Write a document, if the disk is not full: a command that has ended is not to be run again for that."""
+    try:
+        write(path, document)
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ Within an executor a slot has one name, which says its node as well if there are
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 from abc import ABC, abstractmethod
@@ -32,6 +31,7 @@ from geminid.serve.logfiles import rotate
 from geminid.serve.state import LiveJob
 from geminid.train import jobevents as j
 from geminid.train.launcher import Launcher
+from geminid.train.room import SHORTAGES
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience, Supervisor
 
@@ -43,9 +43,6 @@ LOGS_EVERY_S = 10.0
 
 #: A supervisor whose job is over tells so; one that has not after so many ticks has failed.
 SILENT_TICKS = 6
-
-#: What keeps a process from being started that is the machine's doing, and not the job's.
-SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
 
 #: Workers train on for so long while the service is away.
 ORPHANS_S = 600.0
@@ -520,14 +517,16 @@ class SupervisedExecutor(ABC):
                     seconds=checkpoint.seconds,
                 )
                 return [*self._report(running, now=True), written]
-            case j.JobEnded(state=state, reason=reason):
+            case j.JobEnded(state=state, reason=reason, short=short):
                 del self._running[job_id]
                 how = {j.JobPhase.FINISHED: "succeeded", j.JobPhase.FAILED: "failed"}.get(state, "stopped")
                 if how == "stopped" and not running.saved:
                     how = "lost"
+                if how == "failed" and short:
+                    how = "unstarted"
                 if how != "stopped":
                     self._wanted.pop(job_id, None)
-                why = reason if how == "failed" else running.reason
+                why = reason if how in ("failed", "unstarted") else running.reason
                 return [*self._report(running, now=True), r.JobEnded(job_id=job_id, how=how, reason=why[:500])]
         return []
 
