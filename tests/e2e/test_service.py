@@ -95,6 +95,8 @@ def test_elastic_jobs_and_plain_commands_run_to_their_end(live):
     shown = live.run("show", first).stdout
     assert "training on 1 slot" in shown
     assert "succeeded" in shown
+    assert "ratio nan" in shown  # whoever diverges must not look healthy
+    assert live.job(first)["metrics"]["ratio"] == "nan"
     assert {job["id"] for job in live.json("queue", "--all")} >= {first, second, plain, failing}
     assert sum(row["gpu_hours"] for row in live.json("usage")) > 0
 

@@ -947,7 +947,8 @@ def test_reports_go_to_a_file_where_there_is_no_scheduler(tmp_path, monkeypatch)
             run.report(loss=loss, bad=math.nan)
     last = decode((tmp_path / "reports").read_bytes().splitlines()[-1])
     assert last.samples == 100
-    assert set(last.metrics) == {"loss"}
+    assert set(last.metrics) == {"loss", "bad"}
+    assert last.metrics["bad"] == "nan"
     assert Path(os.environ["GEMINID_REPORTS"]).exists()
 
 

@@ -85,9 +85,20 @@ def test_anything_else_is_refused(line, complaint):
 
 
 def test_absurd_metrics_are_left_out():
-    metrics = {"good": 1, "nan": float("nan"), "inf": float("inf"), "text": "x", "n" * 100: 2.0}
+    metrics = {"good": 1, "text": "x", "huge": 10**400, "n" * 100: 2.0}
     assert credible_metrics(metrics) == {"good": 1.0, "n" * 64: 2.0}
     assert len(credible_metrics({str(i): i for i in range(1000)})) == messages.MOST_METRICS
+
+
+def test_metrics_that_are_not_finite_are_told_by_name_in_valid_json():
+    metrics = credible_metrics({"loss": float("nan"), "up": float("inf"), "down": -float("inf")})
+    assert metrics == {"loss": "nan", "up": "inf", "down": "-inf"}
+    report = Progress(
+        generation=1, step=1, epoch=0, samples=8, progress=8.0, size=1, plan=Plan(8), total_batch=8, metrics=metrics
+    )
+    assert decode(encode(report)) == report
+    with pytest.raises(ProtocolError, match=r"progress\.metrics cannot be 'soon'"):
+        decode(encode(report).replace(b'"nan"', b'"soon"'))
 
 
 def test_only_the_token_opens_the_door():

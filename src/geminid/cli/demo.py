@@ -175,7 +175,7 @@ def _picture(show: Show, jobs: list[dict[str, Any]]) -> Group:
         row = job_row(job)
         loss = job["metrics"].get("loss")
         bar = "█" * job["slots"]
-        table.add_row(*row[:2], row[3], bar, *row[5:8], *row[9:], "" if loss is None else f"{loss:.3f}")
+        table.add_row(*row[:2], row[3], bar, *row[5:8], *row[9:], "" if loss is None else f"{float(loss):.3f}")
     return Group(table, *show.lines[-8:])
 
 
@@ -222,7 +222,7 @@ def _print(result: dict[str, Any]) -> None:
                 f"{1e3 * sum(pauses) / len(pauses):.0f} ms" if pauses else "",
                 f"{1e3 * max(pauses):.0f} ms" if pauses else "",
                 f"{job['samples']:,} of {job['work_samples']:,.0f}" if job["work_samples"] else "",
-                "" if loss is None else f"{loss:.4f}",
+                "" if loss is None else f"{float(loss):.4f}",
             ]
         )
     header = ["job", "end", "JCT", "slot-s", "most slots", "resizes", "mean pause", "longest", "samples", "loss"]

@@ -171,7 +171,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         else f"M0 {limits['initial_batch']}, at most {limits['largest_batch']},"
         f" {limits['smallest_per_slot']} to {limits['largest_per_slot']} a slot,"
         f" {limits['parameter_count']:,} parameters",
-        "metrics": ", ".join(f"{name} {value:.4g}" for name, value in told["metrics"].items()),
+        "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in told["metrics"].items()),
         "used": f"{told['gpu_s']:.0f} slot-seconds, {told['rescales']} resizes, {told['failures']} failures",
         "starts in": interval(eta.get("start_at_s"), guessed=bool(eta.get("guessed"))),
         "ends in": interval(eta.get("finish_at_s"), guessed=bool(eta.get("guessed"))),

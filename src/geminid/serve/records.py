@@ -9,6 +9,7 @@ file is its owner's alone, and everything that leaves the service is redacted.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, get_args, get_type_hints
 
@@ -99,7 +100,10 @@ class JobFormed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgressed:
-    """A job's latest report: how far it is, how fast its steps are, how noisy its gradients, and its own metrics."""
+    """A job's latest report: how far it is, how fast its steps are, how noisy its gradients, and its own metrics.
+
+    A metric that is not finite is told by name: ``nan``, ``inf`` or ``-inf``.
+    """
 
     job_id: str
     progress: float
@@ -115,7 +119,7 @@ class JobProgressed:
     squared_gradient: float | None = None
     variance: float | None = None
     learning_rate_factor: float = 1.0
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -73,7 +73,7 @@ class Job(TypedDict):
     batch: int | None
     batch_plan: BatchPlan | None
     learning_rate_factor: float
-    metrics: dict[str, float]
+    metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     gpu_s: float
     rescales: int
     failures: int

@@ -118,7 +118,7 @@ class LiveJob:
     step: int = 0
     epoch: int = 0
     learning_rate_factor: float = 1.0
-    metrics: tuple[tuple[str, float], ...] = ()
+    metrics: tuple[tuple[str, float | str], ...] = ()
     stretches: tuple[Stretch, ...] = ()
     reported: tuple[float, int] | None = None
     pauses_s: tuple[float, ...] = ()

@@ -23,6 +23,10 @@ LONGEST_LINE_BYTES = 1 << 20
 #: At most so many metrics are passed on, under names of at most so many characters.
 MOST_METRICS, LONGEST_METRIC_NAME = 64, 64
 
+#: A metric: a number, or by name what JSON has no number for. A loss that is one of these is worth knowing.
+Unbounded = Literal["nan", "inf", "-inf"]
+Metric = float | Unbounded
+
 #: What a worker may be doing: waiting to be told its place, forming a group, loading data, being in the body of the
 #: user's loop, there in the model's backward, waiting for its peers in a collective operation, being in the rest of the
 #: body, being between two epochs, having left the loop over epochs, or having come to its end.
@@ -175,7 +179,7 @@ class Progress:
     squared_gradient: float | None = None
     variance: float | None = None
     learning_rate_factor: float = 1.0
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Metric] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,17 +300,23 @@ def decode(line: bytes) -> Message:
     return value  # type: ignore[no-any-return]
 
 
-def credible_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics that may be sent: finite numbers, not too many of them, under names that are not too long."""
-    kept: dict[str, float] = {}
+def credible_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
+    """Metrics that may be sent: numbers, not too many of them, under names that are not too long."""
+    kept: dict[str, Metric] = {}
     for name, value in metrics.items():
         try:
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except (TypeError, ValueError, OverflowError, RuntimeError):
             continue
-        if math.isfinite(number) and len(kept) < MOST_METRICS:
-            kept[str(name)[:LONGEST_METRIC_NAME]] = number
+        if len(kept) < MOST_METRICS:
+            kept[str(name)[:LONGEST_METRIC_NAME]] = number if math.isfinite(number) else _name_of(number)
     return kept
+
+
+def _name_of(number: float) -> Unbounded:
+    if math.isnan(number):
+        return "nan"
+    return "inf" if number > 0.0 else "-inf"
 
 
 def _plain(value: Any) -> dict[str, Any]:
@@ -360,7 +370,11 @@ def _checked(hint: Any, value: Any, where: str) -> Any:
             return tuple(_checked(get_args(hint)[0], item, where) for item in value)
     elif get_origin(hint) is dict:
         if isinstance(value, dict) and len(value) <= MOST_METRICS:
-            return {name[:LONGEST_METRIC_NAME]: _checked(float, item, where) for name, item in value.items()}
+            return {name[:LONGEST_METRIC_NAME]: _metric(item, where) for name, item in value.items()}
     elif isinstance(value, dict):
         return _read(hint, value, where)
     raise ProtocolError(f"{where} cannot be {str(value)[:40]!r}")
+
+
+def _metric(value: Any, where: str) -> Metric:
+    return _checked(Unbounded if isinstance(value, str) else float, value, where)  # type: ignore[no-any-return]

@@ -102,7 +102,7 @@ for epoch in run.epochs(args.epochs):
         if args.hang == "after":
             hang_once()
         seen["steps"] += 1
-        run.report(loss=loss, epoch=epoch)
+        run.report(loss=loss, epoch=epoch, ratio=float("nan"))
         if args.talk:
             print("step", run.step, "of epoch", epoch, flush=True)
         time.sleep(0.0 if args.until is not None and args.until.exists() else args.pause)
