@@ -19,6 +19,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
 
 import geminid  # noqa: E402
+from geminid.train import rng  # noqa: E402
 from geminid.train.checkpoint import read  # noqa: E402
 from geminid.train.messages import Plan  # noqa: E402
 
@@ -333,6 +334,39 @@ def test_order_and_augmentation_depend_on_seed_epoch_and_sample_alone():
         assert flat(one[epoch]) == flat(other[epoch])
         assert sorted(index for index, _ in flat(one[epoch])) == list(range(30))
     assert flat(one[0]) != flat(one[1])
+
+
+def test_seeds_are_mixed_alike_one_by_one_and_together():
+    indices = [0, 1, 17, 2**40, 2**62]
+    assert rng.mixed_with_each((3, 5), indices) == [rng.mixed(3, 5, index) for index in indices]
+
+
+class Sometimes(Dataset):
+    """A dataset that draws from another generator for some samples only, and keeps account of its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.calls += 1
+        draws = {11: random.random, 22: np.random.standard_normal, 33: lambda: float(torch.rand(()))}
+        return index, draws.get(index, lambda: 0.0)()
+
+
+def test_a_generator_that_a_dataset_seldom_draws_from_is_seeded_all_the_same():
+    states = []
+    for batch in (4, 40):
+        np.random.seed(batch)  # noqa: NPY002
+        np.random.standard_normal()  # noqa: NPY002 (numpy has the next one ready)
+        data, before = Sometimes(), rng.CpuStates()
+        states.append(flat(seen(DataLoader(data, batch_size=batch), 1, seed=6)[0]))
+        assert before.put_back() <= {"torch"}  # the script's own are as they were, but for initialising the model
+        assert data.calls == 40 + (3 * 4 if batch == 4 else 40)
+    assert states[0] == states[1]
+    assert len({value for _, value in states[0]}) == 4
 
 
 def test_collate_functions_samplers_subsets_and_drop_last_mean_what_they_mean():

@@ -1,4 +1,4 @@
-"""``geminid bench rescale``, ``overhead`` and ``saving``: the claims about training, measured with real jobs."""
+"""``geminid bench rescale``, ``overhead``, ``data`` and ``saving``: claims about training, measured."""
 
 from __future__ import annotations
 
@@ -81,6 +81,26 @@ def overhead(
                 f"{100 * row.measuring_overhead:+.2f} %",
                 f"{row.interval} steps",
             ]
+            for row in rows
+        ],
+    )
+
+
+def data(json: Json = False) -> None:
+    """What the library costs the data path, in processor time for a sample, with datasets that do next to nothing."""
+    _need_torch()
+    from geminid.bench.data import run
+
+    with error_console.status("loading …") as status:
+        rows = run(progress=status.update)
+    if json:
+        print_json([asdict(row) for row in rows])
+        return
+    print_table(
+        f"Loading one sample, in batches of {rows[0].batch}, in one process (medians of processor time)",
+        ["dataset", "plain loader", "with the library", "times as long"],
+        [
+            [row.dataset, f"{1e6 * row.plain_s:.1f} µs", f"{1e6 * row.library_s:.1f} µs", f"{row.ratio:.2f}×"]
             for row in rows
         ],
     )

@@ -39,6 +39,7 @@ app = typer.Typer(
 
 bench.app.command()(bench_training.rescale)
 bench.app.command()(bench_training.overhead)
+bench.app.command()(bench_training.data)
 bench.app.command()(bench_training.saving)
 bench.app.command()(bench_service.service)
 bench.app.command()(bench_service.live)

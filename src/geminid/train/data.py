@@ -32,7 +32,7 @@ from torch.utils.data import (
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from geminid.train import rng
-from geminid.train.rng import mixed
+from geminid.train.rng import mixed, mixed_with_each
 from geminid.train.shares import Span
 
 #: Codes of orders are summed up over workers as 32-bit floating-point numbers, exactly up to 2²⁴.
@@ -259,6 +259,9 @@ class _Seeded(Dataset[Any]):
     """A dataset whose random draws for a sample depend on the seed, the epoch and the sample alone.
 
     Where it fetches lists of samples by itself: on the seed, the epoch and where the list begins.
+
+    Seeding takes longer than many a dataset for a sample, so only those generators are seeded which it was seen to draw
+    from. When it is seen to draw from another one, the samples are fetched once more, with that one seeded as well.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -268,24 +271,37 @@ class _Seeded(Dataset[Any]):
             inner = inner.dataset
         self._draws_nothing = type(inner) is TensorDataset
         self._takes_lists = hasattr(dataset, "__getitems__") and type(dataset) is not Subset
+        self._drawn_from: frozenset[str] = frozenset()
 
     def __getitems__(self, wanted: _Wanted) -> _Fetched:
         epoch, begin, indices = wanted
         return _Fetched(epoch, begin, self._samples(epoch, begin, indices))
 
     def _samples(self, epoch: int, begin: int, indices: list[int]) -> Any:
-        dataset = self._dataset
         if self._draws_nothing:
+            return [self._dataset[index] for index in indices]
+        while True:
+            before = rng.CpuStates()
+            try:
+                samples = self._fetch(epoch, begin, indices)
+            finally:
+                changed = before.put_back()
+            if changed <= self._drawn_from:
+                return samples
+            self._drawn_from |= changed
+
+    def _fetch(self, epoch: int, begin: int, indices: list[int]) -> Any:
+        dataset, drawn_from = self._dataset, self._drawn_from
+        if self._takes_lists:
+            rng.seed_data(mixed(self._seed, epoch, begin), drawn_from)
+            return dataset.__getitems__(indices)
+        if not drawn_from:
             return [dataset[index] for index in indices]
-        with _own_draws():
-            if self._takes_lists:
-                rng.seed_data(mixed(self._seed, epoch, begin))
-                return dataset.__getitems__(indices)
-            samples = []
-            for index in indices:
-                rng.seed_data(mixed(self._seed, epoch, index))
-                samples.append(dataset[index])
-            return samples
+        samples = []
+        for index, seed in zip(indices, mixed_with_each((self._seed, epoch), indices), strict=True):
+            rng.seed_data(seed, drawn_from)
+            samples.append(dataset[index])
+        return samples
 
 
 class _Collate:
@@ -298,9 +314,12 @@ class _Collate:
         """The batch of what was fetched, a ``_Fetched``."""
         if self._collate is default_collate:  # draws nothing
             return default_collate(fetched.samples)
-        with _own_draws():
+        before = rng.CpuStates()
+        try:
             rng.seed_data(mixed(self._seed, fetched.epoch, fetched.begin, COLLATING))
             return self._collate(fetched.samples)
+        finally:
+            before.restore()
 
 
 @contextmanager
