@@ -153,7 +153,7 @@ def test_crashes_are_named_counted_and_given_up():
         assert live.over(segfault)["reason"] == "it was ended by SIGSEGV"
         told = live.over(memory)
         assert (told["phase"], told["failures"]) == ("failed", 2)
-        assert told["reason"] == "it was ended by SIGKILL (out of memory, perhaps)"
+        assert told["reason"] == "it was killed (SIGKILL)"
         told = live.over(worker)
         assert told["phase"] == "failed"
         assert "SIGSEGV" in told["reason"]

@@ -841,6 +841,58 @@ def test_parameters_that_are_not_the_models_are_saved_too(tmp_path):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def one_step(folder, model, optimizer=None):
+    run = geminid.init(checkpoint_dir=folder)
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    model, optimizer, loader = run.prepare(model, optimizer, DataLoader(toy(), batch_size=50))
+    for _ in run.epochs(1):
+        for x, y in loader:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+
+def test_a_checkpoint_of_another_model_is_named_with_the_difference(tmp_path):
+    model = network()
+    one_step(tmp_path, model)
+    groups = [{"params": list(part.parameters())} for part in (model[0], model[2])]
+    for other, problem in (
+        ((nn.Sequential(nn.Linear(3, 9), nn.Tanh(), nn.Linear(9, 1)),), r"0\.weight has the shape \[9, 3\] and had \["),
+        ((nn.Sequential(*network(), nn.Linear(1, 1)),), r"3\.weight is new"),
+        ((nn.Sequential(nn.Linear(3, 1)),), "0.weight has the shape"),
+        (
+            (model, torch.optim.SGD(groups, lr=0.1)),
+            "the optimizer has changed since: loaded state dict has a different",
+        ),
+    ):
+        match = (
+            rf"checkpoint-00000001\.safetensors cannot be used: the (model|optimizer) has changed since: .*{problem}"
+        )
+        with pytest.raises(ValueError, match=match.replace(".*the optimizer has changed since: ", "")):
+            one_step(tmp_path, *other)
+
+
+def test_two_runs_do_not_share_their_checkpoints(tmp_path):
+    code = f"""
+import sys
+from geminid.train.storage import checkpoints_at
+checkpoints_at({str(tmp_path)!r}).claim()
+print("claimed", flush=True)
+sys.stdin.read()
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as other:
+        assert other.stdout.readline() == b"claimed\n"
+        with pytest.raises(
+            RuntimeError, match=rf"another run keeps its checkpoints in .* \(process {other.pid}\): wait"
+        ):
+            one_step(tmp_path, network())
+        other.stdin.close()
+        other.wait()
+    one_step(tmp_path, network())  # a lock ends with its process
+    one_step(tmp_path, network())  # and is no obstacle to one's own
+
+
 def test_what_would_make_workers_differ_is_told(monkeypatch, capsys):
     run, model = geminid.init(), network()
     loader = DataLoader(toy(), batch_size=25)
@@ -937,9 +989,9 @@ def test_leaving_the_loop_over_epochs_saves_and_failing_in_it_does_not(tmp_path)
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     assert "ValueError: on purpose" in script("fail").stderr
-    assert not list((tmp_path / "checkpoints").iterdir())
+    assert not list((tmp_path / "checkpoints").glob("*.safetensors"))
     assert script("leave").stdout == "after 14 steps\n"
-    (saved,) = (tmp_path / "checkpoints").iterdir()
+    (saved,) = (tmp_path / "checkpoints").glob("*.safetensors")
     state = read(saved)
     assert (state["position"]["step"], state["position"]["epoch"], state["position"]["samples"]) == (14, 1, 56)
     assert float(state["model"]["weight"]) != 0.0
@@ -963,7 +1015,7 @@ def test_a_last_state_that_cannot_be_saved_is_tried_again_at_the_end_and_then_a_
     assert error == "geminid: error: the last state was not saved in checkpoints: No space left on device"
     ended = script("for a while")
     assert (ended.stdout, ended.returncode) == (f"after {steps} steps\n", 0)
-    (saved,) = (tmp_path / "checkpoints").iterdir()
+    (saved,) = (tmp_path / "checkpoints").glob("*.safetensors")
     assert read(saved)["position"]["step"] == steps
     assert float(read(saved)["model"]["weight"]) != 0.0
 

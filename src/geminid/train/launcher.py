@@ -180,7 +180,7 @@ def how_it_ended(code: int) -> str:
     if code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name
-            return f"was ended by {name}" + (" (out of memory, perhaps)" if name == "SIGKILL" else "")
+            return "was killed (SIGKILL)" if name == "SIGKILL" else f"was ended by {name}"
     return f"ended with exit code {code}"
 
 

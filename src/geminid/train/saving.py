@@ -16,7 +16,7 @@ from geminid.train import messages, rng
 from geminid.train.agent import Agent
 from geminid.train.checkpoint import Snapshot, Written, take_snapshot
 from geminid.train.storage import Checkpoints, checkpoints_at, reason
-from geminid.train.trainstate import TrainingState
+from geminid.train.trainstate import DoesNotFit, TrainingState
 from geminid.train.tree import CannotSave, check_saveable
 
 #: Taking a snapshot may stop training for at most this share of the time.
@@ -122,17 +122,29 @@ class Saver:
         kept, self._kept = self._kept, None
         return self._write(kept) if kept is not None else None
 
+    def claim(self) -> None:
+        """Let no other run save in the same place.
+
+        Raises:
+            InUse: one does.
+        """
+        self._writer.folder.claim()
+
     def restore(self) -> Path | str | None:
         """Go on from the last intact checkpoint; where that was, if there is one.
 
         Raises:
             CannotLoad: there are some, but they cannot be read.
+            ValueError: it belongs to something else.
         """
         loaded = self._writer.folder.load()
         if loaded is None:
             return None
         state, path = loaded
-        self._state.take(state)
+        try:
+            self._state.take(state)
+        except DoesNotFit as problem:
+            raise DoesNotFit(f"{path} cannot be used: {problem}; move the checkpoints away to begin anew") from None
         rng.restore(state["rng"])
         return path
 

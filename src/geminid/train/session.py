@@ -169,6 +169,8 @@ class Session:
         self._checked = False
         self._begun, self._course.epochs_wanted = True, epochs
         if self.agent is None:
+            if self._saver is not None:
+                self._saver.claim()
             restored = self._restore_checkpoint()
             self.state.present = True
             self._settle_in(self._agreement.propose(None))

@@ -8,6 +8,8 @@ there are checkpoints but none could be read, that is an error, because what it 
 from __future__ import annotations
 
 import contextlib
+import errno
+import fcntl
 import os
 import sys
 import tempfile
@@ -23,6 +25,12 @@ KEEP = 3
 
 SUFFIX = ".safetensors"
 
+#: What is locked in a folder that is in use.
+LOCK = ".lock"
+
+#: The locks that this process holds, and their open files: they end with it.
+_claimed: dict[Path, int] = {}
+
 #: Storage that fails is asked again after so long, and once more.
 PAUSES_S = (0.5, 2.0)
 
@@ -36,8 +44,19 @@ class CannotLoad(RuntimeError):
     """There may be checkpoints, but their storage fails; one sentence says how."""
 
 
+class InUse(RuntimeError):
+    """Another process keeps its checkpoints there; one sentence says which."""
+
+
 class Checkpoints(Protocol):
     """Where one job's checkpoints are kept."""
+
+    def claim(self) -> None:
+        """Let nobody else use it while this process lives, where that is possible.
+
+        Raises:
+            InUse: somebody else does.
+        """
 
     def save(self, snapshot: Snapshot) -> Written:
         """Write the next generation, then remove those that are too old."""
@@ -74,6 +93,35 @@ class CheckpointFolder:
         self.folder = folder
         self.keep = keep
         folder.mkdir(parents=True, exist_ok=True)
+
+    def claim(self) -> None:
+        """Let no other process on machines that share the folder use it, as far as their file system has locks.
+
+        Raises:
+            InUse: one does.
+        """
+        lock = self.folder.resolve() / LOCK
+        if lock in _claimed:
+            return
+        try:
+            file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError:  # then nothing can be saved either, which is told when it is tried
+            return
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as problem:
+            holder = os.read(file, 20).decode("ascii", "replace").strip()
+            os.close(file)
+            if problem.errno not in (errno.EACCES, errno.EAGAIN):
+                return
+            raise InUse(
+                f"another run keeps its checkpoints in {self.folder} (process {holder or 'unknown'}): wait for it, or "
+                "give this one a checkpoint_dir of its own"
+            ) from None
+        with contextlib.suppress(OSError):  # on a full disk it stays unknown who holds the lock
+            os.ftruncate(file, 0)
+            os.write(file, f"{os.getpid()}\n".encode())
+        _claimed[lock] = file
 
     def paths(self) -> list[Path]:
         """All checkpoints, the newest first."""
@@ -149,6 +197,9 @@ class RemoteCheckpoints:
             with contextlib.suppress(FileNotFoundError):
                 self._storage.rm_file(f"{self._root}/{old}")
         return Written(snapshot, f"{self.url}/{name}", size, monotonic() - begin)
+
+    def claim(self) -> None:
+        """Remote storage has no locks."""
 
     def load(self) -> tuple[Any, Path | str] | None:
         """The newest intact state; None if there is none. What is damaged is passed over, with a warning."""

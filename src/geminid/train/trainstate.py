@@ -24,6 +24,10 @@ from geminid.train.tuner import Tuner
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+class DoesNotFit(ValueError):
+    """A state that belongs to something else; one sentence says to what."""
+
+
 @dataclass(slots=True)
 class Position:
     """How far training is: samples consumed of this epoch's order and of all epochs, steps, and useful samples.
@@ -83,18 +87,24 @@ class TrainingState:
         """Go on from this state (the generators of random numbers excepted).
 
         Raises:
-            ValueError: it belongs to other data.
+            DoesNotFit: it belongs to other data, or to another model or optimiser.
         """
         if state["dataset_samples"] != self.dataset_samples:
-            raise ValueError(
+            raise DoesNotFit(
                 f"the state belongs to a dataset of {state['dataset_samples']} samples, this one has "
-                f"{self.dataset_samples}: remove the checkpoints, or bring the data back"
+                f"{self.dataset_samples}: bring the data back"
             )
-        self.model.load_state_dict(state["model"])
+        try:
+            self.model.load_state_dict(state["model"])
+        except RuntimeError as problem:
+            raise DoesNotFit(f"the model has changed since: {self._difference(state['model'], problem)}") from problem
         with torch.no_grad():
             for parameter, saved in zip(self._others, state.get("others", ()), strict=False):
                 parameter.copy_(saved)
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except ValueError as problem:
+            raise DoesNotFit(f"the optimizer has changed since: {problem}") from problem
         for parameter, trained in zip(self._parameters, state.get("trained", ()), strict=False):
             parameter.requires_grad_(trained)
         self.position = Position(**state["position"])
@@ -113,6 +123,18 @@ class TrainingState:
                 self._told_of.add(name)
                 _warn(f"run.state({name!r}) was not saved with the rest: it begins as the script made it")
         self.present = True
+
+    def _difference(self, saved: dict[str, Any], problem: Exception) -> str:
+        """What another model's state has that this one's has not, or the other way round, or else."""
+        own = self.model.state_dict()
+        for name in (*own, *saved):
+            if name not in saved:
+                return f"{name} is new"
+            if name not in own:
+                return f"it has no {name} any more"
+            if getattr(own[name], "shape", None) != getattr(saved[name], "shape", None):
+                return f"{name} has the shape {list(own[name].shape)} and had {list(saved[name].shape)}"
+        return str(problem).splitlines()[-1].strip()
 
     def weights_code(self) -> int:
         """A number that differs, most likely, where a single bit of the weights does.
