@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import select
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from hypothesis import strategies as st
 
 from geminid.train import channel
 from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
+from geminid.train.launcher import Launch
 from geminid.train.storage import CheckpointFolder
 from geminid.train.zygote import Zygote
 
@@ -402,6 +404,45 @@ def test_weights_that_rounding_has_driven_apart_become_the_leaders(tmp_path, lau
     assert "the weights of workers differed in their last digits" in job.logs
     first, second = results(tmp_path, 2)
     assert first["weights"] == second["weights"]
+
+
+SPAWNING = """
+import torch, geminid
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
+
+if __name__ == "__main__":
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = geminid.init()
+    loader = DataLoader(Numbers(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+    model, optimizer, loader = run.prepare(model, optimizer, loader)
+    for _ in run.epochs(1):
+        for x in loader:
+            model(x).sum().backward()
+            optimizer.step()
+    print("after", run.step, "steps")
+"""
+
+
+def test_a_script_named_relative_to_its_folder_may_spawn_loader_workers(tmp_path, launcher):
+    """They import the script by its path, from wherever they are."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here/spawning.py").write_text(SPAWNING)
+    log = tmp_path / "log"
+    process = launcher.start(
+        Launch((sys.executable, "here/spawning.py"), {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path, log)
+    )
+    assert select.select([process.fileno()], [], [], 60)[0]
+    assert process.exit_code() == 0, log.read_text()
+    assert log.read_text().endswith("after 2 steps\n")
+    process.close()
 
 
 def test_a_sampler_that_is_different_on_every_worker_is_refused(tmp_path, launcher):
