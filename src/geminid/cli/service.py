@@ -21,6 +21,14 @@ def up(
         int | None,
         typer.Option(min=1, max=4096, help="CPU slots to offer.", show_default="the CUDA devices, or one per core"),
     ] = None,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0,2,…",
+            help="CUDA devices to offer, by number or UUID.",
+            show_default="$CUDA_VISIBLE_DEVICES, or all",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start in the background and return.")] = False,
     policy: Annotated[str | None, typer.Option(help="Who gets what; see `geminid policies`.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; others than loopback are refused.")] = "127.0.0.1",
@@ -70,9 +78,13 @@ def up(
         raise InvalidInput([Problem("executor", executor, "must be local or ray")])
     if executor == "ray" and slots is not None:
         raise InvalidInput([Problem("slots", slots, "goes with --executor local only: a Ray cluster has its own")])
+    if devices is not None and (slots is not None or executor == "ray"):
+        other = "--slots" if slots is not None else "--executor ray"
+        raise InvalidInput([Problem("devices", devices, f"must be left out with {other}")])
     options = Options(
         home=home(),
         slots=slots,
+        devices=devices,
         policy=policy or DEFAULT_POLICY,
         host=host,
         port=port,

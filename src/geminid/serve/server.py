@@ -23,7 +23,7 @@ from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import FAILED, SERVICE, Client, Trouble
 from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
-from geminid.serve.executors.machine import machine
+from geminid.serve.executors.machine import chosen_devices, machine
 from geminid.serve.executors.supervised import ORPHANS_S
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.retention import Retention
@@ -69,6 +69,7 @@ class Options:
 
     home: Path
     slots: int | None = None
+    devices: str | None = None
     policy: str = DEFAULT_POLICY
     host: str = "127.0.0.1"
     port: int = 0
@@ -103,7 +104,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
 
     Raises:
         StoreProblem: another service has the store, or it cannot be used.
-        InvalidInput: the policy is none.
+        InvalidInput: the policy is none, or a device.
     """
     policy = named_policy(options.policy, limit_s=SOLVING * POLICY_LIMIT_S)
     sys.setswitchinterval(SWITCH_S)
@@ -134,8 +135,13 @@ def _executor(options: Options) -> Executor:
                 f"{options.home} has {len(os.fsencode(options.home))} bytes, and sockets in it need a path of at most"
             )
             raise StoreProblem(f"{told} {LONGEST_HOME}: set GEMINID_HOME to a shorter one")
+        devices = chosen_devices(options.devices) if options.slots is None else []
         return LocalExecutor(
-            options.home, machine(options.slots), patience=patience, slot_memory_bytes=options.slot_memory_bytes
+            options.home,
+            machine(options.slots, devices),
+            patience=patience,
+            slot_memory_bytes=options.slot_memory_bytes,
+            devices=[device.index for device in devices],
         )
     if importlib.util.find_spec("ray") is None:
         raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")
@@ -202,6 +208,7 @@ def start_detached(options: Options) -> dict[str, object]:
         *("--executor", options.executor, "--address", options.address),
         *(() if options.slot_memory_bytes is None else ("--slot-memory", str(options.slot_memory_bytes))),
         *(() if options.slots is None else ("--slots", str(options.slots))),
+        *(() if options.devices is None else ("--devices", options.devices)),
         *(() if options.storage is None else ("--storage", options.storage)),
         *(() if options.ship_code else ("--shared-code",)),
         *(("--autoscale",) if options.autoscale else ()),

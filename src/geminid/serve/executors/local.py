@@ -7,13 +7,13 @@ import importlib.util
 import os
 import resource
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from geminid.cluster import Cluster
 from geminid.fields import Problem
 from geminid.job import JobSpec
-from geminid.serve.executors.machine import NODE, slot_environment
+from geminid.serve.executors.machine import slot_environment
 from geminid.serve.executors.plain import (
     PlainCommand,
     PlainExit,
@@ -39,7 +39,7 @@ from geminid.train.supervisor import Patience
 
 
 class LocalExecutor(SupervisedExecutor):
-    """The executor of one machine, whose slots are named by their numbers."""
+    """The executor of one machine, whose slots are named by their numbers, and are these devices, if any."""
 
     def __init__(
         self,
@@ -49,11 +49,13 @@ class LocalExecutor(SupervisedExecutor):
         patience: Patience | None = None,
         warm: bool | None = None,
         slot_memory_bytes: int | None = None,
+        devices: Sequence[str] = (),
     ) -> None:
         can_warm = importlib.util.find_spec("torch") is not None
         launcher = WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher()
         super().__init__(folder, cluster, launcher, patience or Patience(orphan=ORPHANS_S))
-        self._gpu_type, self._slot_memory_bytes = cluster.nodes[0].gpu_type, slot_memory_bytes
+        self._devices, self._slot_memory_bytes = tuple(devices), slot_memory_bytes
+        self._places = [(node.name, index) for node in cluster.nodes for index in range(node.slots)]
 
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""
@@ -71,9 +73,11 @@ class LocalExecutor(SupervisedExecutor):
         if spec.gpu_types.names and not types & set(spec.gpu_types.names):
             told = f"must name a type that is here: {', '.join(sorted(types))}"
             problems.append(Problem("gpu_types", ", ".join(spec.gpu_types.names), told))
-        if spec.min_slots > self._cluster.total_slots:
+        nodes = [node.slots for node in self._cluster.nodes if node.gpu_type in (spec.gpu_types.names or types)]
+        most = max(nodes, default=self._cluster.total_slots)
+        if spec.min_slots > most:
             name = "slots" if spec.has_fixed_size else "min_slots"
-            told = f"must be at most {self._cluster.total_slots}, which is what this machine has"
+            told = f"must be at most {most}, which is what this machine has" + (" of a type" if len(types) > 1 else "")
             problems.append(Problem(name, spec.min_slots, told))
         return problems
 
@@ -81,10 +85,10 @@ class LocalExecutor(SupervisedExecutor):
         """One machine is what it is."""
 
     def _slot(self, node: str, index: int) -> str:
-        return str(index)
+        return str(self._places.index((node, index)))
 
     def _where(self, slot: str) -> tuple[str, int]:
-        return NODE, int(slot)
+        return self._places[int(slot)]
 
     def _spec(self, job: LiveJob) -> WorkerSpec:
         return WorkerSpec(
@@ -92,16 +96,16 @@ class LocalExecutor(SupervisedExecutor):
             folder=self.folder_of(job.id),
             name=job.id,
             working_folder=None if job.spec.working_dir is None else Path(job.spec.working_dir),
-            environment=job_environment(job, cpu=self._gpu_type == "cpu"),
-            slot_environment=lambda slot: slot_environment(self._gpu_type, [int(slot)]),
+            environment=job_environment(job, cpu=not self._devices),
+            slot_environment=lambda slot: slot_environment([int(slot)], self._devices),
             options=worker_options(job.spec),
             most_failures=job.spec.max_retries,
             patience=self._patience,
         )
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
-        environment = job_environment(job, cpu=self._gpu_type == "cpu") | {"GEMINID_JOB": job.id}
-        environment |= slot_environment(self._gpu_type, list(map(int, slots)))
+        environment = job_environment(job, cpu=not self._devices) | {"GEMINID_JOB": job.id}
+        environment |= slot_environment(list(map(int, slots)), self._devices)
         if self._slot_memory_bytes is not None:
             environment[MEMORY] = str(self._slot_memory_bytes * len(slots))
         folder = self.folder_of(job.id)

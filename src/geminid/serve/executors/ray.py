@@ -400,7 +400,7 @@ class RayExecutor(SupervisedExecutor):
 
     def _environment_of(self, job: LiveJob, node: str, slots: Sequence[str]) -> dict[str, str]:
         """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
-        found = dict(slot_environment("cpu", [self._where(slot)[1] for slot in slots]))
+        found = dict(slot_environment([self._where(slot)[1] for slot in slots]))
         devices = [device for slot in slots for device in self._devices.get(slot, ())]
         place = self._places.get(job.id, {}).get(node, {"environment": {}})
         threads = {"OMP_NUM_THREADS": "1"} if self._known[node].gpu_type == "cpu" else {}
