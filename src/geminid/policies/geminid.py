@@ -32,7 +32,7 @@ from geminid.policies.claims import (
     priority_factors,
     within_budget,
 )
-from geminid.policies.geminid_objective import JobArrays, Objective, rank, slowest
+from geminid.policies.geminid_objective import JobArrays, Objective, rank_factors, slowest
 from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
 from geminid.policies.options import AtLeast, AtMost, Positive
@@ -71,7 +71,7 @@ class Geminid(Policy):
     brings_profiles = True
 
     p: Annotated[float, AtLeast(0.0)] = 0.4
-    least_rank: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.2
+    least_rank: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.4
     q: Positive = 0.5
     growth: Annotated[float, AtLeast(1.0)] = 4.0
     gap_s: Annotated[float, AtLeast(0.0)] = 10.0
@@ -194,7 +194,7 @@ class Geminid(Policy):
             self._shares.update(view)
             claims["fair share"] = self._shares.factors(jobs, weights)
         weight = np.multiply.reduce(list(claims.values()))
-        claims["little left"] = np.maximum(rank(left_s), self.least_rank) ** self.p
+        claims["little left"] = rank_factors(left_s, self.least_rank, self.p)
         self._counted = (jobs, claims)
         arrays = JobArrays(
             weight=weight,

@@ -7,9 +7,9 @@ among all jobs, the one with the longest time left first, to the power ``rank_po
 ``speed_power`` below one: real jobs stop scaling where models say they go on, and slots are worth more to many jobs
 than to one.
 
-A change of slots costs a pause. It is weighed against the time for which the new slots will be kept: until the job is
-done, but no longer than a horizon, after which something else will have happened. Jobs that have often been changed
-are changed less gladly.
+A change of slots costs a pause. It is weighed against the time for which the new slots will be had: until the job is
+done, its pause included, but no longer than a horizon, after which something else will have happened. Jobs that have
+often been changed are changed less gladly.
 
 The longest jobs are not worth ever less the more others there are: a rank counts as ``least_rank`` at least. The order
 by rank is right for the mean, and the few longest are the ones that everybody looks at in the end.
@@ -48,7 +48,7 @@ class Objective:
     """The constants of the objective; what they are and why is in docs/policy.md."""
 
     rank_power: float = 0.4
-    least_rank: float = 0.2
+    least_rank: float = 0.4
     speed_power: float = 0.5
     shortest_horizon_s: float = 60.0
     horizon_s: float = 600.0
@@ -60,7 +60,7 @@ class Objective:
         """What each configuration is worth to each job, −inf where its goodput is zero."""
         possible = goodput > 0
         speedup = np.where(possible, goodput, 0.0) / slowest(goodput)[:, None]
-        weight = jobs.weight * np.maximum(rank(jobs.left_s), self.least_rank) ** self.rank_power
+        weight = jobs.weight * rank_factors(jobs.left_s, self.least_rank, self.rank_power)
         worth = weight[:, None] * speedup**self.speed_power * self._after_pauses(jobs, speedup)
         return np.where(possible, worth, -np.inf)
 
@@ -69,12 +69,15 @@ class Objective:
         with np.errstate(divide="ignore"):
             finish_s = jobs.left_s[:, None] / speedup
         longest_s = np.maximum(self.horizon_s, self.horizon_pauses * jobs.rescale_s)
-        horizon_s = np.clip(finish_s, self.shortest_horizon_s, longest_s[:, None])
         pause_s = np.where(jobs.current, jobs.pause_left_s[:, None], jobs.rescale_s[:, None])
+        horizon_s = np.minimum(pause_s + np.maximum(finish_s, self.shortest_horizon_s), longest_s[:, None])
         share = np.maximum(1.0 - pause_s / horizon_s, LEAST_SHARE) ** self.pause_power
         glad = restart_share(jobs, longest_s) ** self.restart_power
         return np.asarray(np.where(jobs.current, share, share * glad[:, None]))
 
+
+#: By how much a higher rank counts more where it does not count otherwise.
+FIRST_AMONG_EQUALS = 1e-6
 
 #: What is left of a configuration's worth where its pause takes as long as the horizon.
 LEAST_SHARE = 0.02
@@ -92,6 +95,12 @@ def rank(left_s: Array) -> Array:
     ranks = np.empty(len(left_s))
     ranks[order] = np.arange(1, len(left_s) + 1) / max(len(left_s), 1)
     return ranks
+
+
+def rank_factors(left_s: Array, least_rank: float, power: float) -> Array:
+    """What a job's rank counts; the longest count alike, but for who goes first among equals."""
+    ranks = rank(left_s)
+    return np.asarray(np.maximum(ranks, least_rank) ** power * (1.0 + FIRST_AMONG_EQUALS * ranks))
 
 
 def restart_share(jobs: JobArrays, ahead_s: Array) -> Array:
