@@ -22,6 +22,7 @@ import geminid  # noqa: E402
 from geminid.train import rng  # noqa: E402
 from geminid.train.checkpoint import read  # noqa: E402
 from geminid.train.messages import Plan  # noqa: E402
+from geminid.train.trainstate import _sum_of_bits  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -891,6 +892,18 @@ sys.stdin.read()
         other.wait()
     one_step(tmp_path, network())  # a lock ends with its process
     one_step(tmp_path, network())  # and is no obstacle to one's own
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
+def test_the_code_of_weights_differs_with_any_bit_of_theirs_wherever_they_lie(dtype):
+    base = torch.randn(1 + 5 * 3).to(dtype)
+    apart, within = base[1:].clone().reshape(5, 3), base[1:].reshape(5, 3)  # the same, at another address
+    assert _sum_of_bits(apart) == _sum_of_bits(within)
+    for number in range(apart.numel()):
+        changed = apart.clone()
+        changed.view(-1).view(torch.uint8)[number * changed.element_size()] ^= 1
+        assert _sum_of_bits(changed) != _sum_of_bits(apart)
+    assert _sum_of_bits(torch.tensor(1.5)) != _sum_of_bits(torch.tensor(1.25))
 
 
 def test_what_would_make_workers_differ_is_told(monkeypatch, capsys):

@@ -20,9 +20,6 @@ from geminid.train.optim import ScheduleSteps
 from geminid.train.tree import CannotSave, check_saveable, put_together, take_apart
 from geminid.train.tuner import Tuner
 
-#: Integers by how many bytes they take.
-INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
 
 class DoesNotFit(ValueError):
     """A state that belongs to something else; one sentence says to what."""
@@ -141,7 +138,7 @@ class TrainingState:
 
         Buffers are left out: workers may have statistics of their own, and take over the leader's now and then.
         """
-        sums = [_bits(parameter).sum(dtype=torch.int64) for parameter in self._weights.values()]
+        sums = [_sum_of_bits(parameter) for parameter in self._weights.values()]
         return zlib.crc32(torch.stack(sums).cpu().numpy().tobytes())
 
     def weights_beyond_rounding(self, other: dict[str, Any]) -> list[str]:
@@ -207,10 +204,13 @@ def _numbered(others: Sequence[Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    """The bits of a tensor as integers, without copying it."""
-    plain = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
-    return plain.view(INTEGERS[plain.element_size()])
+def _sum_of_bits(tensor: Tensor) -> Tensor:
+    """The bits of a tensor, read as integers of eight bytes and summed: exact in any order, and quick."""
+    flat = tensor.detach().reshape(-1).view(torch.uint8)
+    if flat.storage_offset() % 8:
+        flat = flat.clone()
+    whole = len(flat) // 8 * 8
+    return flat[:whole].view(torch.int64).sum() + flat[whole:].sum(dtype=torch.int64)
 
 
 def _warn(text: str) -> None:
