@@ -212,7 +212,7 @@ def test_a_solver_that_failed_is_asked_again_in_the_next_round() -> None:
     assert policy.decide(running.view()).reasons == {}
 
 
-def test_a_solve_that_takes_too_long_leaves_equal_shares_says_so_and_is_tried_again() -> None:
+def test_a_solve_that_takes_too_long_leaves_the_middle_says_so_and_is_tried_again() -> None:
     policy = make_policy("max_min_fairness_water_filling_perf:limit=1e-9")
     assert isinstance(policy, WaterFillingPerf)
     running = engine(policy, "v100:1x1", facts("a"), facts("b"))
@@ -220,7 +220,7 @@ def test_a_solve_that_takes_too_long_leaves_equal_shares_says_so_and_is_tried_ag
     for turn in range(4):
         running.handle(Tick(1.0 + 360.0 * turn))
         served += [job.id for job in running.jobs.values() if job.allocation]
-    reason = "out_of_time: no optimum was found (Time limit reached): equal static shares"
+    reason = "out_of_time: no optimum was found (Time limit reached): the middle of what raises everyone furthest"
     assert policy.decide(running.view()).reasons == {"a": reason, "b": reason}
     assert served == ["a", "b", "a", "b"]
     policy.limit_s = 60.0

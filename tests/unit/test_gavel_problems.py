@@ -24,6 +24,7 @@ from geminid.policies.gavel.static import isolated, proportional
 from geminid.policies.gavel.throughput import max_total_throughput
 from geminid.policies.gavel.waterfill import Entity, Hierarchy, water_filling
 from geminid.solve.lp import Allowance
+from geminid.solve.sums import Sums
 
 
 def _problem(throughputs: list[list[float]], slots: list[float], **jobs: list[Any]) -> AllocationProblem:
@@ -329,24 +330,74 @@ def test_the_auction_asks_the_worst_off_and_leaves_nothing_idle() -> None:
     assert both.min() > 0.01
 
 
-@pytest.mark.parametrize(
-    "solve",
-    [
-        max_min_fairness,
-        water_filling,
-        finish_time_fairness,
-        min_makespan,
-        max_total_throughput,
-        partial(max_total_throughput, deadlines=True),
-        themis_auction,
-    ],
-)
+@pytest.mark.parametrize("solve", [max_total_throughput, partial(max_total_throughput, deadlines=True)])
 def test_a_solver_whose_time_is_over_leaves_equal_shares_and_says_why(solve: Any) -> None:
     problem = _problem([[6, 1], [2, 1]], [1, 1], weight=[1, 2], deadline_s=[4.0, None])
     answer = solve(problem, within=Allowance(0.0))
     assert [note.reason for note in answer.notes] == ["out_of_time"]
     assert answer.notes[0].text == "no optimum was found (Time limit reached): equal static shares"
     np.testing.assert_allclose(answer.by_job(problem), [[0.5, 0.5], [0.5, 0.5]])
+
+
+@pytest.mark.parametrize("solve", [max_min_fairness, water_filling, finish_time_fairness, min_makespan, themis_auction])
+def test_without_time_for_programs_there_is_still_the_middle(solve: Any) -> None:
+    problem = _problem([[6, 1], [2, 1]], [1, 1], weight=[1, 2])
+    answer = solve(problem, within=Allowance(0.0))
+    assert [note.reason for note in answer.notes] == ["out_of_time"]
+    assert answer.notes[0].text.endswith("(Time limit reached): the middle of what raises everyone furthest")
+    made, best = answer.effective_throughput(problem), solve(problem).effective_throughput(problem)
+    assert (made >= 0.9 * best).all()
+
+
+class Hours:
+    """A clock on which an hour passes whenever somebody looks."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 3600.0
+        return self.now_s
+
+
+@pytest.mark.parametrize("choice", ["vertex", "centre"])
+@pytest.mark.parametrize("solve", [max_min_fairness, finish_time_fairness, min_makespan])
+def test_by_a_clock_interior_points_count_too(solve: Any, choice: Any) -> None:
+    problem = under_way(synthetic_input(24, 3, 0))
+    for given in (problem, replace(problem, pairs=None)):
+        answer = solve(given, choice=choice, within=Allowance(60.0, Hours()))
+        assert [note.reason for note in answer.notes] == ["out_of_time"]
+        assert answer.notes[0].text.endswith("equal static shares")
+
+
+def test_by_a_clock_the_auction_counts_too() -> None:
+    problem = replace(under_way(synthetic_input(64, 3, 0)), pairs=None)
+    answer = themis_auction(problem, within=Allowance(60.0, Hours()))
+    assert [note.reason for note in answer.notes] == ["out_of_time"]
+
+
+def test_what_winners_keep_is_near_what_prices_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When there is time for the largest product only: each of many bidders hardly moves the prices."""
+    problem = under_way(synthetic_input(200, 3, 0))
+    problem = replace(problem, pairs=None, slots=problem.slots / 8)
+    bidders = np.arange(100)
+    exact = hold_auction(problem, bidders)
+    largest_sum = auction.largest_sum
+
+    def only_first(blocks: Any, value: Any, present: Any, within: Any) -> Any:
+        if len(present) == 1:
+            return largest_sum(blocks, value, present)
+        return Sums(np.full(present.shape, np.nan), np.full(present.shape, np.nan))
+
+    monkeypatch.setattr(auction, "largest_sum", only_first)
+    rough = hold_auction(problem, bidders, Allowance(0.0))
+    assert exact is not None
+    assert rough is not None
+    assert (exact.estimated, rough.estimated) == (0, 100)
+    assert exact.kept.min() < 0.7
+    np.testing.assert_allclose(rough.throughput, exact.throughput, rtol=1e-6)
+    np.testing.assert_allclose(rough.kept, exact.kept, atol=0.02)
+    notes = themis_auction(problem, fairness_knob=0.5, within=Allowance(0.0)).notes
+    assert notes[-1].text == "what 100 of 100 winners keep is estimated from the prices of the slots"
 
 
 def test_the_middle_of_what_jobs_can_have_alone_takes_no_program() -> None:
@@ -357,7 +408,8 @@ def test_the_middle_of_what_jobs_can_have_alone_takes_no_program() -> None:
 
 
 def test_the_auction_says_that_its_time_was_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(auction, "largest_sum", lambda blocks, value, present: np.full(present.shape, np.nan))
+    nothing = np.full((1, 1), np.nan)
+    monkeypatch.setattr(auction, "largest_sum", lambda blocks, value, present, within: Sums(nothing, nothing))
     answer = themis_auction(_problem([[6, 1], [2, 1]], [1, 1]), within=Allowance(0.0))
     (note,) = answer.notes
     assert note.reason == "out_of_time"
@@ -389,7 +441,7 @@ def test_water_filling_whose_time_is_over_on_the_way_keeps_what_it_has(monkeypat
 
     def and_then_no_more(program: TimeProgram, *arguments: Any, **more: Any) -> Raised | None:
         raised = raise_level(program, *arguments, **more)
-        time.left_s = 0.0
+        time.take(time.left_s)
         return raised
 
     monkeypatch.setattr(TimeProgram, "raise_level", and_then_no_more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import queue
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +17,7 @@ from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.policies.base import Policy
+from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.registry import make_policy
 from geminid.sim.application import Application
 from geminid.sim.files import read_data
@@ -156,7 +158,10 @@ def simulate_all(
 
 def named_policy(text: str, **defaults: Any) -> Policy:
     """The policy that somebody asks for: built in or in a file of their own, with options that may be files too."""
-    return make_policy(text, load_policy, lambda path: read_data(Path(path)), **defaults)
+    policy = make_policy(text, load_policy, lambda path: read_data(Path(path)), **defaults)
+    if isinstance(policy, TimeSharingPolicy):
+        policy.measure_by(time.monotonic)
+    return policy
 
 
 def load_policy(text: str) -> type[Policy]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import highspy
@@ -19,19 +20,52 @@ LONGEST_S = 60.0
 _DUAL, _PRIMAL = 1, 4
 
 
-@dataclass(slots=True)
-class Allowance:
-    """Seconds that are left for all linear programs of one question together, however many it takes to answer it.
+#: Seconds since some moment.
+Clock = Callable[[], float]
 
-    By HiGHS' own clock, for there is no other here: what happens between the programs does not count.
+
+class Allowance:
+    """Seconds that are left for one question, however many programs and steps it takes to answer it.
+
+    With a ``clock`` everything counts from now on. Without one, for there is none here, only what HiGHS takes by its
+    own: neither interior points nor what happens between the programs does.
     """
 
-    left_s: float = LONGEST_S
+    def __init__(
+        self, seconds: float = LONGEST_S, clock: Clock | None = None, *, whole: Allowance | None = None
+    ) -> None:
+        self._seconds, self._clock, self._whole = seconds, clock, whole
+        self._taken_s = 0.0
+        self._began_s = clock() if clock is not None else 0.0
+
+    @property
+    def left_s(self) -> float:
+        """What is left."""
+        return self._seconds - (self._taken_s if self._clock is None else self._clock() - self._began_s)
 
     @property
     def over(self) -> bool:
         """Whether nothing is left."""
         return self.left_s <= 0
+
+    @property
+    def late(self) -> bool:
+        """Whether nothing is left by a clock, so that what is no program must stop too."""
+        return self._clock is not None and self.over
+
+    def take(self, seconds: float) -> None:
+        """A program has taken so long."""
+        self._taken_s += seconds
+        if self._whole is not None:
+            self._whole.take(seconds)
+
+    def part(self, of_what_is_left: float) -> Allowance:
+        """An allowance of a part of what is left, for the first half of a question."""
+        return Allowance(of_what_is_left * max(self.left_s, 0.0), self._clock, whole=self)
+
+    def grace(self) -> Allowance:
+        """A quarter as much as there was at first, for an answer that is less good and found sooner."""
+        return Allowance(0.25 * self._seconds, self._clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +236,7 @@ class LinearProgram:
         ran_s = self._solver.getRunTime()
         self._solver.setOptionValue("time_limit", ran_s + self._within.left_s)  # its clock runs on
         self._solver.run()
-        self._within.left_s -= self._solver.getRunTime() - ran_s
+        self._within.take(self._solver.getRunTime() - ran_s)
         if self._solver.getModelStatus() != highspy.HighsModelStatus.kOptimal:
             return None
         solution = self._solver.getSolution()

@@ -22,6 +22,7 @@ from geminid.solve.blocks import (
     Step,
     longest,
 )
+from geminid.solve.lp import Allowance
 
 #: From where the gap is this part of the level it is best to begin with another problem.
 EARLY = 0.3
@@ -74,9 +75,13 @@ class Interior:
 
 
 def raise_level(
-    blocks: Blocks, need: Need, start: Start | None = None, same: NDArray[np.int64] | None = None
+    blocks: Blocks,
+    need: Need,
+    start: Start | None = None,
+    same: NDArray[np.int64] | None = None,
+    within: Allowance | None = None,
 ) -> Interior | None:
-    """The highest level and times that reach it; None where it does not converge.
+    """The highest level and times that reach it; None where it does not converge, or not in time.
 
     ``start`` belongs to a problem like this one; ``same`` says which of its blocks each of these is (−1: none).
     """
@@ -95,6 +100,8 @@ def raise_level(
             if error < lowest:
                 lowest, best = error, raising.found(steps, early)
             if lowest < PRECISION or not error < 1e3 * lowest:  # done, or as far as rounding lets it come
+                break
+            if within is not None and within.late:
                 break
             try:
                 raising.advance()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -20,6 +21,7 @@ from geminid.solve.blocks import (
     Step,
     longest,
 )
+from geminid.solve.lp import Allowance
 
 #: Sets are solved together as long as their arrays have so many entries at most.
 _MOST_ENTRIES = 1 << 17
@@ -35,18 +37,31 @@ class Value(Protocol):
         """First and second derivatives, for arrays whose last axis is the blocks."""
 
 
-def largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array:
-    """Throughputs at the largest sum of values, one row for each row of ``present`` (sets × blocks).
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Throughputs at the largest sum, and what the slots of each block are worth to the others there: sets × blocks.
 
-    Where it does not converge the row is NaN: ``tangents.py`` is for those.
+    Rows are NaN where it did not converge, for which there is ``tangents.py``, or there was no time for them.
     """
+
+    throughput: Array
+    worth: Array
+
+
+def largest_sum(blocks: Blocks, value: Value, present: Mask, within: Allowance | None = None) -> Sums:
+    """The largest sum of values, one row for each row of ``present`` (sets × blocks)."""
     sets = max(1, _MOST_ENTRIES // max(1, blocks.rates.size))
+    result = Sums(np.full(present.shape, np.nan), np.full(present.shape, np.nan))
     with np.errstate(all="ignore"):
-        parts = [_largest_sum(blocks, value, present[i : i + sets]) for i in range(0, len(present), sets)]
-    return np.concatenate(parts)
+        for i in range(0, len(present), sets):
+            if within is not None and within.late:
+                break
+            part = slice(i, i + sets)
+            result.throughput[part], result.worth[part] = _largest_sum(blocks, value, present[part], within)
+    return result
 
 
-def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array:
+def _largest_sum(blocks: Blocks, value: Value, present: Mask, within: Allowance | None) -> tuple[Array, Array]:
     space = Space(blocks, present)
     x = space.start()
     counted = space.rate.max(axis=1) > 0
@@ -57,6 +72,7 @@ def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array:
     scale = np.maximum(1.0, weight.sum(axis=1))
     nothing = np.zeros(len(present))
     lowest, best, done = np.full(len(present), np.inf), space.made(x), nothing > 0
+    worth_of = np.zeros_like(best)
     for _ in range(MOST_STEPS):
         made = space.made(point.x)
         first, second = value.derivatives(np.where(counted, made, 1.0))
@@ -66,8 +82,9 @@ def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array:
         error = gap / scale + np.abs(off_x * point.x).sum(axis=(1, 2)) / scale + space.beyond(point)
         better = error < lowest
         lowest, best = np.where(better, error, lowest), np.where(better[:, None], made, best)
+        worth_of = np.where(better[:, None], blocks.gang * (point.pi[:, :, None] * point.x).sum(axis=1), worth_of)
         done |= (lowest < PRECISION) | ~(error < 1e3 * lowest)
-        if done.all():
+        if done.all() or (within is not None and within.late):
             break
         newton = Newton(space, point, beta, np.zeros_like(beta), np.ones(len(present)))
         pull = np.zeros_like(beta)
@@ -81,7 +98,8 @@ def _largest_sum(blocks: Blocks, value: Value, present: Mask) -> Array:
         length = np.minimum(1.0, DAMPING * _both(point, corrector))
         moved = point.after(corrector, length, length)
         point = point.unless(done, moved)  # sets that are done wait for the others
-    return np.where((lowest < ACCEPTABLE)[:, None], best, np.nan)
+    good = (lowest < ACCEPTABLE)[:, None]
+    return np.where(good, best, np.nan), np.where(good, worth_of, np.nan)
 
 
 def _both(point: Point, step: Step) -> Array:

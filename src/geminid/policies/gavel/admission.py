@@ -43,7 +43,7 @@ def admit(problem: AllocationProblem, groups: Groups, required: Array, within: A
     dropped = np.flatnonzero(hopeless).tolist()
     required = np.where(hopeless, 0.0, required)  # it may be infinite, and has no price
     budgets = _Budgets(problem, required)
-    test = _tester(problem, exact, required, budgets)
+    test = _tester(problem, exact, required, budgets, within)
     while len(left) and not within.over:
         candidates = left[budgets.afford(left)]
         admitted, refused = _longest_prefix(candidates, test)
@@ -125,7 +125,7 @@ def cheapest(rates: Array, costs: Array, needs: Array) -> Array:
 
 
 def _tester(
-    problem: AllocationProblem, exact: TimeProgram, required: Array, budgets: _Budgets
+    problem: AllocationProblem, exact: TimeProgram, required: Array, budgets: _Budgets, within: Allowance
 ) -> Callable[[Ints], bool]:
     """Whether the needs of some jobs can be met beside those admitted; prices that say no are remembered."""
     rates = normalised_rates(problem)
@@ -136,7 +136,7 @@ def _tester(
         needs[jobs] = required[jobs]
         if problem.pairs is None and problem.uses is None:
             blocks = Blocks(rates[jobs], problem.gangs[jobs], np.ones(len(jobs)), problem.slots)
-            found = raise_level(blocks, Affine(np.zeros(len(jobs)), required[jobs]))
+            found = raise_level(blocks, Affine(np.zeros(len(jobs)), required[jobs]), within=within)
             if found is not None and abs(found.level - 1.0) > _UNCERTAIN:
                 if found.level < 1.0:
                     budgets.add(found.prices)

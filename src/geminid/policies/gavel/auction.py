@@ -20,25 +20,32 @@ import numpy as np
 
 from geminid.policies.gavel.finish_time import isolated_duration_s, worst_rho
 from geminid.policies.gavel.groups import Ints
-from geminid.policies.gavel.level import fallback, no_optimum, solve_level, unrunnable
-from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, TimeFractions
+from geminid.policies.gavel.level import next_best, no_optimum, solve_level, unrunnable
+from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions
 from geminid.policies.gavel.requirement import Affine
 from geminid.solve.blocks import Blocks
 from geminid.solve.lp import Allowance
-from geminid.solve.sums import largest_sum
+from geminid.solve.sums import Sums, largest_sum
 from geminid.solve.tangents import TangentProgram
 
 #: What winners keep is asked for less this part, so that rounding cannot make it impossible.
 ROUNDING = 1e-6
 
+#: The part of the time that the auction may take; the rest is for who shares what it leaves.
+AUCTION = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Award:
-    """What the bidders win: normalised throughputs at the largest product, and the fraction of them they keep."""
+    """What the bidders win: normalised throughputs at the largest product, and the fraction of them they keep.
+
+    Of so many bidders the latter is ``estimated``.
+    """
 
     bidders: Ints
     throughput: Array
     kept: Array
+    estimated: int = 0
 
 
 def themis_auction(
@@ -46,10 +53,13 @@ def themis_auction(
 ) -> TimeFractions:
     """Offer all slots to the worst-off 1 − f of the jobs, and what they do not keep to the others."""
     time = Allowance() if within is None else within
-    award = hold_auction(problem, bidders_of(problem, fairness_knob), time)
+    bidding = time.part(AUCTION)
+    award = hold_auction(problem, bidders_of(problem, fairness_knob), bidding)
     if award is None:
-        why = no_optimum("the solver gave up", time, "no winning allocation was found")
-        return fallback(problem, lambda x: worst_rho(problem, x), unrunnable(problem), why)
+        why = no_optimum("the solver gave up", bidding, "no winning allocation was found")
+        fair = Affine(np.zeros(len(problem.jobs)), np.where(problem.runs, problem.weights / problem.gangs, 0.0))
+        alone = replace(problem, pairs=None)
+        return next_best(alone, fair, lambda x: worst_rho(problem, x), unrunnable(problem), why, time)
     base = np.zeros(len(problem.jobs))
     base[award.bidders] = award.throughput * award.kept
 
@@ -60,7 +70,11 @@ def themis_auction(
         return Affine(base * (1 - ROUNDING), np.where(raised, problem.weights / problem.gangs, 0.0))
 
     without_pairs = replace(problem, pairs=None)
-    return solve_level(without_pairs, requirement, lambda x: worst_rho(problem, x), choice="total", within=time)
+    answer = solve_level(without_pairs, requirement, lambda x: worst_rho(problem, x), choice="total", within=time)
+    if not award.estimated:
+        return answer
+    text = f"what {award.estimated} of {len(award.bidders)} winners keep is estimated from the prices of the slots"
+    return replace(answer, notes=(*answer.notes, Note("estimated_payments", text)))
 
 
 def bidders_of(problem: AllocationProblem, fairness_knob: float) -> Ints:
@@ -75,7 +89,12 @@ def bidders_of(problem: AllocationProblem, fairness_knob: float) -> Ints:
 
 
 def hold_auction(problem: AllocationProblem, bidders: Ints, within: Allowance | None = None) -> Award | None:
-    """The largest product of 1/ρ among some jobs, and what each keeps; None if the solver fails."""
+    """The largest product of 1/ρ among some jobs, and what each keeps; None if the solver fails.
+
+    What the others would have without a job is one problem for each. When there is no time for all of them, the prices
+    of the slots at the largest product tell the rest: what a winner has is worth that much to the others, to first
+    order, so that their product would grow by that. The more bidders there are, the less each moves the prices.
+    """
     if not len(bidders):
         return Award(bidders, np.zeros(0), np.zeros(0))
     chosen = bidders.tolist()
@@ -93,25 +112,29 @@ def hold_auction(problem: AllocationProblem, bidders: Ints, within: Allowance | 
     count = len(chosen)
     present = np.vstack([np.ones((1, count), dtype=bool), ~np.eye(count, dtype=bool)])
     found = _largest(Blocks(rates, smaller.gangs, np.ones(count), smaller.slots), value, present, within)
-    if found is None:
+    best, without = found.throughput[0], found.throughput[1:]
+    gained = np.where(np.eye(count, dtype=bool), 0.0, value.at(best) - value.at(without)).sum(axis=1)
+    missing = np.isnan(gained)
+    gained = np.where(missing, -found.worth[0], gained)
+    if np.isnan(best).any() or np.isnan(gained).any():
         return None
-    best, without = found[0], found[1:]
-    gained = np.where(np.eye(count, dtype=bool), 0.0, value.at(best) - value.at(without))
-    return Award(bidders, best, np.minimum(1.0, np.exp(gained.sum(axis=1))))
+    return Award(bidders, best, np.minimum(1.0, np.exp(gained)), int(missing.sum()))
 
 
-def _largest(blocks: Blocks, value: _LogValue, present: Mask, within: Allowance | None) -> Array | None:
-    """Throughputs at the largest sum, by set; where the fast way fails, by tangents."""
-    found = largest_sum(blocks, value, present)
-    failed = np.flatnonzero(np.isnan(found).any(axis=1)).tolist()
-    if not failed:
-        return found
-    program = TangentProgram(blocks, value, within)
-    for row in failed:
+def _largest(blocks: Blocks, value: _LogValue, present: Mask, within: Allowance | None) -> Sums:
+    """The largest sums, by set, that of everyone first; where the fast way fails, by tangents while there is time."""
+    everyone = largest_sum(blocks, value, present[:1], within)
+    others = largest_sum(blocks, value, present[1:], within)
+    found = Sums(np.vstack([everyone.throughput, others.throughput]), np.vstack([everyone.worth, others.worth]))
+    program: TangentProgram | None = None
+    for row in np.flatnonzero(np.isnan(found.throughput).any(axis=1)).tolist():
+        if within is not None and within.over:
+            break
+        program = program or TangentProgram(blocks, value, within)
         made = program.solve(present[row])
         if made is None:
-            return None
-        found[row] = made
+            break
+        found.throughput[row] = made
     return found
 
 

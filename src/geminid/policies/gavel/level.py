@@ -46,24 +46,25 @@ def solve_level(
     """Raise a requirement as far as it goes and hand the result out to the jobs.
 
     ``requirement`` is given which jobs can run at all (the others must need nothing). With ``merged`` off every job is
-    its own group, which is slower and comes to the same. With a ``memory`` it starts from the last solve. All programs
-    together take what ``within`` has left at most. With ``in_step`` jobs that are equally fast have times in proportion
-    to their needs, also in the middle.
+    its own group, which is slower and comes to the same. With a ``memory`` it starts from the last solve. Everything
+    together takes what ``within`` has left at most, and, if that is not enough, a quarter of all of it more. With
+    ``in_step`` jobs that are equally fast have times in proportion to their needs, also in the middle.
     """
+    time = Allowance() if within is None else within
     notes = unrunnable(problem)
     runs = problem.runs
     needs = requirement(runs)
     if not runs.any():
         return finish(problem, (), np.zeros((0, len(problem.gpu_types))), objective, notes)
     if choice == "centre" and problem.pairs is None and problem.uses is None and not in_step:
-        fractions = in_the_middle(problem, needs, merged=merged, memory=memory)
+        fractions = in_the_middle(problem, needs, merged=merged, memory=memory, within=time)
         if fractions is not None:
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, notes)
-    raising = _Raising(needs, choice, memory, Allowance() if within is None else within)
+    raising = _Raising(needs, choice, memory, time)
     labels: list[Hashable] = [0] * len(problem.jobs) if merged else list(range(len(problem.jobs)))
     found = shared_out(problem, raising.solutions, labels)
     if found is None:
-        return _next_best(problem, needs, objective, notes, no_optimum(raising.outcome, raising.within))
+        return next_best(problem, needs, objective, notes, no_optimum(raising.outcome, time), time)
     combinations, fractions, totals = found
     if totals.need is not None:
         combinations, fractions = _none_left_out(problem, combinations, fractions, totals.need)
@@ -93,18 +94,23 @@ class _Raising:
             yield Totals(raised.values, raised.need)
 
 
-def _next_best(
+def next_best(
     problem: AllocationProblem,
     needs: Requirement,
     objective: Callable[[TimeFractions], float],
     notes: Sequence[Note],
     why: Note,
+    within: Allowance,
 ) -> TimeFractions:
-    """Where no optimum was found: that without pairs, which takes no program, or equal static shares."""
-    if problem.pairs is not None and problem.uses is None:
-        fractions = in_the_middle(problem, needs)
+    """Where no optimum was found: the middle without pairs, which takes no program, or equal static shares.
+
+    It has a little more time.
+    """
+    if problem.uses is None:
+        fractions = in_the_middle(problem, needs, within=within.grace())
         if fractions is not None:
-            note = Note(why.reason, f"{why.text}: no pairs share slots")
+            instead = "the middle of what raises everyone furthest" if problem.pairs is None else "no pairs share slots"
+            note = Note(why.reason, f"{why.text}: {instead}")
             return finish(problem, tuple((job.id,) for job in problem.jobs), fractions, objective, [*notes, note])
     return fallback(problem, objective, notes, why)
 
@@ -137,6 +143,7 @@ def in_the_middle(
     *,
     merged: bool = True,
     memory: Memory | None = None,
+    within: Allowance | None = None,
 ) -> Array | None:
     """Every job's time on each type, in the middle of those that raise it furthest; None if it is not found.
 
@@ -157,8 +164,8 @@ def in_the_middle(
     if memory is not None and memory.start is not None:
         last = memory.block_of
         same = np.array([last.get(problem.jobs[i].id, -1) for i in first.tolist()], dtype=np.int64)
-        found = raise_level(blocks, wanted, memory.start, same) if (same >= 0).any() else None
-    found = found or raise_level(blocks, wanted)
+        found = raise_level(blocks, wanted, memory.start, same, within) if (same >= 0).any() else None
+    found = found or raise_level(blocks, wanted, within=within)
     if found is None:
         return None
     if memory is not None:

@@ -6,10 +6,10 @@ that fails is asked again in the next round, and equal shares go on until then. 
 chosen by priority (:mod:`geminid.policies.gavel.rounds`) and placed, on the slots they have where possible, which
 extends their lease.
 
-Options of all of them: ``round`` and ``recompute`` in seconds; ``limit`` is how many seconds all linear programs of one
-solve may take together, after which the best found so far is taken, or equal shares; ``fill=true`` gives slots that
-become free within a round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true`` reads
-goodputs of jobs that tune themselves instead of throughputs at the requested batch size, and lets them do so;
+Options of all of them: ``round`` and ``recompute`` in seconds; ``limit`` is how many seconds one solve may take, after
+which the best found so far is taken, or what is found in a quarter of that, or equal shares; ``fill=true`` gives slots
+that become free within a round to waiting jobs at once (in the paper they are idle until its end); ``adaptive=true``
+reads goodputs of jobs that tune themselves instead of throughputs at the requested batch size, and lets them do so;
 ``reserve=true`` repeats what the published simulator does with jobs that wait for their first fractions: they hold free
 slots and do not run; ``warm=false`` solves every problem from scratch: fractions then depend on it alone, not on what
 was solved before; ``profiled=0.2`` takes only that part of the pairs to have been measured beforehand
@@ -51,7 +51,7 @@ from geminid.policies.gavel.problem import (
 from geminid.policies.gavel.rounds import Account
 from geminid.policies.gavel.speeds import SpeedReader, kind_of
 from geminid.policies.options import AtLeast, AtMost, Positive
-from geminid.solve.lp import LONGEST_S, Allowance
+from geminid.solve.lp import LONGEST_S, Allowance, Clock
 
 #: Notes after which a solver is asked again in the next round.
 UNFINISHED = (SOLVER_FAILED, OUT_OF_TIME)
@@ -109,6 +109,7 @@ class TimeSharingPolicy(Policy):
     _speeds: SpeedReader = field(default_factory=SpeedReader, repr=False)
     _isolated: dict[str, tuple[float, float, float]] = field(default_factory=dict, repr=False)
     _memory: Memory = field(default_factory=Memory, repr=False)
+    _clock: Clock | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self.adapts_batch = self.adaptive
@@ -144,8 +145,12 @@ class TimeSharingPolicy(Policy):
         return self._memory if self.warm else None
 
     def allowance(self) -> Allowance:
-        """How long all programs of one solve together may take."""
-        return Allowance(self.limit_s)
+        """How long one solve may take."""
+        return Allowance(self.limit_s, self._clock)
+
+    def measure_by(self, clock: Clock) -> None:
+        """Let everything that a solve does count against its limit, by this clock."""
+        self._clock = clock
 
     def held_types(self) -> dict[str, str]:
         """The GPU types that jobs should have had all the time under the last fractions."""

@@ -18,7 +18,7 @@ import numpy as np
 
 from geminid.policies.gavel.groups import Groups, Ints
 from geminid.policies.gavel.handout import Totals, shared_out
-from geminid.policies.gavel.level import fallback, finish, no_optimum, unrunnable
+from geminid.policies.gavel.level import finish, next_best, no_optimum, unrunnable
 from geminid.policies.gavel.memory import Memory
 from geminid.policies.gavel.problem import AllocationProblem, Array, Mask, Note, TimeFractions, bounded_weights
 from geminid.policies.gavel.program import Raised, TimeProgram
@@ -85,7 +85,9 @@ def water_filling(
 
     found = shared_out(problem, solutions, labels)
     if found is None:
-        return fallback(problem, lambda _: 0.0, unrunnable(problem), failure[0])
+        slope = np.where(problem.runs, weights(problem.runs) / problem.gangs, 0.0)
+        first = Affine(np.zeros(len(slope)), slope / max(float(slope.max(initial=0.0)), 1e-300))
+        return next_best(problem, first, lambda _: 0.0, unrunnable(problem), failure[0], time)
     combinations, fractions, _ = found
     return finish(problem, combinations, fractions, lambda _: level, [*unrunnable(problem), *failure])
 
