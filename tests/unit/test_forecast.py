@@ -14,13 +14,14 @@ from geminid.engine.explain import Quota, explain
 from geminid.engine.models import ModelKeeper
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Observation, Profile
-from geminid.job import JobSpec
+from geminid.job import GpuPreference, JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.policies.base import JobFacts
 from geminid.policies.fifo import Fifo
 from geminid.policies.geminid import Geminid
 from geminid.serve.documents import market_document
 from geminid.serve.forecast import forecast, waiting_order
+from geminid.serve.server import DEFAULT_POLICY
 from geminid.serve.state import Limits, LiveJob, Stretch
 from geminid.serve.translation import view_of
 from geminid.serve.whatif import what_if
@@ -48,6 +49,10 @@ def job(name: str, *, work: int = 10_000, slots: tuple[int, ...] = (), elastic: 
     if elastic:
         made = replace(made, limits=limits, measured=(("cpu", PROFILE),), gradient=GradientStats(1e-3, 1.0), samples=1)
     return replace(made, target=Placement.of({"cpu-0": slots})) if slots else made
+
+
+def submitted(one: LiveJob, at_s: float) -> LiveJob:
+    return replace(one, state=JobState.submitted(job_id=one.id, spec=one.spec, at_s=at_s))
 
 
 def test_one_job_on_one_slot_takes_what_its_speed_says():
@@ -79,6 +84,59 @@ def test_places_in_the_queue_are_those_of_the_policy():
         assert waiting_order([*unseen, *jobs], made) == [*order, "j4", "j5"]
 
 
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("policy", [DEFAULT_POLICY, "fifo"])
+def test_equal_jobs_start_in_the_order_of_their_arrival(policy: str, *, elastic: bool):
+    """Whether they came at once or one after the other, and whatever they are called."""
+    holders = [job(f"j{i}", elastic=elastic, slots=(2 * i, 2 * i + 1), min_slots=2, max_slots=2) for i in range(2)]
+    for apart_s in (0.0, 0.2, 5.0):
+        waiting = []
+        for i, name in enumerate(("z", "y", "x", "w", "v")):
+            spec = JobSpec(name="j0", command=("true",), min_slots=2, max_slots=2)  # like the first that runs
+            state = JobState.submitted(job_id=name, spec=spec, at_s=apart_s * i)
+            waiting.append(LiveJob(state=state, elastic=elastic))
+        made = forecast([*holders, *waiting], CLUSTER, policy, 30.0)
+        assert waiting_order(waiting, made) == ["z", "y", "x", "w", "v"]
+        starts = [made[one.id]["expected_start_s"] for one in waiting]
+        assert starts == sorted(starts)
+        assert starts[0] < starts[2] < starts[4]  # two at a time
+        assert any(found["unlike"] for found in made.values()) != elastic
+
+
+def test_priority_goes_before_arrival():
+    holder = job("j1", elastic=False, slots=(0, 1, 2, 3), min_slots=4, max_slots=4)
+    waiting = [job(f"j{i}", elastic=False, min_slots=4, max_slots=4, priority=50 * (i == 4)) for i in (2, 3, 4)]
+    assert waiting_order(waiting, forecast([holder, *waiting], CLUSTER, DEFAULT_POLICY, 30.0)) == ["j4", "j2", "j3"]
+
+
+def test_a_job_has_no_more_slots_than_it_may_and_others_have_the_rest():
+    first = job("j1", work=12_000, slots=(0, 1), max_slots=2)
+    told = forecast([first, job("j2", work=12_000, max_slots=2)], CLUSTER, DEFAULT_POLICY, 30.0)
+    assert told["j1"]["finish_s"][0] > 45.0  # two slots make two hundred samples a second
+    assert told["j2"]["start_s"][1] < 5.0
+    view = what_if([first], CLUSTER, 30.0).standing["j1"]
+    assert (view.facts.min_slots, view.facts.max_slots, view.slots) == (1, 2, 2)
+
+
+def test_a_job_is_what_it_was_when_the_forecast_begins():
+    two_types = Cluster.parse("cpu:1x4,t4:1x4")
+    spec = {"min_slots": 2, "max_slots": 3, "gpu_types": GpuPreference(names=("cpu",)), "deadline_s": 500.0}
+    one = submitted(job("j1", owner="ann", queue="night", priority=50, **spec), 100.0)
+    facts = what_if([one], two_types, 130.0).standing["j1"].facts
+    assert (facts.submitted_s, facts.deadline_s, facts.weight) == (-30.0, 470.0, 2.0)
+    assert (facts.owner, facts.queue, facts.min_slots, facts.max_slots) == ("ann", "night", 2, 3)
+    assert facts.gpu_types == frozenset({"cpu"})
+    holder = job("j2", elastic=False, slots=(0, 1, 2, 3), min_slots=4, max_slots=4)
+    told = forecast([holder, one], two_types, DEFAULT_POLICY, 130.0)
+    assert told["j1"]["start_s"] == pytest.approx(told["j2"]["finish_s"], abs=2.0)  # whatever is free of the other type
+    assert forecast([job("j1", min_slots=5)], CLUSTER, DEFAULT_POLICY, 0.0) == {}
+
+
+def test_a_job_grows_at_once_where_slots_are_free():
+    told = forecast([job("j1", work=60_000, slots=(0,))], CLUSTER, DEFAULT_POLICY, 100.0)
+    assert told["j1"]["finish_s"][1] < 250.0  # on one slot, 600
+
+
 def test_a_forecast_keeps_to_quotas_and_leaves_running_commands_alone():
     plain = job("j1", elastic=False, slots=(0, 1, 2, 3), min_slots=4, max_slots=4)
     short = job("j2", work=100)
@@ -96,11 +154,10 @@ def test_a_forecast_knows_whose_turn_it_is():
     holder = job("j1", elastic=False, slots=(0, 1, 2), min_slots=3, max_slots=3)
     wide = job("j2", elastic=False, min_slots=4, max_slots=4)
     later = [job(f"n{i}", elastic=False, min_slots=1, max_slots=1) for i in range(8)]
-    later = [
-        replace(one, state=JobState.submitted(job_id=one.id, spec=one.spec, at_s=70.0)) for one in later
-    ]  # ten seconds ago
-    told = forecast([holder, wide, *later], CLUSTER, "geminid:gap=0", 80.0)
-    assert told["j2"]["expected_start_s"] == pytest.approx(80.0, abs=2.0)  # as long as the others have run
+    later = [submitted(one, 100.0) for one in later]  # ten seconds ago
+    holder = replace(holder, target_since_s=50.0)
+    told = forecast([holder, wide, *later], CLUSTER, "geminid:gap=0", 110.0, patience_s=100.0)
+    assert told["j2"]["expected_start_s"] == pytest.approx(60.0, abs=2.0)  # as long as the others have run
     assert told["j2"]["expected_start_s"] < max(told[one.id]["expected_start_s"] for one in later)
     assert waiting_order([wide, *later], told)[0] == "j2"
 
@@ -110,6 +167,8 @@ def test_a_plain_command_is_a_guess_and_makes_guesses_of_those_behind_it():
     told = forecast([plain, job("j2")], Cluster.parse("cpu:1x1"), "fifo", 100.0)
     assert told["j1"]["guessed"]
     assert told["j2"]["guessed"]
+    assert told["j1"]["unlike"]
+    assert not told["j2"]["unlike"]  # it was measured
     early, late = told["j1"]["finish_s"]
     assert late / early > 5
 

@@ -407,9 +407,11 @@ def _print_dry_run(told: dict[str, Any]) -> None:
     else:
         for what, times in (("starts", told["start_s"]), ("ends", told["finish_s"])):
             early, late = (humanize_duration(round(at_s)) for at_s in times)
-            console.print(
-                f"{what} in {early} to {late}" + (" (nothing like it has run before)" if told["guessed"] else "")
-            )
+            console.print(f"{what} in {early} to {late}")
+        if told["unlike"]:
+            console.print("nothing like it has run before: how long it takes is a guess")
+        elif told["guessed"]:
+            console.print("how long other jobs take, or others like it took, is not known well: this is partly a guess")
     for job_id, late_s in told["delays_s"].items():
         console.print(f"{job_id} would end {humanize_duration(round(late_s))} later")
     if not told["delays_s"]:

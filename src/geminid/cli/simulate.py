@@ -182,25 +182,40 @@ def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) ->
     """Simulate what the live jobs have left to do, perhaps under other policies or on another cluster."""
     from geminid.cli.client import client, reporting_trouble
     from geminid.cluster import Cluster
+    from geminid.serve.forecast import can_start, restrained
     from geminid.serve.state import job_from_dict
-    from geminid.serve.whatif import what_if
+    from geminid.serve.whatif import from_now, what_if
     from geminid.sim.metrics import summary
-    from geminid.sim.run import named_policy
-    from geminid.sim.simulator import Settings, Simulator
 
     with reporting_trouble():
         told = client().get("snapshot")
     jobs = [job_from_dict(plain) for plain in told["jobs"]]
     chosen = Cluster.from_dict(told["cluster"]) if cluster is None else _cluster(cluster)
-    world = what_if(jobs, chosen, told["now_s"])
+    quotas, borrowers = told["quotas"], frozenset(told["may_borrow"])
+    never = {
+        job.id
+        for job in jobs
+        if job.wants_slots and not can_start(job, chosen, quotas.get(job.id, {}), borrowers.__contains__)
+    }
+    world = what_if([job for job in jobs if job.id not in never], chosen, told["now_s"])
+    if never:
+        names = ", ".join(sorted(never))
+        console.print(f"[yellow]note:[/] left out, for they need more slots than they can have: {names}")
     if not world.workload.jobs:
         console.print("no jobs are waiting or running: there is nothing to simulate")
         return
     results = []
     for text in _split_policies(policy or told["policy"]):
-        made = named_policy(text)
-        simulator = Simulator(world.workload, world.applications, chosen, made, Settings(oracle=True))
-        results.append({**summary(simulator.run()), "policy": text})
+        policy_here = restrained(
+            text,
+            jobs,
+            told["now_s"],
+            lambda job_id: quotas.get(job_id, {}),
+            borrowers.__contains__,
+            told["patience_s"],
+        )
+        result = world.simulator(chosen, policy_here).run()
+        results.append({**summary(from_now(result)), "policy": text})
     if json_file is not None:
         json_file.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     _print_results(world.workload, chosen.total_slots, results)
@@ -211,7 +226,7 @@ def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) ->
     print_table("Finished after", ["job", *(_label(result["policy"]) for result in results)], rows)
     if world.guessed:
         names = ", ".join(sorted(world.guessed))
-        console.print(f"[yellow]note:[/] nothing has been measured of {names}: how long they take is a guess")
+        console.print(f"[yellow]note:[/] how long these take is a guess: {names}")
 
 
 def _split_policies(text: str) -> list[str]:

@@ -33,11 +33,12 @@ from geminid.jobstate import JobPhase
 from geminid.nodes import MAX_SLOTS
 from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
-from geminid.serve.forecast import Forecast, Forecaster, waiting_order
+from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails
 from geminid.serve.service import ENDS, Published, Refused, Service
 from geminid.serve.state import LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
+from geminid.serve.whatif import with_forerunners
 
 PREFIX = "/api/v1"
 
@@ -432,17 +433,25 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
 
     @app.get(f"{PREFIX}/snapshot", response_model=schemas.Snapshot)
     async def snapshot(request: Request) -> JSONResponse:
-        """All active jobs with what has been measured of them, for what-if simulations; without secrets."""
-        published = service.published
-        jobs = [job_to_dict(job) for job in published.state.jobs.values() if not job.phase.is_terminal]
+        """All active jobs with what has been measured of them, for what-if simulations; without secrets.
+
+        Of those that are over, the last one of the name and owner of each.
+        """
+        state = service.published.state
+        chosen = with_forerunners(state.jobs.values())
+        jobs = [job_to_dict(job) for job in chosen]
+        quotas = {job.id: dict(state.quotas_of(job.id)) for job in chosen if job.wants_slots}
         for plain in jobs:
             plain["state"]["spec"].pop("env", None)
             del plain["digest"]
         return JSONResponse(
             {
                 "now_s": service.clock.now_s(),
-                "cluster": service.cluster.to_dict(),
+                "cluster": (in_service(service.cluster, state) or service.cluster).to_dict(),
                 "policy": service.policy_text,
+                "patience_s": service.patience_s,
+                "quotas": quotas,
+                "may_borrow": sorted({name for limits in quotas.values() for name in limits if state.may_borrow(name)}),
                 "jobs": jobs,
             }
         )

@@ -13,24 +13,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 from geminid.cluster import Cluster
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
-from geminid.policies.base import Allocation, ClusterView, Decision
+from geminid.policies.base import JobView
 from geminid.serve.documents import market_document
-from geminid.serve.guard import AroundAPolicy, Guard
+from geminid.serve.guard import Guard
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
 from geminid.serve.state import LiveJob, ServiceState
-from geminid.serve.translation import recall_usage
+from geminid.serve.translation import fits, recall_usage
 from geminid.serve.turns import PATIENCE_S
 from geminid.serve.whatif import what_if
 from geminid.sim.run import named_policy
-from geminid.sim.simulator import NoProgress, Settings, Simulator
+from geminid.sim.simulator import NoProgress
 
 log = logging.getLogger("geminid.serve")
 
@@ -43,28 +43,42 @@ MOST_JOBS = 100
 PACES = (-1.0, 0.0, 1.0)
 
 #: Start and finish of a job in seconds from now, each from the earliest to the latest; when it starts if everything is
-#: as measured (for its place in the queue); and whether a guess is involved.
+#: as measured (for its place in the queue); whether a guess is involved, about it or about others before it; and
+#: whether it is ``unlike`` all that has run before.
 Forecast = dict[str, Any]
 
 
-@dataclass(slots=True)
-class FromHere(AroundAPolicy):
-    """Another policy that takes over running jobs: at first, everybody stays where they are."""
+def restrained(
+    policy: str,
+    jobs: Iterable[LiveJob],
+    now_s: float,
+    quotas: Callable[[str], Mapping[str, int]] = lambda job_id: {},
+    may_borrow: Callable[[str], bool] = lambda name: False,
+    patience_s: float = PATIENCE_S,
+) -> Guard:
+    """A policy for live jobs whose time begins now, restrained as in the service.
 
-    name = "from here"
-    paper = "none"
-    objective = "another policy's"
+    It keeps to quotas and remembers who has used what; plain commands that run are left alone, and so are jobs that
+    have just changed; who has waited for long has its turn.
+    """
+    live = {job.id: job for job in jobs}
+    made = named_policy(policy)
+    recall_usage(made, live.values(), now_s, began_s=now_s)
 
-    placed: Mapping[str, Allocation]
-    _began_s: float | None = None
+    def protected_until_s(view: JobView) -> float:
+        job = live[view.id]
+        if not job.elastic:
+            return inf
+        started_s = view.since_s if view.started_s is None else view.started_s
+        return max(settled_s(view), started_s + job.spec.min_runtime_s)
 
-    def decide(self, view: ClusterView) -> Decision:
-        """Leave jobs where they are in the first moment; ask the policy in all later ones."""
-        self._began_s = view.now_s if self._began_s is None else self._began_s
-        if view.now_s > self._began_s or not self.placed:
-            return self.policy.decide(view)
-        stay = {job.id: self.placed[job.id] for job in view.jobs if job.id in self.placed}
-        return Decision(stay, wake_at_s=view.now_s)
+    return Guard(made, protected=protected_until_s, groups=quotas, may_borrow=may_borrow, patience_s=patience_s)
+
+
+def can_start(job: LiveJob, cluster: Cluster, quotas: Mapping[str, int], may_borrow: Callable[[str], bool]) -> bool:
+    """Whether a job has slots, or could have them some day: the cluster has as many, and its quotas allow them."""
+    least = min((slots for name, slots in quotas.items() if not may_borrow(name)), default=inf)
+    return job.target is not None or (fits(job, cluster) and least >= job.spec.min_slots)
 
 
 def forecast(
@@ -76,45 +90,19 @@ def forecast(
     may_borrow: Callable[[str], bool] = lambda name: False,
     patience_s: float = PATIENCE_S,
 ) -> dict[str, Forecast]:
-    """Intervals for the start and the finish of every active job, in seconds from now.
-
-    The policy is restrained as in the service: within quotas, plain commands that run are left alone, and so are jobs
-    that have just changed, and who has waited for long has its turn.
-    """
-    never = {
-        job.id
-        for job in jobs
-        if min((slots for name, slots in quotas(job.id).items() if not may_borrow(name)), default=inf)
-        < job.spec.min_slots
-    }
-    active = [job for job in jobs if job.wants_slots and job.id not in never]
+    """Intervals for the start and the finish of every active job that can start, in seconds from now."""
+    active = [job for job in jobs if job.wants_slots and can_start(job, cluster, quotas(job.id), may_borrow)]
     active.sort(key=lambda job: (job.target is None, -job.spec.priority, job.state.submitted_at_s))
-    plain = {job.id for job in active if not job.elastic}
-    waited_s = {job.id: job.waited_s(now_s) for job in active}
-    left_out = {job.id for job in active[MOST_JOBS:]} | never
+    if not active:
+        return {}
+    left_out = {job.id for job in jobs if job.wants_slots} - {job.id for job in active[:MOST_JOBS]}
     considered = [job for job in jobs if job.id not in left_out]
     starts: dict[str, list[float]] = {}
     expected: dict[str, float] = {}
     ends: dict[str, list[float]] = {}
-    guessed: frozenset[str] = frozenset()
     for pace in PACES:
         world = what_if(considered, cluster, now_s, pace=pace)
-        guessed = world.guessed
-        if not world.workload.jobs:
-            return {}
-        made = named_policy(policy)
-        recall_usage(made, jobs, now_s, began_s=now_s)
-        restrained = Guard(
-            made,
-            protected=lambda view: inf if view.id in plain else settled_s(view),
-            groups=quotas,
-            may_borrow=may_borrow,
-            waited_before_s=waited_s.__getitem__,
-            patience_s=patience_s,
-        )
-        settings, here = Settings(oracle=True), FromHere(restrained, world.placed)
-        simulator = Simulator(world.workload, world.applications, cluster, here, settings)
-        simulator.engine.sharing = None  # no two live jobs share slots
+        simulator = world.simulator(cluster, restrained(policy, jobs, now_s, quotas, may_borrow, patience_s))
         with contextlib.suppress(NoProgress):  # somebody can never start: the others are as forecast
             simulator.run()
         for job in simulator.jobs.values():
@@ -124,13 +112,13 @@ def forecast(
                     expected[job.facts.id] = job.stints[0].start_s
                 ends.setdefault(job.facts.id, []).append(job.completed_s)
     running = {job.id for job in active if job.target is not None}
-    depends = bool(guessed)
     return {
         job_id: {
             "start_s": None if job_id in running else [min(starts[job_id]), max(starts[job_id])],
             "finish_s": [min(ends[job_id]), max(ends[job_id])],
             "expected_start_s": expected.get(job_id, max(starts[job_id])),
-            "guessed": job_id in guessed or (depends and job_id not in running),
+            "guessed": job_id in world.guessed or (bool(world.guessed) and job_id not in running),
+            "unlike": job_id in world.unlike,
         }
         for job_id in ends
     }
@@ -196,6 +184,7 @@ class Forecaster:
             "start_s": None if found is None else found["start_s"],
             "finish_s": None if found is None else found["finish_s"],
             "guessed": found is None or found["guessed"],
+            "unlike": found is not None and found["unlike"],
             "delays_s": later,
         }
 

@@ -137,7 +137,10 @@ class Explained(Job):
 
 
 class DryRun(TypedDict):
-    """What would become of a job; ``delays_s`` by how much others would end later."""
+    """What would become of a job; ``delays_s`` by how much others would end later.
+
+    ``guessed`` if something had to be, about it or others before it; ``unlike`` if nothing like it has run before.
+    """
 
     dry_run: Literal[True]
     spec: dict[str, Any]
@@ -146,6 +149,7 @@ class DryRun(TypedDict):
     start_s: list[float] | None
     finish_s: list[float] | None
     guessed: bool
+    unlike: bool
     delays_s: dict[str, float]
 
 
@@ -227,11 +231,18 @@ class Status(TypedDict):
 
 
 class Snapshot(TypedDict):
-    """The active jobs with all that was measured of them, for what-if simulations."""
+    """The active jobs with all that was measured of them, and others like them, for what-if simulations.
+
+    ``cluster`` is what of it is in service; ``quotas`` are those that each job is under, with their slots, of which
+    ``may_borrow`` may be exceeded.
+    """
 
     now_s: float
     cluster: dict[str, Any]
     policy: str
+    patience_s: float
+    quotas: dict[str, dict[str, int]]
+    may_borrow: list[str]
     jobs: list[dict[str, Any]]
 
 

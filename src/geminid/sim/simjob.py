@@ -83,7 +83,10 @@ class Stint:
 
 @dataclass(slots=True)
 class SimJob:
-    """Progress of one job. Between changes it is computed, not stepped: any later time may be asked for."""
+    """Progress of one job. Between changes it is computed, not stepped: any later time may be asked for.
+
+    ``start_up_s`` is what the first start costs a job without an application, None for as much as any other change.
+    """
 
     trace: TraceJob
     facts: JobFacts
@@ -96,6 +99,7 @@ class SimJob:
     completed_s: float | None = None
     version: int = 0
     checkpoint_s: float = float("inf")
+    start_up_s: float | None = None
     _saved: float = 0.0
     _next_checkpoint_s: float = float("inf")
     _tuner: Tuner | None = None
@@ -193,8 +197,8 @@ class SimJob:
     @property
     def pause_s(self) -> float:
         """What the next change of slots costs: the first start may cost something else than later ones."""
-        app = None if self.application is None or self.stints else self.application.value
-        return self.facts.rescale_s if app is None or app.start_up_s is None else app.start_up_s
+        start_up_s = self.start_up_s if self.application is None else self.application.value.start_up_s
+        return self.facts.rescale_s if self.stints or start_up_s is None else start_up_s
 
     def begin(
         self,

@@ -21,14 +21,14 @@ import numpy as np
 from geminid.cluster import Cluster
 from geminid.engine.commands import Command, Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine, Outcome
-from geminid.engine.events import Completed, Event, NodeDown, NodeDrained, NodeUp, Reported, Submitted, Tick
+from geminid.engine.events import Completed, Event, NodeDown, NodeDrained, NodeUp, Reported, Revised, Submitted, Tick
 from geminid.engine.models import ModelKeeper
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Profile
 from geminid.goodput.sharing import shared_speed
 from geminid.job import Adaptivity
-from geminid.policies.base import Allocation, JobFacts, Policy
+from geminid.policies.base import Allocation, JobFacts, JobView, Policy
 from geminid.sim.application import Application
 from geminid.sim.profiles.gavel import ThroughputTable
 from geminid.sim.reasons import Reasons
@@ -113,7 +113,12 @@ class NoProgress(RuntimeError):
 
 
 class Simulator:
-    """One run of one policy over one workload. Deterministic: the same inputs give the same result."""
+    """One run of one policy over one workload. Deterministic: the same inputs give the same result.
+
+    ``standing`` are jobs that are there already when time begins, as a scheduler knew them then: what they may have,
+    where they stand, their age and what they have had. Their entries in the workload say what they have left to do.
+    The policy is asked about them at once, and those that run go on without a pause where they stand.
+    """
 
     def __init__(
         self,
@@ -124,9 +129,10 @@ class Simulator:
         settings: Settings | None = None,
         throughputs: ThroughputTable | None = None,
         known: Mapping[str, Known] | None = None,
+        standing: Mapping[str, JobView] | None = None,
     ) -> None:
         self.settings = settings or Settings()
-        self.throughputs, self.known = throughputs, known or {}
+        self.throughputs, self.known, self.standing = throughputs, known or {}, standing or {}
         self.cluster = cluster
         self.policy = policy
         self.models = ModelKeeper(self.settings.model)
@@ -170,7 +176,8 @@ class Simulator:
                         Problem(f"application of job {trace.name}", trace.application, f"must be one of: {names}")
                     )
                     continue
-            facts = self._facts(trace, app)
+            standing = self.standing.get(trace.name)
+            facts = self._facts(trace, app) if standing is None else standing.facts
             per_type = self.cluster.slots_per_type
             most = max((n for t, n in per_type.items() if facts.gpu_types is None or t in facts.gpu_types), default=0)
             if app is not None:
@@ -185,7 +192,10 @@ class Simulator:
             key = None if app is None else by_identity(app, known)
             checkpoint_s = self.settings.checkpoint_s if self.settings.node_mtbf_s is not None else math.inf
             job = SimJob(trace, facts, key, total, checkpoint_s=checkpoint_s)
-            job.facts = replace(facts, work=self._told_work(job))
+            if standing is None:
+                job.facts = replace(facts, work=self._told_work(job))
+            elif facts.work is not None:
+                job.facts = replace(facts, work=standing.progress + job.work)
             jobs[trace.name] = job
         if problems:
             raise InvalidInput(problems[:20])
@@ -290,7 +300,13 @@ class Simulator:
         """Simulate until every job is done; ``progress`` is told the number of jobs that are."""
         started = time.perf_counter()
         for job in self.jobs.values():
-            self._at(job.facts.submitted_s, _ARRIVAL, partial(self._arrive, job))
+            if job.facts.id in self.standing:
+                self._stand(job, self.standing[job.facts.id])
+            else:
+                self._at(job.facts.submitted_s, _ARRIVAL, partial(self._arrive, job))
+        if self.standing:
+            self._schedule_round()
+            self._at(self.now_s, _TICK, lambda: self._decide_anew(Tick(self.now_s)))
         if self.settings.node_mtbf_s is not None:
             for node in range(len(self.cluster.nodes)):
                 self._schedule_failure(node)
@@ -369,9 +385,28 @@ class Simulator:
         if node not in self._returned | self._broken:
             self._feed(NodeUp(self.now_s, node))
 
+    def _stand(self, job: SimJob, view: JobView) -> None:
+        """Have a job go on as it was when time began."""
+        self._tell_models(job)
+        self.engine.restore(replace(view, facts=job.facts))
+        if view.allocation and view.gpu_type is not None:
+            batch = self._batch(job, view.gpu_type, view.allocation)
+            steps_per_s = self._steps_per_s(job, view.gpu_type, view.allocation)
+            job.begin(self.now_s, 0.0, view.allocation, view.gpu_type, batch, steps_per_s)
+            self._running[job.facts.id] = job
+            self._schedule(job)
+        elif job.application is None:
+            job.start_up_s = 0.0  # what else it costs is in the time that it takes
+
     def _arrive(self, job: SimJob) -> None:
         self._not_yet_arrived -= 1
         job.at_s = self.now_s
+        self._tell_models(job)
+        self._feed(Submitted(self.now_s, job.facts))
+        self._schedule_round()
+
+    def _tell_models(self, job: SimJob) -> None:
+        """What the scheduler knows of a job's speed before it has run here."""
         if self.settings.oracle:
             for gpu_type, profile in job.oracle_profiles(self.cluster).items():
                 self.models.add_profile(job.facts.id, gpu_type, profile)
@@ -380,8 +415,6 @@ class Simulator:
         elif self.policy.brings_profiles:
             for gpu_type, profile in job.one_slot_profiles().items():
                 self.models.add_profile(job.facts.id, gpu_type, profile)
-        self._feed(Submitted(self.now_s, job.facts))
-        self._schedule_round()
 
     def _schedule_round(self) -> None:
         """Make sure that the end of the current round is scheduled while there are jobs."""
@@ -470,6 +503,7 @@ class Simulator:
                 job.begin(self.now_s, job.pause_s, allocation, gpu_type, batch, steps_per_s)
                 self._running[job.facts.id] = job
                 self._schedule(job)
+                self._reveal(job)
             case Share(partner=partner):
                 self._share(job, partner)
             case Stop(lost=lost):
@@ -478,6 +512,13 @@ class Simulator:
                 else:
                     job.finish_stint(self.now_s)
                 self._running.pop(job.facts.id, None)
+
+    def _reveal(self, job: SimJob) -> None:
+        """A job that was there at the beginning, and had not told how much it has to do, tells when it starts."""
+        standing = self.standing.get(job.facts.id)
+        if standing is not None and job.application is not None and job.facts.work is None:
+            job.facts = replace(job.facts, work=standing.progress + job.work)
+            self.engine.take(Revised(self.now_s, job.facts))
 
     def _steps_per_s(self, job: SimJob, gpu_type: str, allocation: Allocation) -> float:
         """Speed of a job without an application: its table's, or one second of work a second."""
@@ -550,7 +591,7 @@ class Simulator:
             job.completed_s = self.now_s
             job.finish_stint(self.now_s)
             self._running.pop(job.facts.id, None)
-            self._feed(Completed(self.now_s, job.facts.id, job.work))
+            self._feed(Completed(self.now_s, job.facts.id, self._told_progress(job, job.work)))
             return
         self._retune(job)
         if job.version == version:
@@ -586,8 +627,15 @@ class Simulator:
             observation = None if stint.reported else job.observation()
             stint.reported = True
             gradient = job.gradient()
-            done = job.work * job.progress / job.total
+            done = self._told_progress(job, job.work * job.progress / job.total)
             self.engine.handle(Reported(self.now_s, job.facts.id, observation, gradient, done))
+
+    def _told_progress(self, job: SimJob, done: float) -> float:
+        """What a job tells of its progress: with what it had done when time began. A plain command tells nothing."""
+        standing = self.standing.get(job.facts.id)
+        if standing is None:
+            return done
+        return standing.progress + (0.0 if job.application is None else done)
 
     def _spread_interference(self) -> None:
         """Distributed jobs that share a node slow each other down."""
