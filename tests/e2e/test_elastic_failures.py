@@ -256,5 +256,5 @@ def test_jobs_train_on_through_resizes_and_failures_on_a_full_disk(tmp_path, lau
         hurry.touch()
         assert job.ended() == "finished"
     assert exactly_once(job, 200, 40)
-    assert reasons(job) == ["was ended by SIGKILL (out of memory, perhaps)"]
+    assert reasons(job) == ["was killed (SIGKILL)"]
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
