@@ -144,6 +144,11 @@ def test_job_files_metrics_and_the_description_of_the_interface(live, tmp_path):
     assert 'geminid_jobs{phase="succeeded"}' in answer(f"{live.client.url}/metrics", headers)[1]
     described = live.client.get("openapi.json")
     assert {"/api/v1/jobs", "/api/v1/jobs/{job_id}/explain", "/api/v1/nodes"} <= set(described["paths"])
+    (tmp_path / "bad.py").write_text("import sys\nprint(sys.executable)\nraise ValueError('the data is gone')\n")
+    (tmp_path / "python.yaml").write_text("name: bad\ncommand: [python, bad.py]\nmax_retries: 0\n")
+    failed = live.over(live.json("submit", tmp_path / "python.yaml")["id"])
+    assert (failed["last_lines"][0], failed["last_lines"][-1]) == (sys.executable, "ValueError: the data is gone")
+    assert "ValueError: the data is gone" in live.run("show", failed["id"]).stdout
     live.client.put("quotas/queue/night", slots=4)
     live.client.post("jobs", {"name": "waits", "command": ["sleep", "60"], "slots": 2})
     kinds = {"Job": "jobs", "Node": "nodes", "QuotaLine": "quotas", "Usage": "usage", "Event": "events"}
@@ -270,6 +275,28 @@ def test_whoever_follows_or_waits_is_told_in_one_sentence_that_the_service_is_go
         live.until(job, lambda job: job["phase"] == "running")
         live.run("cancel", job)
         assert live.over(job)["phase"] == "cancelled"
+
+
+def test_whoever_follows_goes_on_when_the_service_is_back():
+    with Live(2) as live:
+        script = "i=0; while [ ! -e done ]; do i=$((i+1)); echo line $i; sleep 0.02; done; echo $i lines"
+        job = live.submit("sh", "-c", script)
+        follow = [sys.executable, "-m", "geminid", "logs", "-f", job]
+        live.until(job, lambda job: job["phase"] == "running")
+        with subprocess.Popen(follow, env=live.env, stdout=subprocess.PIPE, text=True) as logs:
+            assert logs.stdout is not None
+            first = [logs.stdout.readline() for _ in range(20)]
+            live.kill()
+            live.up()
+            time.sleep(1.0)
+            live.run("down", "--detach")
+            live.up()
+            (live.home / "done").touch()
+            rest = logs.stdout.read()
+            assert logs.wait(timeout=60) == 0
+        *lines, last = "".join([*first, rest]).splitlines()
+        assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
+        assert last == f"{len(lines)} lines"
 
 
 def test_jobs_outlive_the_service_and_nothing_runs_twice():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
@@ -13,6 +15,10 @@ from geminid.cli.output import error_console
 
 if TYPE_CHECKING:
     from geminid.serve.client import Client, Trouble
+
+
+#: A service that has answered before may be away for so long before ``wait`` and ``logs --follow`` give up.
+AWAY_S = 10.0
 
 
 def client() -> Client:
@@ -32,6 +38,30 @@ def reporting_trouble() -> Iterator[None]:
     except Trouble as trouble:
         tell(trouble)
         raise typer.Exit(trouble.code) from None
+
+
+class Absence:
+    """How long a command bears that a service is away which has answered it before: one restarted comes back."""
+
+    def __init__(self) -> None:
+        self._until_s = 0.0  # at once, if there never was a service
+
+    def over(self) -> None:
+        """The service has answered."""
+        self._until_s = math.inf
+
+    def bear(self, trouble: Trouble) -> None:
+        """Wait a little before it is asked again.
+
+        Raises:
+            Trouble: the service has been away for too long, or it is something else.
+        """
+        from geminid.serve.client import NO_SERVICE
+
+        self._until_s = min(self._until_s, time.monotonic() + AWAY_S)
+        if trouble.code != NO_SERVICE or time.monotonic() >= self._until_s:
+            raise trouble
+        time.sleep(0.2)
 
 
 def tell(trouble: Trouble) -> None:

@@ -14,16 +14,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from geminid.cli.client import client, give_up, of, reporting_trouble, tell
+from geminid.cli.client import Absence, client, of, reporting_trouble, tell
 from geminid.cli.output import console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
 from geminid.units import humanize_duration
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7.")]
-
-#: A service that has answered before may be away for so long before ``wait`` gives up.
-AWAY_S = 5.0
 
 #: How phases look in tables.
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "pending": "yellow"}
@@ -179,6 +176,10 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
     for name, fact in facts.items():
         if fact:
             console.print(f"{name + ':':<11}{escape(fact)}", soft_wrap=True)
+    if told["last_lines"]:
+        console.print("\n[bold]its last lines[/] [dim](geminid logs shows all)[/]")
+        for line in told["last_lines"]:
+            console.print(f"  {escape(line)}", soft_wrap=True, highlight=False)
     console.print("\n[bold]story[/]")
     for line in told["story"]:
         pause = "" if line["pause_s"] is None else f" [dim](paused {line['pause_s']:.2f} s)[/]"
@@ -195,14 +196,30 @@ def logs(
     worker: Annotated[str | None, typer.Option(help="Only this worker's, such as w2.")] = None,
 ) -> None:
     """Print what a job printed."""
-    from geminid.serve.client import NO_SERVICE
+    from geminid.serve.client import NO_SERVICE, Trouble
 
-    with reporting_trouble():
-        for piece in client().stream(of("jobs", job, "logs"), follow=follow, tail=tail, worker=worker):
+    absence, places = Absence(), dict[str, int]()
+
+    def read() -> None:
+        client().get("status")
+        absence.over()
+        at = ",".join(f"{log}:{place}" for log, place in places.items())
+        begin: dict[str, Any] = {"at": at} if at else {"tail": tail}
+        for log, end, piece in client().frames(of("jobs", job, "logs"), follow=follow, worker=worker, **begin):
+            places[log] = end
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
         if follow and client().get(of("jobs", job))["finished_at_s"] is None:
-            give_up(f"the service is ending, and job {job} is not over", NO_SERVICE)
+            raise Trouble(NO_SERVICE, f"the service is ending, and job {job} is not over")
+
+    with reporting_trouble():
+        while True:
+            try:
+                return read()
+            except Trouble as trouble:
+                if not follow:
+                    raise
+                absence.bear(trouble)
 
 
 def explain(job: JobArgument, json: JsonOption = False) -> None:
@@ -256,24 +273,20 @@ def wait(
     json: JsonOption = False,
 ) -> None:
     """Wait until jobs are over; ends with 0 if all succeeded, 1 if one did not, 124 if it took too long."""
-    from geminid.serve.client import NO_SERVICE, TIMED_OUT, Trouble
+    from geminid.serve.client import TIMED_OUT, Trouble
 
     deadline = None if timeout is None else time.monotonic() + timeout
-    gives_up_s = 0.0  # at once, if there never was a service
+    absence = Absence()
 
     def over(job: str) -> dict[str, Any]:
-        nonlocal gives_up_s
         while True:
             left_s = 25.0 if deadline is None else min(25.0, max(deadline - time.monotonic(), 0.0))
             try:
                 state: dict[str, Any] = client().get(of("jobs", job), wait_s=left_s)
             except Trouble as trouble:
-                gives_up_s = min(gives_up_s, time.monotonic() + AWAY_S)
-                if trouble.code != NO_SERVICE or time.monotonic() >= gives_up_s:
-                    raise
-                time.sleep(0.2)
+                absence.bear(trouble)
                 continue
-            gives_up_s = math.inf
+            absence.over()
             if state["finished_at_s"] is not None:
                 return state
             if deadline is not None and time.monotonic() >= deadline:
@@ -366,7 +379,8 @@ def _from_file(file: Path) -> dict[str, Any]:
     data = read_data(file)
     spec = JobSpec.from_dict(data)  # mistakes are told here, before the service hears of it
     folder = file.absolute().parent
-    return {**spec.to_dict(), "working_dir": str(folder / (spec.working_dir or ""))}
+    command = [_resolved(spec.command[0]), *spec.command[1:]]
+    return {**spec.to_dict(), "command": command, "working_dir": str(folder / (spec.working_dir or ""))}
 
 
 def _from_command(words: list[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from geminid.nodes import MAX_SLOTS
 from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
-from geminid.serve.logfiles import LogReader, Tails
+from geminid.serve.logfiles import LogReader, Tails, last_words
 from geminid.serve.service import ENDS, Published, Refused, Service
 from geminid.serve.state import LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
@@ -53,6 +53,12 @@ OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
 #: Log followers look for news so often.
 FOLLOW_S = 0.5
+
+#: Where somebody was in logs: ``w1:312,w2:-40``. Before zero is what was put aside.
+POSITIONS = r"^[^,:/]{1,100}:-?\d{1,15}(,[^,:/]{1,100}:-?\d{1,15})*$"
+
+#: So many of the last lines of a job that failed are told.
+LAST_LINES = 10
 
 #: A request that waits for a job is answered after so long at the latest, and asked again.
 LONGEST_WAIT_S = 30.0
@@ -260,7 +266,10 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             await asyncio.sleep(0.1)
         if not found(job_id).phase.is_terminal:
             await asyncio.to_thread(forecaster.freshen)
-        return JSONResponse(document(found(job_id), details=True))
+        job, lines = found(job_id), list[str]()
+        if job.phase is JobPhase.FAILED or (job.phase is JobPhase.PENDING and job.state.failures):
+            lines = await asyncio.to_thread(last_words, service.executor.folder_of(job_id) / "logs", LAST_LINES)
+        return JSONResponse({**document(job, details=True), "last_lines": lines})
 
     async def wished(request: Request, job_id: str, wish: str) -> JSONResponse:
         own(request, job_id)
@@ -339,19 +348,34 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         follow: bool = False,
         tail: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
         worker: Annotated[str | None, Query(pattern=r"^[A-Za-z0-9]{1,16}$")] = None,
+        frames: bool = False,
+        at: Annotated[str | None, Query(pattern=POSITIONS, max_length=50_000)] = None,
     ) -> StreamingResponse:
-        """What a job printed, or the last lines (``tail``) of each worker. With ``follow``, to the end of the job."""
+        """What a job printed, or the last lines (``tail``) of each worker. With ``follow``, to the end of the job.
+
+        With ``frames``, each piece follows a line of JSON that says which ``log`` it is from, how many ``bytes`` it has
+        and where it ends there; whoever is cut off goes on with these places: ``at=w1:312,w2:40``.
+        """
         found(job_id)
         reader = LogReader(service.executor.folder_of(job_id) / "logs", worker, tails if follow else Tails())
-        await asyncio.to_thread(reader.start, tail)
+        if at is not None:
+            reader.go_on({name: int(place) for name, _, place in (part.partition(":") for part in at.split(","))})
+        else:
+            await asyncio.to_thread(reader.start, tail)
+
+        def frame(log: str, end: int, piece: bytes) -> bytes:
+            head = json.dumps({"log": log, "end": end, "bytes": len(piece)}).encode() + b"\n" if frames else b""
+            return head + piece
 
         async def pieces() -> AsyncIterator[bytes]:
+            for log, begin in reader.positions().items() if frames else ():
+                yield frame(log, begin, b"")
             while True:
                 over = found(job_id).phase.is_terminal
                 if over:
                     reader.tails = Tails()  # to the very end
-                for piece in reader.read():
-                    yield piece
+                for log, end, piece in reader.pieces():
+                    yield frame(log, end, piece)
                 if over or not follow or not service.alive:
                     return
                 await asyncio.sleep(FOLLOW_S * random.uniform(0.5, 1.5))  # followers of one log not all at once

@@ -111,6 +111,19 @@ class Client:
             while piece := answer.read1(1 << 16):
                 yield piece
 
+    def frames(self, path: str, **query: object) -> Iterator[tuple[str, int, bytes]]:
+        """Read logs as they come, whole pieces only: whose each is, where it ends in that log, and what it says."""
+        read = b""
+        for more in self.stream(path, frames=True, **query):
+            read += more
+            while b"\n" in read:
+                line, _, rest = read.partition(b"\n")
+                head = json.loads(line)
+                if len(rest) < head["bytes"]:
+                    break
+                yield str(head["log"]), int(head["end"]), rest[: head["bytes"]]
+                read = rest[head["bytes"] :]
+
     def _ask(
         self,
         method: str,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -93,8 +93,21 @@ class LogReader:
                     at = before - _size(aside(path))
                 self._at[path] = at
 
+    def go_on(self, at: Mapping[str, int]) -> None:
+        """Begin where another reader was, by worker (:meth:`positions`); what came since counts as new."""
+        self._at = {self.folder / f"{name}.log": place for name, place in at.items()}
+
+    def positions(self) -> dict[str, int]:
+        """Where it is in each log."""
+        return {path.stem: at for path, at in self._at.items()}
+
     def read(self) -> Iterator[bytes]:
         """Whatever has come since; nothing if nothing has."""
+        for _, _, piece in self.pieces():
+            yield piece
+
+    def pieces(self) -> Iterator[tuple[str, int, bytes]]:
+        """The same, with whose it is and where it ends in that log."""
         files = self._list()
         for path in files:
             try:
@@ -107,10 +120,9 @@ class LogReader:
                 near = 0 <= size - len(last) <= at
                 for piece, end in [(last[at - size :], size)] if near else _pieces(path, at):
                     self._at[path] = end
-                    if len(files) > 1 and path != self._last:
-                        self._last = path
-                        yield f"==> {path.stem} <==\n".encode()
-                    yield piece
+                    named = len(files) > 1 and path != self._last
+                    self._last = path if named else self._last
+                    yield path.stem, end, (f"==> {path.stem} <==\n".encode() if named else b"") + piece
             except OSError:
                 continue
 
@@ -157,6 +169,19 @@ def _last_lines(path: Path, lines: int) -> tuple[int, int]:
                     if found == lines:
                         return at + end + 1, lines
         return 0, found + 1
+
+
+def last_words(folder: Path, lines: int) -> list[str]:
+    """The last lines of the log that was written last; none if there is none."""
+    try:
+        log = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
+        at, _ = _last_lines(log, lines)
+        with log.open("rb") as file:
+            file.seek(max(at, _size(log) - PIECE_BYTES))
+            text = file.read(PIECE_BYTES).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return []
+    return ["".join(letter if letter.isprintable() else " " for letter in line) for line in text.splitlines()]
 
 
 def aside(log: Path) -> Path:

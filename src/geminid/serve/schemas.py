@@ -104,12 +104,16 @@ class Limits(TypedDict):
 
 
 class JobDetails(Job):
-    """A job with its file (without secrets), its story, and the step times that it measured by GPU type."""
+    """A job with its file (without secrets), its story, and the step times that it measured by GPU type.
+
+    Of one that has failed, ``last_lines`` are the last that it printed.
+    """
 
     spec: dict[str, Any]
     limits: Limits | None
     measured: dict[str, list[dict[str, Any]]]
     story: list[StoryLine]
+    last_lines: list[str]
 
 
 class Size(TypedDict):
