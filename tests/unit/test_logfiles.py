@@ -91,3 +91,22 @@ def test_small_logs_stay(tmp_path, size):
     rotate(tmp_path, 5)
     assert (tmp_path / "out.log").stat().st_size == size
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_of_a_burst_only_the_end_is_kept_and_followers_go_on_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(logfiles, "LARGEST_LOG_BYTES", 1 << 16)
+    log = tmp_path / "out.log"
+    reader = LogReader(tmp_path)
+    with log.open("ab", buffering=0) as writer:
+        writer.write(b"begin\n")
+        reader.start(None)
+        assert everything(reader) == b"begin\n"
+        writer.write(b"x" * (1 << 22) + b"y" * (1 << 15))
+        rotate(tmp_path, 1 << 16)
+        writer.write(b"end\n")
+    assert logfiles.aside(log).stat().st_blocks * 512 <= 1 << 17
+    kept = b"x" * (1 << 15) + b"y" * (1 << 15) + b"end\n"
+    assert everything(reader) == kept
+    late = LogReader(tmp_path)
+    late.start(None)
+    assert everything(late) == kept

@@ -24,7 +24,8 @@ PIECE_BYTES = 1 << 16
 #: Followers share what they know of a log for so long, and of so many logs.
 LOOK_EVERY_S, MOST_TAILS = 0.1, 1000
 
-#: A log file that grows beyond this is put aside, and the one put aside before is dropped.
+#: A log file that grows beyond this is put aside, and the one put aside before is dropped. Of one that has grown far
+#: beyond it before anybody looked, only so much of its end is kept.
 LARGEST_LOG_BYTES = 64 << 20
 
 
@@ -137,6 +138,7 @@ class LogReader:
 def _pieces(path: Path, at: int) -> Iterator[tuple[bytes, int]]:
     """The content from here on, and where each piece ends; before zero is what was put aside, counted from its end."""
     if at < 0:
+        at = max(at, -LARGEST_LOG_BYTES)  # no more than that is kept
         with aside(path).open("rb") as file:
             file.seek(at, os.SEEK_END)
             while at < 0 and (piece := file.read(min(PIECE_BYTES, -at))):
@@ -212,6 +214,9 @@ def _put_aside(log: Path) -> None:
     made = log.with_suffix(".log.new")
     try:
         with log.open("rb") as source, made.open("wb") as target:
+            lost = max(0, log.stat().st_size - LARGEST_LOG_BYTES)
+            source.seek(lost)
+            target.seek(lost)  # a hole, which takes no room: followers find their places by the length
             shutil.copyfileobj(source, target, 1 << 20)
             made.replace(aside(log))
             while rest := source.read(1 << 16):

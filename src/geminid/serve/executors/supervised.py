@@ -39,7 +39,7 @@ from geminid.train.supervisor import Patience, Supervisor
 REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0
 
 #: How often sizes of logs are looked at.
-LOGS_EVERY_S = 10.0
+LOGS_EVERY_S = 1.0
 
 #: A supervisor whose job is over tells so; one that has not after so many ticks has failed.
 SILENT_TICKS = 6
