@@ -22,7 +22,7 @@ from geminid.policies.gavel.speeds import SpeedReader
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.gavel.totals import MaxSumThroughputByCostPerfSLOs
 from geminid.policies.registry import BUILT_IN, make_policy
-from geminid.sim.run import Experiment, applications_of, simulate
+from geminid.sim.run import Experiment, applications_of, named_policy, simulate
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads.generate import built_in_workload
@@ -210,6 +210,16 @@ def test_a_solver_that_failed_is_asked_again_in_the_next_round() -> None:
         running.handle(Tick(1.0 + 360.0 * turn))
     assert policy.asked == 7
     assert policy.decide(running.view()).reasons == {}
+
+
+def test_the_limit_of_a_solve_is_by_the_clock() -> None:
+    policy = named_policy("max_min_fairness_perf:limit=2")
+    assert isinstance(policy, TimeSharingPolicy)
+    time = policy.allowance()
+    while not time.late and time.left_s == 2.0:  # until the clock has moved, which nobody but itself does
+        pass
+    assert time.left_s < 2.0
+    assert time.part(0.5).left_s <= 1.0
 
 
 def test_a_solve_that_takes_too_long_leaves_the_middle_says_so_and_is_tried_again() -> None:
