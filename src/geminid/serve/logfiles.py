@@ -7,6 +7,7 @@ to ``NAME.log.1``, and it begins anew. Whoever follows it goes on in the copy wh
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,9 @@ LOOK_EVERY_S, MOST_TAILS = 0.1, 1000
 #: A log file that grows beyond this is put aside, and the one put aside before is dropped. Of one that has grown far
 #: beyond it before anybody looked, only so much of its end is kept.
 LARGEST_LOG_BYTES = 64 << 20
+
+#: Of fallocate(2): give a part of a file back to the disk, and keep the file's length.
+PUNCH_HOLE = 0x01 | 0x02
 
 
 class Tails:
@@ -210,6 +214,13 @@ def rotate(logs: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
                 _put_aside(log)
 
 
+def _give_back(descriptor: int, length: int) -> None:
+    """Make a hole of the beginning of a file, where the system can."""
+    if length > 0:
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).fallocate(descriptor, PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
+
+
 def _put_aside(log: Path) -> None:
     made = log.with_suffix(".log.new")
     try:
@@ -222,5 +233,7 @@ def _put_aside(log: Path) -> None:
             while rest := source.read(1 << 16):
                 target.write(rest)
             os.truncate(log, 0)
+            target.flush()
+            _give_back(target.fileno(), target.tell() - LARGEST_LOG_BYTES)  # for what came while it was copied
     finally:
         made.unlink(missing_ok=True)

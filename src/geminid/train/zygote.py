@@ -30,12 +30,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
+from geminid.train import channel
 from geminid.train.agent import mind_until_init
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
 from geminid.train.room import keep_printing, open_log
 
 #: Of prctl(2): the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
+
+#: And what it is called in lists of processes.
+PR_SET_NAME = 15
 
 
 class Zygote:
@@ -187,6 +191,9 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
         before = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
         os.environ.clear()
         os.environ.update(start["environment"])
+        name = "/".join(os.environ[part] for part in (channel.JOB, channel.WORKER) if part in os.environ)
+        if name:
+            ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15])
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
         if start["program"] is not None:
