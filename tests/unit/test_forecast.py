@@ -132,6 +132,25 @@ def test_a_job_is_what_it_was_when_the_forecast_begins():
     assert forecast([job("j1", min_slots=5)], CLUSTER, DEFAULT_POLICY, 0.0) == {}
 
 
+def test_jobs_far_back_in_the_queue_are_told_roughly_when_it_is_their_turn(monkeypatch):
+    """One at a time, each as long as the first took."""
+    monkeypatch.setattr("geminid.serve.forecast.MOST_JOBS", 4)
+    monkeypatch.setattr("geminid.serve.forecast.MOST_ROUGHLY", 5)
+    spec = JobSpec(name="j0", command=("true",), min_slots=4, max_slots=4)
+    states = [JobState.submitted(job_id=f"j{i}", spec=spec, at_s=0.0) for i in range(11)]
+    started = states[0].move(JobPhase.STARTING, at_s=0.0, placement=Placement.of({"cpu-0": [0, 1, 2, 3]}))
+    running = started.move(JobPhase.RUNNING, at_s=1.0)
+    done = LiveJob(state=running.move(JobPhase.SUCCEEDED, at_s=12.0), elastic=False, executed_before_s=12.0)
+    waiting = [LiveJob(state=state, elastic=False) for state in states[1:]]
+    told = forecast([done, *waiting], CLUSTER, DEFAULT_POLICY, 20.0)
+    assert list(told) == [f"j{i}" for i in range(1, 10)]  # of the last, nothing
+    starts = [found["expected_start_s"] for found in told.values()]
+    assert starts == pytest.approx([12.0 * i for i in range(9)], abs=2.0)
+    assert told["j9"]["start_s"] == pytest.approx([64.0, 144.0], abs=3.0)
+    assert told["j9"]["guessed"]
+    assert waiting_order(waiting, told) == [one.id for one in waiting]
+
+
 def test_a_job_grows_at_once_where_slots_are_free():
     told = forecast([job("j1", work=60_000, slots=(0,))], CLUSTER, DEFAULT_POLICY, 100.0)
     assert told["j1"]["finish_s"][1] < 250.0  # on one slot, 600

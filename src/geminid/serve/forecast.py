@@ -12,33 +12,37 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from geminid.cluster import Cluster
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
-from geminid.policies.base import JobView
+from geminid.policies.base import ClusterView, Decision, JobView
 from geminid.serve.documents import market_document
-from geminid.serve.guard import Guard
+from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.translation import fits, recall_usage
 from geminid.serve.turns import PATIENCE_S
-from geminid.serve.whatif import what_if
+from geminid.serve.whatif import WhatIf, what_if
 from geminid.sim.run import named_policy
-from geminid.sim.simulator import NoProgress
+from geminid.sim.simulator import NoProgress, Simulator
 
 log = logging.getLogger("geminid.serve")
 
 #: A forecast is made anew at most so often, and takes at most this share of the time.
 EVERY_S, SHARE_OF_TIME = 2.0, 0.1
 
-#: Of jobs that wait, so many are looked at; later ones have no forecast.
-MOST_JOBS = 100
+#: So many jobs are simulated, those that run and those of the highest priority that came first; of so many after them
+#: it is told roughly when their turn comes, by the slots × time that all before need. Later ones have no forecast.
+MOST_JOBS, MOST_ROUGHLY = 100, 2000
+
+#: In a forecast, a policy is woken only after this share of the time that it has looked ahead already.
+WAKE_SHARE = 0.1
 
 PACES = (-1.0, 0.0, 1.0)
 
@@ -46,6 +50,22 @@ PACES = (-1.0, 0.0, 1.0)
 #: as measured (for its place in the queue); whether a guess is involved, about it or about others before it; and
 #: whether it is ``unlike`` all that has run before.
 Forecast = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Sparing(AroundAPolicy):
+    """Another policy that is woken the less often the further off it is: what is far off is not known that well."""
+
+    name = "sparing"
+    paper = "none"
+    objective = "another policy's"
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Ask the policy; where nothing happens, it is not asked again before a share of the time since now is over."""
+        decision = self.policy.decide(view)
+        if decision.wake_at_s is None:
+            return decision
+        return replace(decision, wake_at_s=max(decision.wake_at_s, (1.0 + WAKE_SHARE) * view.now_s))
 
 
 def restrained(
@@ -95,14 +115,15 @@ def forecast(
     active.sort(key=lambda job: (job.target is None, -job.spec.priority, job.state.submitted_at_s))
     if not active:
         return {}
-    left_out = {job.id for job in jobs if job.wants_slots} - {job.id for job in active[:MOST_JOBS]}
-    considered = [job for job in jobs if job.id not in left_out]
+    over = [job for job in jobs if not job.wants_slots]
+    considered, later = [*over, *active[:MOST_JOBS]], active[MOST_JOBS : MOST_JOBS + MOST_ROUGHLY]
     starts: dict[str, list[float]] = {}
     expected: dict[str, float] = {}
     ends: dict[str, list[float]] = {}
     for pace in PACES:
         world = what_if(considered, cluster, now_s, pace=pace)
-        simulator = world.simulator(cluster, restrained(policy, jobs, now_s, quotas, may_borrow, patience_s))
+        guarded = restrained(policy, jobs, now_s, quotas, may_borrow, patience_s)
+        simulator = world.simulator(cluster, Sparing(guarded))
         with contextlib.suppress(NoProgress):  # somebody can never start: the others are as forecast
             simulator.run()
         for job in simulator.jobs.values():
@@ -111,17 +132,45 @@ def forecast(
                 if pace == 0.0:
                     expected[job.facts.id] = job.stints[0].start_s
                 ends.setdefault(job.facts.id, []).append(job.completed_s)
+        if later:
+            world = what_if([*considered, *later], cluster, now_s, pace=pace)
+            for job_id, start_s, end_s in _roughly(later, world, simulator):
+                starts.setdefault(job_id, []).append(start_s)
+                ends.setdefault(job_id, []).append(end_s)
+                if pace == 0.0:
+                    expected[job_id] = start_s
     running = {job.id for job in active if job.target is not None}
+    guessed = world.guessed | {job.id for job in later}
     return {
         job_id: {
             "start_s": None if job_id in running else [min(starts[job_id]), max(starts[job_id])],
             "finish_s": [min(ends[job_id]), max(ends[job_id])],
             "expected_start_s": expected.get(job_id, max(starts[job_id])),
-            "guessed": job_id in world.guessed or (bool(world.guessed) and job_id not in running),
+            "guessed": job_id in guessed or (bool(guessed) and job_id not in running),
             "unlike": job_id in world.unlike,
         }
         for job_id in ends
     }
+
+
+def _roughly(later: Sequence[LiveJob], world: WhatIf, before: Simulator) -> Iterator[tuple[str, float, float]]:
+    """When jobs start and end if they have their turn one after the other, once those that were simulated have had it.
+
+    All slots are taken to be alike and busy, and every job to have the fewest slots that it runs on.
+    """
+    cluster = before.cluster
+    used_gpu_s = sum(
+        ((before.now_s if stint.end_s is None else stint.end_s) - stint.start_s) * sum(stint.placement)
+        for job in before.jobs.values()
+        for stint in job.stints
+    )
+    last_s = max((job.stints[0].start_s for job in before.jobs.values() if job.stints), default=0.0)
+    jobs = world.simulator(cluster, before.policy).jobs
+    for one in later:
+        job = jobs[one.id]
+        start_s, alone_s = max(used_gpu_s / cluster.total_slots, last_s), job.remaining_s(cluster)
+        yield one.id, start_s, start_s + alone_s
+        used_gpu_s += alone_s * job.facts.requested_slots
 
 
 class Forecaster:
@@ -138,12 +187,13 @@ class Forecaster:
 
     def freshen(self, patience_s: float = 0.3) -> None:
         """Have the forecast made anew if it is old, and wait for it a little, if it is likely to be ready then."""
+        until = time.monotonic() + patience_s
         self.begin()
         if self._took_s < patience_s or not self._made:
             self._idle.wait(patience_s)
-            if self._took_s < patience_s and self._newcomers():
+            if self._took_s < until - time.monotonic() and self._newcomers():
                 self.begin(anyway=True)
-                self._idle.wait(patience_s)
+                self._idle.wait(until - time.monotonic())
 
     def of(self, job_id: str) -> Forecast | None:
         """The forecast of a job, as times since the epoch; None if there is none (yet)."""
