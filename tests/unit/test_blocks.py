@@ -74,7 +74,7 @@ def test_without_contention_everyone_has_its_fastest_type() -> None:
 def test_the_largest_product_divides_a_slot_equally() -> None:
     value = _LogValue(np.zeros(3), np.array([1.0, 5.0, 25.0]))
     sets = np.array([[True, True, True], [False, True, True], [True, False, False]])
-    made = largest_sum(Blocks(np.full((3, 1), 2.0), np.ones(3), np.ones(3), np.ones(1)), value, sets)
+    made = largest_sum(Blocks(np.full((3, 1), 2.0), np.ones(3), np.ones(3), np.ones(1)), value, sets).throughput
     np.testing.assert_allclose(made, [[2 / 3] * 3, [0, 1, 1], [2, 0, 0]], atol=1e-6)
 
 
@@ -82,7 +82,7 @@ def test_two_types_are_shared_where_each_is_better() -> None:
     """Eisenberg and Gale's market: each buys what is cheapest for it, all money is spent."""
     rates = np.array([[4.0, 1.0], [1.0, 4.0], [2.0, 2.0]])
     value = _LogValue(np.zeros(3), np.ones(3))
-    made = largest_sum(Blocks(rates, np.ones(3), np.ones(3), np.ones(2)), value, np.ones((1, 3), dtype=bool))
+    made = largest_sum(Blocks(rates, np.ones(3), np.ones(3), np.ones(2)), value, np.ones((1, 3), dtype=bool)).throughput
     np.testing.assert_allclose(made[0], [8 / 3, 8 / 3, 4 / 3], rtol=1e-6)
 
 
@@ -103,7 +103,7 @@ def test_tangents_find_what_newtons_steps_find_and_what_they_do_not() -> None:
         count = len(blocks.rates)
         sets = np.vstack([np.ones((1, count), dtype=bool), ~np.eye(count, dtype=bool)])
         program = TangentProgram(blocks, value)
-        for present, made in zip(sets, largest_sum(blocks, value, sets), strict=True):
+        for present, made in zip(sets, largest_sum(blocks, value, sets).throughput, strict=True):
             found = program.solve(present)
             assert found is not None
             assert (found <= blocks.rates.max(axis=1) + 1e-7).all()
@@ -121,7 +121,7 @@ def test_nobody_gets_more_than_all_of_the_time_at_the_largest_sum(seed: int) -> 
     jobs = int(rng.integers(8, 16))
     value = _LogValue(10.0 ** rng.uniform(0, 6, jobs), 10.0 ** rng.uniform(1, 6, jobs))
     blocks = Blocks(np.ones((jobs, 1)), rng.choice([1.0, 2.0, 8.0], jobs), np.ones(jobs), np.array([10.0]))
-    assert not (largest_sum(blocks, value, np.ones((1, jobs), dtype=bool)) > 1 + 1e-5).any()
+    assert not (largest_sum(blocks, value, np.ones((1, jobs), dtype=bool)).throughput > 1 + 1e-5).any()
 
 
 def test_the_cheapest_way_to_a_need_mixes_two_types_or_idles() -> None:
