@@ -110,7 +110,13 @@ def test_only_those_with_a_token_get_in_and_only_to_their_own(live):
     for name, value in (("Host", "evil.example"), ("Origin", "http://evil.example")):
         assert answer(f"{url}/api/v1/jobs", {"Authorization": f"Bearer {token}", name: value})[0] == 403
     job = live.submit("sleep", "60")
-    ann = Client(url, live.run("token", "ann").stdout.strip())
+    made = live.run("token", "ann").stdout.strip()
+    ann = Client(url, made)
+    live.env["GEMINID_TOKEN"] = made
+    refused = live.run("token", "ann", "--role", "admin")
+    del live.env["GEMINID_TOKEN"]
+    assert (refused.returncode, refused.stdout) == (4, "")
+    assert "the token in GEMINID_TOKEN is that of ann, who is no admin" in refused.stderr
     with pytest.raises(Trouble, match=r"belongs to .*, and only") as refused:
         ann.post(f"jobs/{job}/cancel")
     assert refused.value.code == 4

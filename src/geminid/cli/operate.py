@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.markup import escape
 
-from geminid.cli.client import client, reporting_trouble
+from geminid.cli.client import client, give_up, reporting_trouble
 from geminid.cli.client import of as at
 from geminid.cli.output import console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
@@ -217,11 +218,16 @@ def token(
     """Make a token for a user, which is printed once; without a user, list all that were made."""
     from geminid.fields import check_name
     from geminid.serve.auth import Tokens
-    from geminid.serve.client import home
+    from geminid.serve.client import NOT_ALLOWED, home
 
     if not home().is_dir():
         raise InvalidInput([Problem("GEMINID_HOME", str(home()), "must be the folder of a service; start one first")])
     tokens = Tokens(home())
+    if shown := os.environ.get("GEMINID_TOKEN"):  # whoever acts as somebody may do what that one may
+        known = tokens.identify(shown)
+        if known is None or not known.is_admin:
+            whose = "is not valid here" if known is None else f"is that of {known.user}, who is no admin"
+            give_up(f"the token in GEMINID_TOKEN {whose}: only admins make, list and revoke tokens", NOT_ALLOWED)
     if user is None:
         _list_tokens(tokens.all(), json)
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-#: Width of tables that go to a file or a pipe, where there is no screen to fit.
+#: Width of tables that go to a file or a pipe, where there is no screen to fit and ``$COLUMNS`` says nothing.
 FILE_WIDTH = 150
 
 #: Below this width, tables become lines.
@@ -23,7 +24,7 @@ NARROWEST_TABLE = 60
 WIDEST_WORD = 16
 
 #: For results.
-console = Console(highlight=False, width=None if sys.stdout.isatty() else FILE_WIDTH)
+console = Console(highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH)
 
 #: For progress and mistakes, so that standard output holds nothing but results.
 error_console = Console(stderr=True, highlight=False)
