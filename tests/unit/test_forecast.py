@@ -255,6 +255,18 @@ def test_explanations_name_the_numbers():
     assert explain(engine.view(), "nobody") is None
 
 
+def test_who_cannot_grow_because_nobody_can_shrink_is_told_so():
+    engine = Engine(CLUSTER, Fifo(), ModelKeeper())
+    engine.policy.needs_models = True
+    for one in (job("j1", slots=(0,)), job("j2", slots=(1, 2, 3), min_slots=3, max_slots=3)):
+        engine.models.add_profile(one.id, "cpu", PROFILE)
+        engine.restore(view_of(one, CLUSTER, 5.0))
+    told = explain(engine.view(), "j1")
+    assert told is not None
+    assert told.reason == "no slot is free, and j2 (3 slots) is as small as can be"
+    assert told.suggestions == ("it can grow when one of them ends",)
+
+
 def test_operators_see_prices_certificate_and_wishes() -> None:
     engine = Engine(Cluster.parse("cpu:2x2"), policy := Geminid(economy=0.5, gap_s=0.0), ModelKeeper("pollux"))
     assert market_document(policy, engine.cluster) == {"prices": {}, "gap": None, "wishes": []}

@@ -262,6 +262,10 @@ def _running(
         return "more slots would not make it faster, says its model", numbers, []
     if free:
         return "slots are free, but growing is not worth its pause yet", numbers, ["it is looked at again shortly"]
+    holders = [other for other in others if other.allocation]
+    if holders and all(other.slots <= other.facts.min_slots for other in holders):
+        told = f"no slot is free, and {_names(holders)} {'is' if len(holders) == 1 else 'are'} as small as can be"
+        return told, numbers, ["it can grow when one of them ends"]
     return "the others make more of the remaining slots", numbers, ["raise its priority (geminid set --priority)"]
 
 
