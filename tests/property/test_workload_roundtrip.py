@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from geminid.fields import InvalidInput, check_text
 from geminid.job import Adaptivity
+from geminid.policies.gavel.problem import MOST_WEIGHT
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads import FORMATS, load_workload, write_native
 from geminid.sim.workloads.generate import Arrivals, generate_workload
@@ -35,7 +36,7 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         adaptivity=Adaptivity.RIGID if opaque else draw(st.sampled_from(Adaptivity)),
         duration_s=draw(amounts) if opaque else None,
         steps=None if opaque else draw(st.none() | counts),
-        weight=draw(st.just(1.0) | st.floats(min_value=0, exclude_min=True, allow_infinity=False)),
+        weight=draw(st.just(1.0) | st.floats(min_value=0, exclude_min=True, max_value=MOST_WEIGHT)),
         slo_s=None if relative else draw(st.none() | amounts),
         slo_factor=draw(st.none() | amounts) if relative else None,
         owner=draw(st.just("") | labels),

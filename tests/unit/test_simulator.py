@@ -328,7 +328,8 @@ def test_deadlines_that_cannot_be_met_are_a_reason_in_the_result() -> None:
     settings = Settings(model="pollux", oracle=True)
     result = summary(run("max_sum_throughput_normalized_by_cost_perf_SLOs", jobs, settings=settings))
     assert result["deadlines_missed"] == 2
-    assert [count for reason, count in result["reasons"].items() if reason.startswith("infeasible_slo: ")] == [2]
+    counts = {reason: count for reason, count in result["reasons"].items() if reason.startswith("infeasible_slo: ")}
+    assert max(counts.values()) == 2  # both, and whoever comes second again when its deadline has passed
 
 
 def test_reasons_are_counted_without_names_and_numbers() -> None:

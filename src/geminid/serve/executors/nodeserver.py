@@ -139,8 +139,9 @@ class NodeServer:
         for kept in self._kept.values():
             if kept.process is not None:
                 kept.process.signal(signal.SIGKILL)
-        if self._line is not None:
-            self._line.close()
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, Line):  # of the service, and of those who have not said yet who they are
+                key.fileobj.close()
         self._listener.close()
         self._launcher.close()
 
