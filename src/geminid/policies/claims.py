@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from geminid.configuration import Configuration
 from geminid.fields import InvalidInput, Problem
-from geminid.policies.base import ClusterView, JobView
+from geminid.policies.base import ClusterView, JobFacts, JobView
 
 Array = NDArray[np.float64]
 
@@ -87,7 +87,7 @@ class FairShares:
     def recall(self, past: Iterable[Used], now_s: float) -> None:
         """Take in what was used before this began."""
         for one in past:
-            account = f"{one.queue}/{one.owner}"
+            account = _account(one)
             decay = 0.5 ** (max(now_s - one.until_s, 0.0) / self.half_life_s)
             self._used[account] = self._used.get(account, 0.0) + one.gpu_s * decay
             self._service[one.job_id] = one.gpu_s
@@ -102,12 +102,12 @@ class FairShares:
         for job in view.jobs:
             service[job.id] = job.attained_service_gpu_s(view.now_s)
             more = service[job.id] - self._service.get(job.id, 0.0)
-            self._used[_account(job)] = self._used.get(_account(job), 0.0) + max(more, 0.0)
+            self._used[_account(job.facts)] = self._used.get(_account(job.facts), 0.0) + max(more, 0.0)
         self._service = service
 
     def factors(self, jobs: Sequence[JobView], weights: Mapping[str, float]) -> Array:
         """Per job, how much its account is behind its share (above one) or ahead (below)."""
-        accounts = {_account(job) for job in jobs}
+        accounts = {_account(job.facts) for job in jobs}
         if len(accounts) < 2:
             return np.ones(len(jobs))
         # A queue's owners share what it is entitled to: ten of them are not worth ten queues.
@@ -119,11 +119,11 @@ class FairShares:
         favour = {
             name: math.sqrt(entitled[name] / whole / max(self._used.get(name, 0.0) / used, 1e-3)) for name in accounts
         }
-        return np.clip([favour[_account(job)] for job in jobs], 1.0 / MOST_FAVOUR, MOST_FAVOUR)
+        return np.clip([favour[_account(job.facts)] for job in jobs], 1.0 / MOST_FAVOUR, MOST_FAVOUR)
 
 
-def _account(job: JobView) -> str:
-    return f"{job.facts.queue}/{job.facts.owner}"
+def _account(user: JobFacts | Used) -> str:
+    return f"{user.queue}/{user.owner}"
 
 
 def priority_factors(jobs: Sequence[JobView]) -> Array:

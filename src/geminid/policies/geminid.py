@@ -254,7 +254,7 @@ class Geminid(Policy):
         """What jobs without slots are given of those that are free, while all others keep what they have."""
         free = _slots_by_type(replace(view, usable_slots=tuple(max(slots, 0) for slots in view.free_slots)))
         waiting = np.array([not job.allocation for job in view.jobs], dtype=bool)
-        least = min((job.facts.min_slots for job in view.jobs if not job.allocation), default=math.inf)
+        least = min((job.facts.least_slots for job in view.jobs if not job.allocation), default=math.inf)
         if free.max(initial=0.0) < least:
             return {}
         configurations, goodput = self._goodputs.of(view)

@@ -106,11 +106,10 @@ class Goodputs:
             facts, completed = job.facts, self._completed[job.id]
             if not completed.model.fits:
                 goodput[row] = [_without_model(facts, c.gpu_type) for c in configurations]
-            if facts.adaptivity is Adaptivity.RIGID:
-                least[row] = most[row] = facts.requested_slots
-            else:
-                known = max(int(self.growth * max(completed.most_slots, self.profiled_slots)), facts.min_slots)
-                least[row], most[row] = facts.min_slots, min(known, facts.max_slots)
+            least[row] = most[row] = facts.least_slots
+            if facts.adaptivity is not Adaptivity.RIGID:
+                known = max(int(self.growth * max(completed.most_slots, self.profiled_slots)), facts.least_slots)
+                most[row] = min(known, facts.max_slots)
         goodput[(slots > most[:, None]) | (slots < least[:, None])] = 0.0
         return configurations, goodput
 

@@ -55,3 +55,8 @@ class Prices:
 
     types: Array
     groups: Array
+
+    @property
+    def all(self) -> Array:
+        """Both, one after the other: in the order of a problem's limits."""
+        return np.concatenate([self.types, self.groups])

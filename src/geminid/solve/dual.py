@@ -179,7 +179,7 @@ def descend(dual: Dual, start: Prices | None, warm_temperature: float, tolerance
         return Prices(np.zeros(types), np.zeros(count - types)), 0, warm_temperature
     warm = start is not None and len(start.types) == types and len(start.groups) == count - types
     if warm and start is not None:
-        prices, temperature = np.concatenate([start.types, start.groups]), warm_temperature * dual.scale
+        prices, temperature = start.all, warm_temperature * dual.scale
     else:
         typical = dual.scale * len(dual.utility) / max(float(dual.capacity[:types].sum()), 1.0)
         prices = np.zeros(count)

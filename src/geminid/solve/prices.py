@@ -93,7 +93,7 @@ def _judged(problem: Choices, found: Priced) -> Priced:
     """A decision that was made with other utilities, with what it is worth and its bound with these."""
     served = np.flatnonzero(found.choice >= 0)
     value = float(problem.utility[served, found.choice[served]].sum())
-    bound = Rounding(problem, np.concatenate([found.prices.types, found.prices.groups])).bound
+    bound = Rounding(problem, found.prices.all).bound
     return replace(found, value=value, bound=bound)
 
 
@@ -113,7 +113,7 @@ def _round(
     thorough: bool = False,
 ) -> Priced:
     """Everybody's best choice, made feasible and full."""
-    rounding = Rounding(problem, np.concatenate([prices.types, prices.groups]))
+    rounding = Rounding(problem, prices.all)
     rounding.repair()
     rounding.fill()
     if rounding.exchange(tolerance, thorough=thorough):
