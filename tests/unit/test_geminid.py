@@ -25,7 +25,15 @@ from geminid.policies.autoscale import wishes
 from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, JobView, slots_of
 from geminid.policies.claims import FairShares, Queue, Used, finish_time_factors, priority_factors
 from geminid.policies.geminid import Geminid
-from geminid.policies.geminid_objective import JobArrays, Objective, rank, restart_share, slowest
+from geminid.policies.geminid_objective import (
+    JobArrays,
+    Objective,
+    Ranking,
+    rank,
+    ranking_by_pauses,
+    restart_share,
+    slowest,
+)
 from geminid.policies.registry import make_policy
 from geminid.policies.remaining import RemainingWork, expected_left
 from geminid.sim.profiles import built_in_applications
@@ -99,13 +107,15 @@ def arrays(count: int, **changes: Any) -> JobArrays:
 
 def test_jobs_count_by_the_rank_of_what_they_have_left() -> None:
     assert rank(np.array([5.0, 50.0, 1.0, 50.0])).tolist() == [0.75, 0.25, 1.0, 0.5]
-    found = Objective().utilities(arrays(2, left_s=np.array([100.0, 9000.0])), np.array([[2.0, 8.0], [1.0, 0.0]]))
+    found = Objective(ranking=Ranking(0.4, 0.4)).utilities(
+        arrays(2, left_s=np.array([100.0, 9000.0])), np.array([[2.0, 8.0], [1.0, 0.0]])
+    )
     assert found[0] == pytest.approx([1.0, 2.0])
     assert found[1] == pytest.approx([0.5**0.4, -np.inf])
 
 
 def test_a_pause_is_weighed_against_the_time_for_which_it_pays() -> None:
-    objective = Objective(pause_power=1.0, restart_power=0.0)
+    objective = Objective(ranking=Ranking(0.4, 0.4), pause_power=1.0, restart_power=0.0)
     goodput = np.array([[1.0, 4.0]])
     stays = np.array([[True, False]])
     changed = arrays(1, current=stays, rescale_s=np.array([30.0]), left_s=np.array([1000.0]))
@@ -115,7 +125,7 @@ def test_a_pause_is_weighed_against_the_time_for_which_it_pays() -> None:
     ending = replace(changed, left_s=np.array([1.0]))
     assert objective.utilities(ending, goodput)[0] == pytest.approx([1.0, 2.0 * (1 - 30 / 90)], rel=1e-5)
     ends_sooner = replace(changed, rescale_s=np.array([300.0]))
-    stay, move = Objective().utilities(ends_sooner, goodput**2)[0]
+    stay, move = Objective(ranking=Ranking(0.4, 0.4)).utilities(ends_sooner, goodput**2)[0]
     assert move > stay, "a job that would be done sooner after a pause longer than what is left of it moves"
     pausing = replace(changed, pause_left_s=np.array([15.0]))
     assert objective.utilities(pausing, goodput)[0, 0] == pytest.approx(1 - 15 / 600, rel=1e-5)
@@ -247,10 +257,24 @@ def test_the_highest_priority_is_a_number() -> None:
 
 def test_the_longest_of_many_jobs_are_not_worth_ever_less() -> None:
     many = arrays(100, left_s=np.arange(100.0, 0.0, -1.0))
-    worth = Objective(rank_power=0.4, least_rank=0.2).utilities(many, np.ones((100, 2)))[:, 0]
+    worth = Objective(ranking=Ranking(0.4, 0.2)).utilities(many, np.ones((100, 2)))[:, 0]
     assert worth[:11] == pytest.approx(np.full(11, 0.2**0.4), rel=1e-5)
     assert worth[99] == pytest.approx(1.0, rel=1e-5)
     assert (np.diff(worth) > 0).all(), "among equals, whoever has less left goes first"
+
+
+def test_the_order_of_what_is_left_is_followed_more_closely_where_changes_are_cheap() -> None:
+    dear, free = Ranking(0.4, 0.4), Ranking(0.8, 0.2)
+    assert ranking_by_pauses(dear, free, np.array([30.0, 45.0, 250.0])) == dear
+    assert ranking_by_pauses(dear, free, np.array([0.0, 0.0, 250.0])) == free, "what most of the jobs would pay counts"
+    assert ranking_by_pauses(dear, free, np.array([15.0])) == pytest.approx((0.6, 0.3))
+    counts = {}
+    for pause_s in (1.0, 30.0):
+        policy = Geminid()
+        policy.decide(view(*(job(f"j{i}", work=1e6 * (i + 1), rescale_s=pause_s) for i in range(10))))
+        counts[pause_s] = [policy.factors(f"j{i}")["little left"] for i in range(10)]
+    assert counts[1.0][0] == pytest.approx(counts[30.0][0])
+    assert all(cheap < dear for cheap, dear in zip(counts[1.0][1:], counts[30.0][1:], strict=True))
 
 
 def test_nobody_waits_for_ever() -> None:

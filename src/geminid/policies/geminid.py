@@ -32,7 +32,7 @@ from geminid.policies.claims import (
     priority_factors,
     within_budget,
 )
-from geminid.policies.geminid_objective import JobArrays, Objective, rank_factors, slowest
+from geminid.policies.geminid_objective import JobArrays, Objective, Ranking, ranking_by_pauses, slowest
 from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
 from geminid.policies.options import AtLeast, AtMost, Positive
@@ -51,7 +51,8 @@ MEASURING_S = 1.0
 class Geminid(Policy):
     """Speed-ups weighted by rank of remaining time, pauses amortised; see the module's docstring.
 
-    Options: ``p`` and ``q`` are the powers of rank and speed-up, and ``least_rank`` what the longest jobs count as;
+    Options: ``p`` and ``q`` are the powers of rank and speed-up, and ``least_rank`` what the longest jobs count as,
+    where changes are dear; ``p_free`` and ``least_rank_free`` are those where changes cost nothing;
     ``growth`` how many times the slots that it was measured on a job may get; ``kinds`` whether what earlier jobs of
     its kind have measured counts as well; ``gap`` the least time between two decisions and ``refresh`` the most;
     ``fill`` whether free slots are given to jobs that wait for some even within the gap;
@@ -72,6 +73,8 @@ class Geminid(Policy):
 
     p: Annotated[float, AtLeast(0.0)] = 0.4
     least_rank: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.4
+    p_free: Annotated[float, AtLeast(0.0)] = 0.8
+    least_rank_free: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.2
     q: Positive = 0.5
     growth: Annotated[float, AtLeast(1.0)] = 4.0
     gap_s: Annotated[float, AtLeast(0.0)] = 10.0
@@ -194,20 +197,22 @@ class Geminid(Policy):
             self._shares.update(view)
             claims["fair share"] = self._shares.factors(jobs, weights)
         weight = np.multiply.reduce(list(claims.values()))
-        claims["little left"] = rank_factors(left_s, self.least_rank, self.p)
+        rescale_s = np.array([job.facts.rescale_s for job in jobs])
+        dear, free = Ranking(self.p, self.least_rank), Ranking(self.p_free, self.least_rank_free)
+        ranking = ranking_by_pauses(dear, free, rescale_s)
+        claims["little left"] = ranking.factors(left_s)
         self._counted = (jobs, claims)
         arrays = JobArrays(
             weight=weight,
             left_s=left_s,
             age_s=age_s,
             restarts=np.array([job.restarts for job in jobs], dtype=float),
-            rescale_s=np.array([job.facts.rescale_s for job in jobs]),
+            rescale_s=rescale_s,
             pause_left_s=np.array([max(job.paused_until_s - now_s, 0.0) for job in jobs]),
             current=_current(view, configurations),
         )
         objective = Objective(
-            rank_power=self.p,
-            least_rank=self.least_rank,
+            ranking=ranking,
             speed_power=self.q,
             horizon_s=self.horizon_s,
             horizon_pauses=self.horizon_pauses,

@@ -3,7 +3,7 @@
 For jobs of known sizes whose speed grows with a power of their slots, the allocation of least mean completion time
 (heSRPT: Berg, Vesilo, Harchol-Balter, 2020) depends on sizes only by their order: work on a job is worth the more the
 more jobs would be done after it, and that grows like a power of its rank. So a job's speed-up counts with its rank
-among all jobs, the one with the longest time left first, to the power ``rank_power``. The speed-up itself counts with
+among all jobs, the one with the longest time left first, to a power. The speed-up itself counts with
 ``speed_power`` below one: real jobs stop scaling where models say they go on, and slots are worth more to many jobs
 than to one.
 
@@ -11,13 +11,17 @@ A change of slots costs a pause. It is weighed against the time for which the ne
 done, its pause included, but no longer than a horizon, after which something else will have happened. Jobs that have
 often been changed are changed less gladly.
 
-The longest jobs are not worth ever less the more others there are: a rank counts as ``least_rank`` at least. The order
+The longest jobs are not worth ever less the more others there are: a rank counts as some least rank at least. The order
 by rank is right for the mean, and the few longest are the ones that everybody looks at in the end.
+
+To follow the order closely is to change slots whenever it changes. How closely depends on what that costs: the power
+and the least rank go from one pair of values, where changes are free, to another, where they cost half a minute.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +47,37 @@ class JobArrays:
     current: Mask
 
 
+class Ranking(NamedTuple):
+    """How much the rank of a job counts: max(rank, least)^power."""
+
+    power: float
+    least: float
+
+    def towards(self, other: Ranking, part: float) -> Ranking:
+        """This one for a part of nought, the other for one, a mixture in between."""
+        return Ranking(*(mine + part * (its - mine) for mine, its in zip(self, other, strict=True)))
+
+    def factors(self, left_s: Array) -> Array:
+        """What each job's rank counts; the longest count alike, but for who goes first among equals."""
+        ranks = rank(left_s)
+        return np.asarray(np.maximum(ranks, self.least) ** self.power * (1.0 + FIRST_AMONG_EQUALS * ranks))
+
+
+#: From here on a change is as dear as those of the published systems, which stop and start processes.
+DEAR_PAUSE_S = 30.0
+
+
+def ranking_by_pauses(dear: Ranking, free: Ranking, rescale_s: Array) -> Ranking:
+    """How closely to follow the order of what jobs have left, given what changing most of them costs."""
+    typical_s = float(np.median(rescale_s)) if len(rescale_s) else 0.0
+    return free.towards(dear, min(typical_s / DEAR_PAUSE_S, 1.0))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
     """The constants of the objective; what they are and why is in docs/policy.md."""
 
-    rank_power: float = 0.4
-    least_rank: float = 0.4
+    ranking: Ranking
     speed_power: float = 0.5
     shortest_horizon_s: float = 60.0
     horizon_s: float = 600.0
@@ -60,7 +89,7 @@ class Objective:
         """What each configuration is worth to each job, −inf where its goodput is zero."""
         possible = goodput > 0
         speedup = np.where(possible, goodput, 0.0) / slowest(goodput)[:, None]
-        weight = jobs.weight * rank_factors(jobs.left_s, self.least_rank, self.rank_power)
+        weight = jobs.weight * self.ranking.factors(jobs.left_s)
         worth = weight[:, None] * speedup**self.speed_power * self._after_pauses(jobs, speedup)
         return np.where(possible, worth, -np.inf)
 
@@ -95,12 +124,6 @@ def rank(left_s: Array) -> Array:
     ranks = np.empty(len(left_s))
     ranks[order] = np.arange(1, len(left_s) + 1) / max(len(left_s), 1)
     return ranks
-
-
-def rank_factors(left_s: Array, least_rank: float, power: float) -> Array:
-    """What a job's rank counts; the longest count alike, but for who goes first among equals."""
-    ranks = rank(left_s)
-    return np.asarray(np.maximum(ranks, least_rank) ** power * (1.0 + FIRST_AMONG_EQUALS * ranks))
 
 
 def restart_share(jobs: JobArrays, ahead_s: Array) -> Array:
