@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from geminid.cluster import Cluster
-from geminid.configuration import BatchPlan, Placement
+from geminid.configuration import Placement
 from geminid.engine.engine import Engine
 from geminid.engine.events import Submitted
 from geminid.engine.explain import Quota, explain
@@ -205,19 +205,25 @@ def test_a_what_if_leaves_out_what_is_done_and_what_must_not_run():
     assert what_if([by_progress], CLUSTER, 2.0).applications["j1"].total_steps == pytest.approx(7_000 / 32)
 
 
-def test_samples_in_large_batches_count_at_their_efficiency_and_time_between_steps_counts():
-    running = replace(job("j1", slots=(0,)), gradient=GradientStats(1.0, 1.0))
-    started = running.state.move(JobPhase.STARTING, at_s=1.0, placement=Placement.of({"cpu-0": [0]}))
-    plan = BatchPlan(per_slot_batch_samples=32, accumulation_steps=1)
-    running = replace(
-        running,
-        state=started.advance(at_s=2.0, batch_plan=plan),
-        stretches=(Stretch("cpu", 1, 32, 1, 1.5 * 10 * 0.6401, 10),),
-    )
-    application = what_if([running], CLUSTER, 2.0).applications["j1"]
-    assert application.total_steps == pytest.approx(9_999 * 2 / 3 / 32)  # (1 + 1) / (1 + 2) of a sample at M0
-    accumulation_s, _ = application.truth["cpu"].step_times((1,), 32)
-    assert accumulation_s == pytest.approx(1.5 * 0.32, rel=0.02)
+def test_an_epoch_has_its_samples_at_any_batch_and_time_between_steps_counts():
+    """A job that counts epochs ends after so many samples; a large batch makes less of them, but is no slower."""
+    noisy = replace(job("j1", work=32_001, slots=(0,), max_slots=1), gradient=GradientStats(1.0, 1.0))
+    running = replace(noisy, stretches=(Stretch("cpu", 1, 32, 0, 1.5 * 10 * 0.32, 10),))
+    application = what_if([running], CLUSTER, 0.0).applications["j1"]
+    assert application.total_steps == pytest.approx(1_000)
+    assert application.speed_divisor == pytest.approx(1.5, rel=0.02)
+    early, late = forecast([running], CLUSTER, DEFAULT_POLICY, 0.0)["j1"]["finish_s"]
+    assert early < 1.5 * 320 < late  # at a hundred samples a second, whatever batch is chosen
+
+
+def test_a_job_that_has_not_run_starts_and_trains_as_one_that_was_like_it():
+    before = replace(job("j1"), stretches=(Stretch("cpu", 1, 32, 0, 1.5 * 10 * 0.32, 10),))
+    before = before.told(1.0, "starting on 1 slot").told(8.0, "training on 1 slot")
+    state = JobState.submitted(job_id="j2", spec=before.spec, at_s=10.0)
+    new = replace(before, state=state, samples=0, stretches=(), story=())
+    application = what_if([before, new], CLUSTER, 20.0).applications["j2"]
+    assert application.speed_divisor == pytest.approx(1.5, rel=0.02)
+    assert application.start_up_s == 7.0
 
 
 def test_explanations_name_the_numbers():

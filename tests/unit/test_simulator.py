@@ -91,6 +91,32 @@ def test_a_larger_batch_makes_the_progress_its_gain_allows() -> None:
     assert jct(run("fifo", [toy("a", slots=2, batch=200)])) == {"a": pytest.approx(expected)}
 
 
+def test_a_job_that_counts_samples_ends_after_so_many_at_any_batch() -> None:
+    """2,000 steps at M0 = 100 are 200,000 samples; at a batch of 400 on 4 slots, 500 steps of 0.3 s."""
+    epochs = replace(TOY, counts_samples=True, pinned_slots=4, pinned_batch=400)
+    job = TraceJob(name="a", submit_s=0.0, requested_slots=4, requested_batch=400, application="toy")
+    simulator = Simulator(
+        Workload("test", (job,)), {"toy": epochs}, Cluster.parse("v100:1x4"), make_policy("fifo"), Settings()
+    )
+    (done,) = simulator.run().jobs
+    assert done.completed_s == pytest.approx(30.0 + 500 * 0.3)
+    assert done.work == 200_000
+
+
+def test_a_job_may_tune_itself_as_the_training_library_does() -> None:
+    """It begins with M0 although others know better, and looks for something better only now and then."""
+    settings = Settings(model="pollux", tune_s=40.0, report_s=1.0, rescale_s=0.0)
+    (job,) = run("geminid:gap=1", [toy("a")], "v100:1x4", settings).jobs
+    batches = [stint.batch.total for stint in job.stints if stint.batch is not None]
+    assert batches[0] == 100
+    assert batches == sorted(batches)
+    assert [stint.start_s for stint in job.stints] == [40.0 * n for n in range(len(batches))]
+    (at_once,) = run("geminid:gap=1", [toy("a")], "v100:1x4", replace(settings, tune_s=None)).jobs
+    first = at_once.stints[0].batch
+    assert first is not None
+    assert first.total > 100
+
+
 def test_every_change_of_slots_costs_its_pause() -> None:
     jobs = [opaque("a", 0, 8, 100), opaque("b", 10, 8, 20)]
     slow = run("srtf", jobs, settings=Settings(rescale_s=7.0))

@@ -1,13 +1,14 @@
 """The same real jobs three times: live under a policy, in the simulator with what they measured, and with fixed shares.
 
-What the simulator is given is what was measured in the live run, apart from who had which slots when and when jobs
-ended: when jobs came and how much they had to do; their step times by size and batch, as a model fitted to them; how
-much longer training takes than its steps do (evaluation, ends of epochs, checkpoints); how noisy their gradients were
-in each epoch; what their resizes paused and how long their first processes took to start; and what the service knew of
-each job when it came, from those like it before. It decides for itself who gets what, under the same policy with the
-service's own restraint (a job that has just changed is left alone for a while). One short job of each kind runs
-beforehand, as on any service that has seen its users' jobs before. With fixed shares each job has its part of the slots
-from beginning to end, first come, first served.
+What the simulator is given is what was measured in the live run, apart from who had which slots and batches when and
+when jobs ended: when jobs came and how many samples they had to train; their step times by size and batch, as a model
+fitted to them; how much longer training took than that model says (evaluation, ends of epochs, checkpoints); how noisy
+their gradients were in each epoch; what their resizes paused and how long their first processes took to start; and what
+the service knew of each job when it came, from those like it before. It decides for itself who gets what, under the
+same policy with the service's own restraint (a job that has just changed is left alone for a while), and its jobs tune
+their batches as the training library does. One job of each kind runs beforehand, as on any service that has seen its
+users' jobs before; how much the jobs have to do follows from its speed on one slot, so that they take about as long on
+any machine. With fixed shares each job has its part of the slots from beginning to end, first come, first served.
 """
 
 from __future__ import annotations
@@ -18,30 +19,40 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from geminid.cluster import Cluster
 from geminid.goodput.efficiency import GradientStats
 from geminid.jobstate import JobState
+from geminid.policies.base import ClusterView, Decision
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.client import Client
 from geminid.serve.executors.machine import machine
-from geminid.serve.guard import Guard
-from geminid.serve.planner import settled_s
+from geminid.serve.guard import AroundAPolicy, Guard
+from geminid.serve.planner import NEWS_S, settled_s
 from geminid.serve.server import Options
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Entry, last_entries
 from geminid.serve.temporary import temporary_service
 from geminid.serve.translation import facts_of
-from geminid.serve.whatif import application_of
+from geminid.serve.whatif import application_of, start_up_s
 from geminid.sim.application import GradientTruth
+from geminid.sim.simjob import SimJob, Stint
 from geminid.sim.simulator import Known, Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
+from geminid.train.messages import REPORT_S, TUNE_S
 
-#: What each kind of job trains beforehand, to be measured.
-WARM_UP_EPOCHS = "3"
+#: Beforehand a job of each kind trains so long on one slot, to be measured, and then so long on all that it gets.
+ALONE_S, TOGETHER_S = 10.0, 8.0
+
+#: Its speed on one slot is that of the last so many seconds there: by then it has found its batch.
+SPEED_S = 5.0
+
+#: So many epochs never end.
+ENDLESS = 1_000_000
 
 #: The service is left alone for so long before the jobs come, so that it owes nobody a decision.
 CALM_S = 3.0
@@ -51,14 +62,46 @@ PATIENCE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """A job of the workload: when it comes, what it runs, and how much that is."""
+class Kind:
+    """A script, with the samples of its epochs."""
 
-    at_s: float
     name: str
     command: tuple[str, ...]
     dataset_samples: int
-    epochs: int
+
+    def job(self, epochs: int) -> dict[str, object]:
+        """What is to be submitted."""
+        command = [*self.command, "--epochs", str(epochs)]
+        return {
+            "name": self.name,
+            "command": command,
+            "dataset_samples": self.dataset_samples,
+            "epochs": epochs,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job of the workload: when it comes, what it runs, and about how long that takes alone on one slot."""
+
+    at_s: float
+    kind: Kind
+    alone_s: float
+
+    def epochs(self, samples_per_s: float) -> int:
+        """As many as that takes at this speed."""
+        return max(1, round(self.alone_s * samples_per_s / self.kind.dataset_samples))
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """For how long a job trained in one way, since its submission, and how fast."""
+
+    from_s: float
+    until_s: float
+    slots: int
+    batch: int
+    samples_per_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +110,7 @@ class Comparison:
 
     ``error`` is of the simulation. Of the time live, the job waited ``waited_s`` for slots, its processes took
     ``start_up_s`` to start, its resizes paused it for ``paused_s``, and the rest it trained: ``slower`` times as long
-    as its steps alone took.
+    as its model says. ``course`` is how it trained.
     """
 
     job: str
@@ -82,6 +125,9 @@ class Comparison:
     start_up_s: float
     paused_s: float
     slower: float
+    epochs: int
+    course: list[Leg]
+    simulated_course: list[Leg]
 
 
 class DidNotFinish(Exception):
@@ -95,22 +141,43 @@ class LiveRun:
     jobs: list[LiveJob] = field(default_factory=list)
     known: dict[str, Known] = field(default_factory=dict)
     noise: dict[str, list[tuple[float, GradientStats]]] = field(default_factory=dict)
+    courses: dict[str, list[Leg]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, entries: Iterable[Entry], ids: Sequence[str]) -> LiveRun:
         """Read a service's log."""
         state, run = ServiceState(), cls()
+        reports: dict[str, list[tuple[float, r.JobProgressed]]] = {}
         for entry in entries:
             record = entry.record
             state.apply(entry.seq, entry.at_s, record)
             if isinstance(record, r.JobSubmitted) and record.job_id in ids:
                 job = state.jobs[record.job_id]
                 run.known[job.id] = Known(dict(job.measured), job.gradient)
-            elif isinstance(record, r.JobProgressed) and record.squared_gradient is not None:
-                stats = GradientStats.clamped(record.squared_gradient, record.variance or 0.0)
-                run.noise.setdefault(record.job_id, []).append((float(record.samples), stats))
+            elif isinstance(record, r.JobProgressed) and record.job_id in ids:
+                job = state.jobs[record.job_id]
+                reports.setdefault(job.id, []).append((entry.at_s - job.state.submitted_at_s, record))
+                if record.squared_gradient is not None:
+                    stats = GradientStats.clamped(record.squared_gradient, record.variance or 0.0)
+                    run.noise.setdefault(job.id, []).append((float(record.samples), stats))
         run.jobs = [state.jobs[job_id] for job_id in ids]
+        run.courses = {job_id: _legs(found) for job_id, found in reports.items()}
         return run
+
+
+def _legs(reports: Sequence[tuple[float, r.JobProgressed]]) -> list[Leg]:
+    """How a job trained, by its reports."""
+    legs: list[Leg] = []
+    for (since_s, before), (at_s, now) in pairwise(reports):
+        batch = now.slots * now.per_slot_batch * (now.accumulation_steps + 1)
+        seconds, samples = at_s - since_s, now.samples - before.samples
+        last = legs[-1] if legs else None
+        if last is not None and (last.slots, last.batch) == (now.slots, batch):
+            samples += round(last.samples_per_s * (last.until_s - last.from_s))
+            since_s = legs.pop().from_s
+            seconds = at_s - since_s
+        legs.append(Leg(since_s, at_s, now.slots, batch, samples / max(seconds, 1e-9)))
+    return legs
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +206,43 @@ class Simulated:
     jct_s: float
     waited_s: float
     resizes: int
+    slower: float
+    course: list[Leg]
+
+
+@dataclass(slots=True)
+class Attentive(AroundAPolicy):
+    """Another policy that is asked again when jobs have had the time to report, as the service does."""
+
+    name = "attentive"
+    paper = "none"
+    objective = "another policy's"
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Ask the policy."""
+        decision, news_s = self.policy.decide(view), view.now_s + NEWS_S
+        return replace(decision, wake_at_s=news_s if decision.wake_at_s is None else min(decision.wake_at_s, news_s))
 
 
 def compare(
     arrivals: Sequence[Arrival], slots: int, policy: str, progress: Callable[[str], None] = lambda text: None
 ) -> list[Comparison]:
     """Run the jobs live, simulate them, and run them with fixed shares."""
-    progress(f"live under {policy}")
-    live = run_live(arrivals, slots, policy)
+    with temporary_service(Options(home=Path(), slots=slots, policy=policy, grace_s=5.0)) as (client, home):
+        speeds = {}
+        for kind in {arrival.kind.name: arrival.kind for arrival in arrivals}.values():
+            progress(f"measuring {kind.name}")
+            speeds[kind.name] = _measure(client, home, kind, slots)
+        epochs = [arrival.epochs(speeds[arrival.kind.name]) for arrival in arrivals]
+        time.sleep(CALM_S)
+        progress(f"live under {policy}")
+        live = _run(client, home, arrivals, epochs)
     progress("simulating")
     simulated = simulate(live, machine(slots), policy)
     progress("live with fixed shares")
-    fixed = run_live(arrivals, slots, "fifo", fixed_slots=max(1, slots // len(arrivals)))
+    share = max(1, slots // len(arrivals))
+    with temporary_service(Options(home=Path(), slots=slots, policy="fifo", grace_s=5.0)) as (client, home):
+        fixed = _run(client, home, arrivals, epochs, fixed_slots=share)
     return [
         Comparison(
             job=f"{job.id} {job.spec.name}",
@@ -160,64 +252,69 @@ def compare(
             error=abs(simulated[job.id].jct_s / (job.state.jct_s or 1.0) - 1.0),
             resizes=job.state.rescales,
             simulated_resizes=simulated[job.id].resizes,
-            waited_s=_since(job, "starting on"),
+            waited_s=_waited_s(job),
             simulated_waited_s=simulated[job.id].waited_s,
-            start_up_s=start_up_s(job),
+            start_up_s=start_up_s(job) or 0.0,
             paused_s=sum(job.pauses_s),
-            slower=job.slower,
+            slower=simulated[job.id].slower,
+            epochs=count,
+            course=live.courses.get(job.id, []),
+            simulated_course=simulated[job.id].course,
         )
-        for job, other in zip(live.jobs, fixed.jobs, strict=True)
+        for job, other, count in zip(live.jobs, fixed.jobs, epochs, strict=True)
     ]
 
 
-def start_up_s(job: LiveJob) -> float:
-    """How long a job's processes took from their first start to training."""
-    return _since(job, "training on") - _since(job, "starting on")
+def _waited_s(job: LiveJob) -> float:
+    """How long a job waited for its first slots."""
+    begun = (line.at_s for line in job.story if line.text.startswith("starting on"))
+    return next(begun, job.state.submitted_at_s) - job.state.submitted_at_s
 
 
-def _since(job: LiveJob, text: str) -> float:
-    """When the first line of a job's story that begins like this was told, after its submission."""
-    found = next((line.at_s for line in job.story if line.text.startswith(text)), job.state.submitted_at_s)
-    return found - job.state.submitted_at_s
+def _run(
+    client: Client, home: Path, arrivals: Sequence[Arrival], epochs: Sequence[int], fixed_slots: int | None = None
+) -> LiveRun:
+    """Have a service run the jobs as they come."""
+    began, ids = time.monotonic(), []
+    for arrival, count in zip(arrivals, epochs, strict=True):
+        time.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
+        body = arrival.kind.job(count) | ({} if fixed_slots is None else {"slots": fixed_slots})
+        ids.append(str(client.post("jobs", body)["id"]))
+    for job_id in ids:
+        if (job := _ended(client, job_id, began + PATIENCE_S))["phase"] != "succeeded":
+            raise DidNotFinish(f"job {job_id} is {job['phase']}: {job['reason']}")
+    return LiveRun.of(last_entries(home, -1, 0), ids)
 
 
-def run_live(arrivals: Sequence[Arrival], slots: int, policy: str, fixed_slots: int | None = None) -> LiveRun:
-    """Run the jobs on a service of their own."""
-    with temporary_service(Options(home=Path(), slots=slots, policy=policy, grace_s=5.0)) as (client, home):
-        for kind in {arrival.name: arrival for arrival in arrivals}.values():
-            _warm_up(client, kind)
-        time.sleep(CALM_S)
-        began = time.monotonic()
-        ids = []
-        for arrival in arrivals:
-            time.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
-            command = [*arrival.command, "--epochs", str(arrival.epochs)]
-            body: dict[str, object] = {"name": arrival.name, "command": command}
-            body |= {"dataset_samples": arrival.dataset_samples, "epochs": arrival.epochs}
-            if fixed_slots is not None:
-                body["slots"] = fixed_slots
-            ids.append(str(client.post("jobs", body)["id"]))
-        for job_id in ids:
-            _wait(client, job_id, began + PATIENCE_S)
-        return LiveRun.of(last_entries(home, -1, 0), ids)
+def _measure(client: Client, home: Path, kind: Kind, slots: int) -> float:
+    """Have a job of a kind measured, on one slot and on more: how many samples it trains in a second on one."""
+    job_id = str(client.post("jobs", kind.job(ENDLESS) | {"max_slots": 1})["id"])
+    deadline_s = time.monotonic() + PATIENCE_S
+    reports: list[tuple[float, int]] = []
+    while not reports or reports[-1][0] < reports[0][0] + ALONE_S:
+        job = client.get(f"jobs/{job_id}")
+        if job["finished_at_s"] is not None or time.monotonic() > deadline_s:
+            raise DidNotFinish(f"job {job_id} is {job['phase']} and was to be measured: {job['reason']}")
+        time.sleep(0.5)
+        found = last_entries(home, -1, 0, job_id)
+        reports = [(one.at_s, one.record.samples) for one in found if isinstance(one.record, r.JobProgressed)]
+    if slots > 1:
+        client.patch(f"jobs/{job_id}", {"max_slots": slots})
+        time.sleep(TOGETHER_S)
+    client.post(f"jobs/{job_id}/cancel")
+    _ended(client, job_id, deadline_s)
+    until_s, samples = reports[-1]
+    since_s, before = next(report for report in reports if report[0] >= until_s - SPEED_S)
+    return max((samples - before) / (until_s - since_s), 1e-9)
 
 
-def _warm_up(client: Client, arrival: Arrival) -> None:
-    """Have one job of a kind measured before the clock starts: what the simulator knows, the service knows as well."""
-    body = {"name": arrival.name, "command": [*arrival.command, "--epochs", WARM_UP_EPOCHS]}
-    job_id = str(client.post("jobs", body)["id"])
-    _wait(client, job_id, time.monotonic() + PATIENCE_S)
-
-
-def _wait(client: Client, job_id: str, deadline_s: float) -> None:
+def _ended(client: Client, job_id: str, deadline_s: float) -> dict[str, Any]:
     while True:
-        job = client.get(f"jobs/{job_id}", wait_s=20.0)
+        job: dict[str, Any] = client.get(f"jobs/{job_id}", wait_s=20.0)
         if job["finished_at_s"] is not None:
-            break
+            return job
         if time.monotonic() > deadline_s:
             raise DidNotFinish(f"job {job_id} was still {job['phase']} after {PATIENCE_S:g} s")
-    if job["phase"] != "succeeded":
-        raise DidNotFinish(f"job {job_id} is {job['phase']}: {job['reason']}")
 
 
 def simulate(live: LiveRun, cluster: Cluster, policy: str) -> dict[str, Simulated]:
@@ -230,12 +327,10 @@ def simulate(live: LiveRun, cluster: Cluster, policy: str) -> dict[str, Simulate
         work, epochs = job.work_samples, max(1, round(job.spec.epochs or 1))
         if application is None or work is None or not job.samples:
             raise DidNotFinish(f"job {job.id} ended before its speed was measured: give it more to do")
-        useful = work * min(job.state.progress_samples / job.samples, 1.0)
         applications[job.id] = replace(
             application,
-            progress_steps=useful / application.initial_batch * np.arange(1, epochs + 1) / epochs,
+            progress_steps=work / application.initial_batch * np.arange(1, epochs + 1) / epochs,
             gradient=MeasuredNoise.of(live.noise.get(job.id, []), work, epochs),
-            start_up_s=start_up_s(job),
         )
         traces.append(
             TraceJob(
@@ -247,28 +342,38 @@ def simulate(live: LiveRun, cluster: Cluster, policy: str) -> dict[str, Simulate
             )
         )
     traces.sort(key=lambda trace: trace.submit_s)
-    restrained = Guard(make_policy(policy), protected=settled_s)
+    restrained = Attentive(Guard(make_policy(policy), protected=settled_s))
     workload = Workload("the live jobs", tuple(traces))
-    result = Simulator(workload, applications, cluster, restrained, Settings(), known=live.known).run()
+    settings = Settings(tune_s=TUNE_S, report_s=REPORT_S)
+    result = Simulator(workload, applications, cluster, restrained, settings, known=live.known).run()
     return {
         job.facts.id: Simulated(
             jct_s=(job.completed_s or 0.0) - job.facts.submitted_s,
             waited_s=job.stints[0].start_s - job.facts.submitted_s,
             resizes=sum(a.allocation != b.allocation for a, b in pairwise(job.stints)),
+            slower=applications[job.facts.id].speed_divisor,
+            course=[_leg(job, stint) for stint in job.stints],
         )
         for job in result.jobs
     }
 
 
+def _leg(job: SimJob, stint: Stint) -> Leg:
+    """How a job trained in a stint of a simulation."""
+    assert job.application is not None
+    app, batch = job.application.value, stint.batch
+    assert batch is not None
+    accumulation_s, step_s = app.truth[stint.gpu_type].step_times(stint.placement, batch.per_slot)
+    speed = batch.total / ((batch.accumulation * accumulation_s + step_s) * app.speed_divisor)
+    submitted_s, until_s = job.facts.submitted_s, stint.end_s if stint.end_s is not None else stint.start_s
+    return Leg(stint.start_s - submitted_s, until_s - submitted_s, sum(stint.placement), batch.total, speed)
+
+
 def example_jobs(examples: Path) -> list[Arrival]:
     """Four jobs of three kinds that overlap."""
-    made = (
-        (0.0, "images", 4096, 16),
-        (3.0, "recommender", 20_000, 30),
-        (8.0, "language", 2048, 8),
-        (14.0, "images", 4096, 8),
-    )
-    return [
-        Arrival(at_s, name, (sys.executable, str(examples / f"{name}.py")), samples, epochs)
-        for at_s, name, samples, epochs in made
-    ]
+    kinds = {
+        name: Kind(name, (sys.executable, str(examples / f"{name}.py")), samples)
+        for name, samples in (("images", 4096), ("recommender", 20_000), ("language", 2048))
+    }
+    made = ((0.0, "images", 40.0), (3.0, "recommender", 30.0), (8.0, "language", 30.0), (14.0, "images", 25.0))
+    return [Arrival(at_s, kinds[name], alone_s) for at_s, name, alone_s in made]

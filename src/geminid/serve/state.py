@@ -31,9 +31,6 @@ MOST_FORERUNNERS = 1000
 #: How much is kept of why something happened.
 LONGEST_REASON = 500
 
-#: A job must have spent so long in steps before the time between them is believed; and what is believed at most.
-LEAST_IN_STEPS_S, MOST_SLOWER = 2.0, 5.0
-
 #: So many of a job's pauses are kept.
 MOST_PAUSES = 500
 
@@ -154,18 +151,6 @@ class LiveJob:
         """What it has done of its work, as its script counts: samples consumed, or progress."""
         by_progress = self.limits is not None and self.limits.by_progress
         return self.state.progress_samples if by_progress else float(self.samples)
-
-    @property
-    def slower(self) -> float:
-        """By what factor training takes longer than measured steps do: evaluation, checkpoints, the ends of epochs."""
-        profiles = dict(self.measured)
-        steps_s = trained_s = 0.0
-        for stretch in self.stretches:
-            seen = stretch.observed(profiles.get(stretch.gpu_type))
-            if seen is not None:
-                steps_s += stretch.steps * (seen.step_s + stretch.accumulation_steps * seen.accumulation_s)
-                trained_s += stretch.seconds
-        return min(max(trained_s / steps_s, 1.0 / MOST_SLOWER), MOST_SLOWER) if steps_s >= LEAST_IN_STEPS_S else 1.0
 
     @property
     def wants_slots(self) -> bool:

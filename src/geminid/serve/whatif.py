@@ -36,19 +36,22 @@ UNKNOWN_S = 60.0
 MEASURED_ERROR, LIKE_FACTOR, UNKNOWN_FACTOR = 0.15, 1.5, 10.0
 
 
+#: A job must have trained so long before it is believed how much slower it is than its model; and how much at most.
+LEAST_TRAINED_S, MOST_SLOWER = 2.0, 5.0
+
+
 @dataclass(frozen=True, slots=True)
 class FittedTimes(StepTimeTruth):
-    """Step times of a fitted model, slower by a factor."""
+    """Step times of a fitted model."""
 
     fitted: ThroughputFit
-    slower: float
     most: int
 
     def step_times(self, placement: Sequence[int], per_slot_batch: int) -> tuple[float, float]:
         """Seconds of an accumulation step and of a synchronising step."""
         shape = Shape.of(len(placement), sum(placement), per_slot_batch, max(placement))
         times = self.fitted.step_times(shape)
-        return self.slower * float(times.accumulation_s), self.slower * float(times.step_s)
+        return float(times.accumulation_s), float(times.step_s)
 
     @property
     def most_slots(self) -> int:
@@ -103,7 +106,7 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
     for job in active:
         like = forerunners.get((job.spec.name, job.spec.owner))
         known = job if job.measured or like is None else replace(like, state=job.state)
-        application = application_of(known, job, cluster, pace) if job.elastic else None
+        application = application_of(known, job, cluster, pace, like) if job.elastic else None
         facts = facts_of(job, cluster)
         left_s: float | None = None
         if application is not None:
@@ -141,8 +144,12 @@ def with_forerunners(jobs: Iterable[LiveJob]) -> list[LiveJob]:
 
 
 def _forerunners(jobs: Iterable[LiveJob]) -> dict[tuple[str, str | None], LiveJob]:
-    """The last job of each name and owner of which something is known."""
-    return {(job.spec.name, job.spec.owner): job for job in jobs if job.measured or job.phase is JobPhase.SUCCEEDED}
+    """The last job of each name and owner that has trained, or has succeeded in whatever it did."""
+    return {
+        (job.spec.name, job.spec.owner): job
+        for job in jobs
+        if (job.measured and job.samples) or job.phase is JobPhase.SUCCEEDED
+    }
 
 
 def from_now(result: Result) -> Result:
@@ -200,12 +207,14 @@ def placed_on(jobs: Iterable[LiveJob], cluster: Cluster) -> dict[str, Allocation
     return placed
 
 
-def application_of(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) -> Application | None:
+def application_of(
+    known: LiveJob, job: LiveJob, cluster: Cluster, pace: float, like: LiveJob | None = None
+) -> Application | None:
     """A job as the simulator runs it; None if too little is known of it.
 
-    Steps take as long as the model that was fitted to its measurements says, and training longer than its steps by as
-    much as it did. A job that counts samples makes less progress with them where its batch is large: what it has left
-    counts at the efficiency that it has now.
+    Steps take as long as the model that was fitted to its measurements says, and training longer than that by as much
+    as it did; one that has not trained yet starts and trains as one that was ``like`` it. A job that counts epochs is
+    done after so many samples, however much its batch makes of them.
     """
     limits, work = batch_limits(known), known.work_samples
     profiles = _profiles(known, job, cluster)
@@ -214,10 +223,9 @@ def application_of(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) 
     error = MEASURED_ERROR if known.id == job.id else MEASURED_ERROR * 2.0
     gradient = known.gradient or GradientStats()
     left = max(work - job.done_samples, 1.0)
-    if job.state.batch_plan is not None and job.state.num_slots and not (job.limits and job.limits.by_progress):
-        left *= gradient.efficiency(job.state.batch_plan.total_batch(job.state.num_slots) / limits.initial)
-    slower = known.slower * (1.0 + error) ** pace
-    truth = {name: FittedTimes(_fitted(profile), slower, cluster.total_slots) for name, profile in profiles.items()}
+    trained = known if known.stretches or like is None else like
+    fits = {name: _fitted(profile) for name, profile in profiles.items()}
+    truth = {name: FittedTimes(fitted, cluster.total_slots) for name, fitted in fits.items()}
     return Application(
         name=job.id,
         progress_steps=np.array([left / limits.initial]),
@@ -225,7 +233,30 @@ def application_of(known: LiveJob, job: LiveJob, cluster: Cluster, pace: float) 
         truth=truth,
         limits=dict.fromkeys(truth, limits),
         rescale_s=facts_of(known, cluster).rescale_s,
+        start_up_s=start_up_s(trained),
+        speed_divisor=slower(trained, fits) * (1.0 + error) ** pace,
+        counts_samples=not (known.limits is not None and known.limits.by_progress),
     )
+
+
+def slower(job: LiveJob, fits: Mapping[str, ThroughputFit]) -> float:
+    """By what factor a job trained longer than its model says: evaluation, checkpoints, ends of epochs, and misfit."""
+    profiles = dict(job.measured)
+    model_s = trained_s = 0.0
+    for stretch in job.stretches:
+        seen, fitted = stretch.observed(profiles.get(stretch.gpu_type)), fits.get(stretch.gpu_type)
+        if seen is not None and fitted is not None:
+            shape = Shape.of(seen.nodes, seen.slots, seen.per_slot_batch, seen.busiest_node_slots)
+            model_s += stretch.steps * float(fitted.step_times(shape).iteration_s(stretch.accumulation_steps))
+            trained_s += stretch.seconds
+    return min(max(trained_s / model_s, 1.0 / MOST_SLOWER), MOST_SLOWER) if model_s >= LEAST_TRAINED_S else 1.0
+
+
+def start_up_s(job: LiveJob) -> float | None:
+    """How long a job's processes took from their first start to training; None if it has not come so far."""
+    began = next((line.at_s for line in job.story if line.text.startswith("starting on")), None)
+    trains = next((line.at_s for line in job.story if line.text.startswith("training on")), None)
+    return None if began is None or trains is None else max(trains - began, 0.0)
 
 
 def _profiles(known: LiveJob, job: LiveJob, cluster: Cluster) -> dict[str, Profile]:

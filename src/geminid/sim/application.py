@@ -41,7 +41,9 @@ class Application:
     ``progress_steps`` holds, for each epoch, the progress at its end in steps at the initial batch size; training is
     over when the last is reached. ``limits`` and ``truth`` are by GPU type. ``rescale_s`` is what a cold restart costs,
     and the first start as well, unless ``start_up_s`` says otherwise.
-    ``speed_divisor`` calibrates goodput (Sia's simulator divides by one, others use 1). Where adaptive policies are to
+    ``speed_divisor`` calibrates goodput (Sia's simulator divides by one; a live job trains that much longer than its
+    measured steps). A job that ``counts_samples`` ends after so many of them whatever they were worth: an epoch is an
+    epoch at any batch size. Where adaptive policies are to
     leave an application alone, ``pinned_slots`` and ``pinned_batch`` say how it runs under them (Pollux runs ncf on one
     slot with a batch of 32,768); policies that run jobs as requested take no notice.
     """
@@ -56,6 +58,7 @@ class Application:
     pinned_slots: int | None = None
     pinned_batch: int | None = None
     start_up_s: float | None = None
+    counts_samples: bool = False
 
     @property
     def initial_batch(self) -> int:

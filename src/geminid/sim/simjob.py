@@ -33,13 +33,23 @@ def _epoch_gradients(application: ByIdentity, total_batch: int) -> tuple[Array, 
     return np.array([s.squared_gradient for s in stats]), np.array([s.variance for s in stats])
 
 
+def _epoch_gains(application: ByIdentity, total_batch: int) -> Array:
+    """What a step at this total batch counts, in steps at M0, during every epoch."""
+    app = application.value
+    scale = total_batch / app.initial_batch
+    if app.counts_samples:
+        return np.full(len(app.progress_steps), scale)
+    squared, variance = _epoch_gradients(application, total_batch)
+    gains: Array = gain(squared, variance, scale)
+    return gains
+
+
 @lru_cache(maxsize=65536)
 def _epoch_rates(application: ByIdentity, gpu_type: str, placement: tuple[int, ...], batch: Batch) -> Array:
     """Progress, in steps at M0 per second, during every epoch."""
     app = application.value
     accumulation_s, step_s = app.truth[gpu_type].step_times(placement, batch.per_slot)
-    squared, variance = _epoch_gradients(application, batch.total)
-    gains = gain(squared, variance, batch.total / app.initial_batch)
+    gains = _epoch_gains(application, batch.total)
     rates: Array = gains / ((batch.accumulation * accumulation_s + step_s) * app.speed_divisor)
     return rates
 
@@ -127,9 +137,8 @@ class SimJob:
         app, initial = self.application.value, next(iter(self.facts.limits.values())).initial
         if initial == app.initial_batch:
             return self.total * initial
-        squared, variance = _epoch_gradients(self.application, initial)
         steps = np.diff(app.progress_steps, prepend=0.0)
-        return initial * float(np.sum(steps / gain(squared, variance, initial / app.initial_batch)))
+        return initial * float(np.sum(steps / _epoch_gains(self.application, initial)))
 
     # --- Progress ---
 
@@ -306,8 +315,12 @@ class SimJob:
         placement: tuple[int, ...],
         *,
         shared: bool = False,
+        current: Batch | None = None,
     ) -> Batch | None:
-        """The best plan under the job's own fit, in half of the memory beside a partner; without one, the smallest."""
+        """The best plan under the job's own fit, in half of the memory beside a partner; without one, the smallest.
+
+        A ``current`` plan is changed for one that is clearly better only.
+        """
         assert self.application is not None
         limits = self.application.value.limits[gpu_type]
         if shared:
@@ -317,7 +330,7 @@ class SimJob:
         tuner = self._tuner
         if tuner is None or tuner.fitted is not fitted or tuner.placement != placement or tuner.limits is not limits:
             tuner = self._tuner = Tuner(fitted, limits, placement)
-        return tuner.best(gradient)
+        return tuner.best(gradient, current)
 
     def one_slot_profiles(self) -> dict[str, Profile]:
         """What a minute of measuring on one slot of each GPU type shows, at a few batch sizes."""
@@ -380,9 +393,8 @@ class SimJob:
             return self.total - self.progress
         app, first = self.application.value, self.epoch() + after_current_epoch
         total = self.trace.requested_batch or app.initial_batch
-        squared, variance = _epoch_gradients(self.application, total)
         steps = np.diff(app.progress_steps, prepend=0.0)
-        return max(1.0, float(np.sum((steps / gain(squared, variance, total / app.initial_batch))[first:])))
+        return max(1.0, float(np.sum((steps / _epoch_gains(self.application, total))[first:])))
 
     def remaining_s(self, cluster: Cluster) -> float:
         """Seconds of work left on the requested slots and batch size, on the fastest GPU type."""

@@ -33,7 +33,7 @@ from geminid.sim.application import Application
 from geminid.sim.profiles.gavel import ThroughputTable
 from geminid.sim.reasons import Reasons
 from geminid.sim.sharing import ApplicationSharing
-from geminid.sim.simjob import ByIdentity, SimJob, by_identity
+from geminid.sim.simjob import ByIdentity, SimJob, Stint, by_identity
 from geminid.sim.tuner import Batch
 from geminid.sim.workload import TraceJob, Workload
 
@@ -61,6 +61,10 @@ class Settings:
     come. ``oracle`` lets every policy know what only a simulator can.
     ``estimate_error`` is the standard deviation of the logarithm by which jobs are wrong about how much they have to do
     (0: they know, from epochs and dataset; None: nobody knows).
+    Jobs choose their batch sizes anew whenever the scheduler decides, as the published simulators have it. With
+    ``tune_s`` they do it as the training library does: a job begins with its initial batch, looks for a better one so
+    often, by what it has measured itself, and changes it if that is clearly better. ``report_s`` after a change of
+    slots or batch it has measured its speed.
     """
 
     rescale_s: float | None = None
@@ -73,6 +77,8 @@ class Settings:
     model: str = "geminid"
     oracle: bool = False
     estimate_error: float | None = 0.0
+    tune_s: float | None = None
+    report_s: float = 0.0
     debug: bool = False
 
 
@@ -136,6 +142,8 @@ class Simulator:
         self.cluster = cluster
         self.policy = policy
         self.models = ModelKeeper(self.settings.model)
+        self._own_models = self.models if self.settings.tune_s is None else ModelKeeper(self.settings.model)
+        self._starts: Counter[str] = Counter()
         self._rng = np.random.default_rng(self.settings.seed)
         self._estimates_rng = np.random.default_rng([self.settings.seed, 1])
         self.jobs = self._make_jobs(workload.jobs, applications)
@@ -462,7 +470,7 @@ class Simulator:
         if outcome.decided:
             self.result.decision_s.append(time.perf_counter() - started)
         self._carry_out(outcome)
-        if deciding and self.policy.adapts_batch:
+        if deciding and self.policy.adapts_batch and self.settings.tune_s is None:
             self._retune_all()
 
     def _carry_out(self, outcome: Outcome) -> None:
@@ -498,12 +506,15 @@ class Simulator:
         match command:
             case Start(allocation=allocation) | Rescale(allocation=allocation):
                 gpu_type = self.cluster.nodes[allocation[0][0]].gpu_type
+                self._learn(job)
                 batch = self._batch(job, gpu_type, allocation)
                 steps_per_s = self._steps_per_s(job, gpu_type, allocation)
                 job.begin(self.now_s, job.pause_s, allocation, gpu_type, batch, steps_per_s)
                 self._running[job.facts.id] = job
                 self._schedule(job)
                 self._reveal(job)
+                if isinstance(command, Start):
+                    self._start_tuning(job)
             case Share(partner=partner):
                 self._share(job, partner)
             case Stop(lost=lost):
@@ -568,7 +579,7 @@ class Simulator:
             return job.fixed_batch(gpu_type, sum(placement))
         known = self.engine.jobs[job.facts.id].model
         gradient = known.gradient if known is not None else None
-        fitted = self.models.fit_of(job.facts.id, gpu_type)
+        fitted = self._own_models.fit_of(job.facts.id, gpu_type)
         if gradient is None or fitted is None:
             return job.tuned_batch(None, job.application.value.gradient.at(0, 1.0), gpu_type, placement, shared=shared)
         return job.tuned_batch(fitted, gradient, gpu_type, placement, shared=shared)
@@ -593,7 +604,8 @@ class Simulator:
             self._running.pop(job.facts.id, None)
             self._feed(Completed(self.now_s, job.facts.id, self._told_progress(job, job.work)))
             return
-        self._retune(job)
+        if self.settings.tune_s is None:
+            self._retune(job)
         if job.version == version:
             self._schedule(job)
 
@@ -607,15 +619,41 @@ class Simulator:
         stint = job.stint
         if stint is None or stint.batch is None or job.facts.adaptivity is not Adaptivity.ADAPTIVE:
             return
-        fitted = self.models.fit_of(job.facts.id, stint.gpu_type)
+        fitted = self._own_models.fit_of(job.facts.id, stint.gpu_type)
         gradient = job.gradient()
         if fitted is None or gradient is None or self.now_s < stint.works_from_s:
             return
         shared = stint.partner is not None
-        batch = job.tuned_batch(fitted, gradient, stint.gpu_type, stint.placement, shared=shared)
+        current = None if self.settings.tune_s is None else stint.batch
+        batch = job.tuned_batch(fitted, gradient, stint.gpu_type, stint.placement, shared=shared, current=current)
         if batch is not None and batch != stint.batch:
             job.retune(self.now_s, batch)
             self._slow_down(job)
+
+    def _start_tuning(self, job: SimJob) -> None:
+        """From now on the job looks for a better batch now and then, until its processes end."""
+        self._starts[job.facts.id] += 1
+        if self.settings.tune_s is not None and self.policy.adapts_batch and job.stint is not None:
+            at_s = job.stint.works_from_s + self.settings.tune_s
+            self._at(at_s, _JOB, partial(self._tune, job, self._starts[job.facts.id]))
+
+    def _tune(self, job: SimJob, start: int) -> None:
+        if job.stint is None or self._starts[job.facts.id] != start or self.settings.tune_s is None:
+            return
+        job.advance(self.now_s)
+        self._learn(job)
+        self._retune(job)
+        self._at(self.now_s + self.settings.tune_s, _JOB, partial(self._tune, job, start))
+
+    def _learn(self, job: SimJob) -> None:
+        """A job that tunes itself takes in what it has measured on the slots that it has."""
+        stint = job.stint
+        if self.settings.tune_s is not None and stint is not None and self._has_measured(stint):
+            view = replace(self.engine.jobs[job.facts.id], gpu_type=stint.gpu_type)
+            self._own_models.report(view, job.observation(), None)
+
+    def _has_measured(self, stint: Stint) -> bool:
+        return self.now_s > stint.works_from_s + self.settings.report_s
 
     def _report_news(self) -> None:
         """Jobs report what they have measured since the last decision."""
@@ -624,8 +662,9 @@ class Simulator:
             if stint is None or self.now_s <= stint.works_from_s:
                 continue
             job.advance(self.now_s)
-            observation = None if stint.reported else job.observation()
-            stint.reported = True
+            measured = self._has_measured(stint)
+            observation = job.observation() if measured and not stint.reported else None
+            stint.reported |= measured
             gradient = job.gradient()
             done = self._told_progress(job, job.work * job.progress / job.total)
             self.engine.handle(Reported(self.now_s, job.facts.id, observation, gradient, done))

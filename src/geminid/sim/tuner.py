@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from geminid.goodput.batchplan import ROUNDING, BatchLimits, candidate_plans
+from geminid.goodput.batchplan import ROUNDING, WORTH_RETUNING, BatchLimits, candidate_plans
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.throughput import Shape
@@ -44,19 +44,33 @@ class Tuner:
     placement: tuple[int, ...]
     _throughput: Array | None = None
 
-    def best(self, gradient: GradientStats) -> Batch | None:
-        """The plan with the best predicted goodput, None if no plan is possible."""
+    def best(self, gradient: GradientStats, current: Batch | None = None) -> Batch | None:
+        """The plan with the best predicted goodput, None if no plan is possible.
+
+        A ``current`` plan stays unless another is so much better that the training library would change it.
+        """
         slots = sum(self.placement)
         candidates = _candidates(self.limits, slots)
         if candidates is None:
             return None
         batch, steps, total = candidates
         if self._throughput is None:
-            shape = Shape.of(len(self.placement), slots, batch, max(self.placement))
-            self._throughput = total / self.fitted.step_times(shape).iteration_s(steps)
+            self._throughput = self._throughputs(batch, steps, total)
         g, v = gradient.squared_gradient, gradient.variance
-        i = int(np.argmax(self._throughput / (v + total * (g / self.limits.initial))))
+        goodput = self._throughput / (v + total * (g / self.limits.initial))
+        i = int(np.argmax(goodput))
+        if current is not None:
+            here = self._throughputs(
+                *(np.array([x], dtype=float) for x in (current.per_slot, current.accumulation, current.total))
+            )
+            if goodput[i] <= (1.0 + WORTH_RETUNING) * here[0] / (v + current.total * (g / self.limits.initial)):
+                return current
         return Batch(int(batch[i]), int(steps[i]), int(total[i]))
+
+    def _throughputs(self, batch: Array, steps: Array, total: Array) -> Array:
+        shape = Shape.of(len(self.placement), sum(self.placement), batch, max(self.placement))
+        throughputs: Array = total / self.fitted.step_times(shape).iteration_s(steps)
+        return throughputs
 
 
 def untuned(limits: BatchLimits, slots: int) -> Batch | None:

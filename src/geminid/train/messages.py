@@ -17,6 +17,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 #: Both ends must speak the same.
 PROTOCOL_VERSION = 1
 
+#: How often the leader of a job's workers reports, and how often it looks for a better batch plan.
+REPORT_S, TUNE_S = 1.0, 5.0
+
 #: Longer lines are refused.
 LONGEST_LINE_BYTES = 1 << 20
 

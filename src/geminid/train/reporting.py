@@ -10,13 +10,10 @@ from typing import Any
 from geminid.train import messages
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Place
-from geminid.train.messages import Plan, credible_metrics
+from geminid.train.messages import REPORT_S, TUNE_S, Plan, credible_metrics
 from geminid.train.norms import NoiseMeter
 from geminid.train.trainstate import TrainingState
 from geminid.train.tuner import StepClock, Tuner
-
-#: How often the leader reports, and how often it looks for a better batch plan.
-REPORT_S, TUNE_S = 1.0, 5.0
 
 
 class Reporter:
