@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from geminid.bench.policies import synthetic_input, under_way
+from geminid.bench.policies import TEAM_LINES, synthetic_input, teams, under_way
 from geminid.policies.gavel import auction
 from geminid.policies.gavel.allox import allox
 from geminid.policies.gavel.auction import hold_auction, themis_auction
@@ -449,6 +449,23 @@ def test_water_filling_whose_time_is_over_on_the_way_keeps_what_it_has(monkeypat
     assert [note.reason for note in answer.notes] == ["out_of_time"]
     assert "not everyone was raised" in answer.notes[0].text
     assert normalised_shares(problem, answer).min() == pytest.approx(max_min_fairness(problem).objective)
+
+
+def test_rounding_does_not_add_up_over_the_rounds_of_water_filling(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = teams(replace(synthetic_input(128, 8, seed=0), pairs=None))
+    raise_level = TimeProgram.raise_level
+    failed = []
+
+    def counted(program: TimeProgram, *arguments: Any, **more: Any) -> Raised | None:
+        raised = raise_level(program, *arguments, **more)
+        failed.append(raised is None)
+        return raised
+
+    monkeypatch.setattr(TimeProgram, "raise_level", counted)
+    answer = water_filling(problem, hierarchy=TEAM_LINES)
+    assert not answer.notes
+    assert len(failed) > 80
+    assert sum(failed) < 4  # each begins a program anew
 
 
 def test_water_filling_says_if_it_had_to_stop_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -424,16 +424,15 @@ class TimeProgram:
         """For each group with members of different need, the rate θ > 0 at which it is violated most, if any."""
         if not self._uneven(need).any():
             return []
-        by_member = need[self._member]
         supply = self._supply
         beyond = np.maximum(need[supply.job] - supply.theta[supply.job_row], 0.0)
         required = np.bincount(supply.job_row, beyond, minlength=len(supply.theta))
         made = supply.excess * values[self._place[supply.use_column]]
         reached = np.bincount(supply.use_row, made, minlength=len(supply.theta))
-        short = required - reached
-        limit = tolerance * np.maximum(SMALLEST, np.add.reduceat(by_member, self._member_start))
+        theirs = np.bincount(supply.job_row, np.where(beyond > 0, need[supply.job], 0.0), minlength=len(supply.theta))
+        short = required - reached - tolerance * np.maximum(SMALLEST, theirs)
         cuts = []
-        for i in np.flatnonzero(np.maximum.reduceat(short, supply.start[:-1]) > limit).tolist():
+        for i in np.flatnonzero(np.maximum.reduceat(short, supply.start[:-1]) > 0).tolist():
             row = int(supply.start[i] + short[supply.start[i] : supply.start[i + 1]].argmax())
             members = self.groups.members[self._several[i]]
             jobs = members[need[members] > supply.theta[row]]

@@ -36,6 +36,9 @@ NO_GAIN = 1e-6
 #: After so many rounds in which jobs are held only by their own best rate it looks how long that goes on.
 PATIENCE = 3
 
+#: With more tangents than this for every group and pool the program begins anew: earlier rounds' are in the way.
+TANGENTS = 2
+
 #: Weights of jobs in a round of filling, given which can still be raised.
 Weights = Callable[[Mask], Array]
 
@@ -117,7 +120,7 @@ def _fill(
             text = "not everyone was raised as far as possible"
             return result, [no_optimum(filling.program.outcome, within, text)]
         first = raised.level / top if first is None else first
-        have = np.maximum(have, raised.need)
+        have = filling.reached
         open_ &= ~raised.tight
         if raised.level <= NO_GAIN:
             open_ &= filling.raisable(have, open_)
@@ -143,13 +146,19 @@ class _Filling:
         self.program = TimeProgram(groups, memory, within)
         self.best = self.program.best
         self.reached = np.zeros(len(self.best))
+        self._most = 64 + TANGENTS * len(groups.members) * (1 + len(groups.pools))
 
     def raise_level(self, have: Array, slope: Array, near: float | None) -> Raised | None:
-        """Everyone keeps what it has and is raised by its slope; tried again where rounding makes that impossible."""
-        for slack in (SLACK, SLACK, 10 * SLACK):
-            if self.program.tangents > 4 * len(self.groups.members) + 64:
+        """Everyone keeps what it has and is raised by its slope; ``reached`` is what everyone has then.
+
+        Those who are raised take up what the others have been asked for less, and rounding adds up: where that makes it
+        impossible, everyone gives up a little for good, so that it does not happen again in every later round.
+        """
+        for slack in (0.0, SLACK, SLACK, 10 * SLACK):
+            have = _relaxed(have, slack)
+            if self.program.tangents > self._most:
                 self.program = self._anew()
-            raised = self.program.raise_level(Affine(_relaxed(have, slack), slope), near=near)
+            raised = self.program.raise_level(Affine(_relaxed(have), slope), near=near)
             if raised is not None:
                 self.reached = np.maximum(have, raised.need)
                 return raised
