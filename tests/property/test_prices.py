@@ -10,6 +10,7 @@ import pytest
 from scipy.sparse import csc_array
 
 from geminid.bench.solver import problem
+from geminid.solve.alike import Kinds
 from geminid.solve.choices import Choices
 from geminid.solve.lp import minimise
 from geminid.solve.prices import Priced, solve
@@ -154,13 +155,34 @@ def test_a_job_that_counts_more_than_all_others_is_served_and_the_others_are_non
     assert found.value - weight >= 0.97 * rest
 
 
-def test_jobs_that_are_alike_are_told_apart() -> None:
-    """At any prices all of them would choose the same; the optimum is a mixture."""
-    choices, _ = problem(2048, 1600, 8, seed=0)
-    same = replace(choices, utility=np.tile(np.sqrt(choices.slots), (1600, 1)))
-    found = solve(same, finish_above=None)
-    assert_feasible(same, found)
+@pytest.mark.parametrize(("slots", "jobs"), [(2048, 800), (8192, 4000)])
+@pytest.mark.parametrize("kinds", [1, 2, 5, 40])
+def test_few_kinds_of_jobs_are_counted(slots: int, jobs: int, kinds: int) -> None:
+    """At any prices all jobs of a kind would choose the same; the optimum is a mixture."""
+    choices, _ = problem(slots, jobs, 8, kinds=kinds)
+    found = solve(choices)
+    assert_feasible(choices, found)
     assert found.gap <= 1e-3
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_the_optimum_of_jobs_that_are_alike_lies_within_the_certificate(groups: int) -> None:
+    rng = np.random.default_rng(groups)
+    for _ in range(100):
+        kinds = int(rng.integers(1, 4))
+        few = random_problem(rng, kinds, int(rng.integers(1, 4)), groups=groups)
+        alike = np.concatenate([np.arange(kinds), rng.integers(0, kinds, 8 * kinds)])
+        capacity = np.floor(few.capacity * rng.uniform(1.0, 6.0))
+        many = replace(few, utility=few.utility[alike], capacity=capacity)
+        if groups:
+            assert few.group is not None
+            assert few.group_capacity is not None
+            many = replace(many, group=few.group[alike], group_capacity=3.0 * few.group_capacity)
+        assert Kinds.of(many) is not None
+        found, best = solve(many), exact(many)
+        assert_feasible(many, found)
+        assert found.value <= best * (1 + 1e-6) + 1e-6
+        assert best <= found.bound * (1 + 1e-6) + 1e-6
 
 
 def test_equal_jobs_share_what_there_is() -> None:

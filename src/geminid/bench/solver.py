@@ -67,10 +67,13 @@ class SolverRow:
     published_pollux_s: float | None
 
 
-def problem(slots: int, jobs: int, types: int, *, seed: int = 0) -> tuple[Choices, list[Configuration]]:
+def problem(
+    slots: int, jobs: int, types: int, *, kinds: int | None = None, seed: int = 0
+) -> tuple[Choices, list[Configuration]]:
     """Jobs as a policy sees them: speed-ups k^a with a in 0.4 to 0.95, differing by type, most of them limited in size.
 
-    Utilities are the square roots of speed-ups, weighted by rank: the shape that the geminid policy uses.
+    Utilities are the square roots of speed-ups, weighted by rank: the shape that the geminid policy uses. All jobs
+    differ, unless they are to be of so many ``kinds``.
     """
     rng = np.random.default_rng(seed)
     sizes = np.array(CONFIGURATION_SLOTS, dtype=float)
@@ -81,6 +84,8 @@ def problem(slots: int, jobs: int, types: int, *, seed: int = 0) -> tuple[Choice
     capacity = np.full(types, slots // types // SLOTS_PER_NODE * SLOTS_PER_NODE, dtype=float)
     possible = (size <= rng.choice([1, 4, 16, 64, 128], (jobs, 1))) & (size <= capacity[resource])
     utility = np.where(possible, weight[:, None] * np.sqrt(speedup), -np.inf)
+    if kinds is not None:
+        utility = utility[rng.integers(0, min(kinds, jobs), jobs)]
     configurations = [
         Configuration(gpu_type=f"type-{t}", nodes=max(1, int(k) // SLOTS_PER_NODE), slots=int(k))
         for t, k in zip(resource.tolist(), size.tolist(), strict=True)
@@ -88,13 +93,18 @@ def problem(slots: int, jobs: int, types: int, *, seed: int = 0) -> tuple[Choice
     return Choices(utility, size, resource, capacity), configurations
 
 
-def run(*, seed: int = 0, ilp_limit_s: float = 20.0, progress: Callable[[str], None]) -> list[SolverRow]:
-    """Time every size; the integer program as long as the next smaller size kept within its limit."""
+def run(
+    *, kinds: int | None = None, seed: int = 0, ilp_limit_s: float = 20.0, progress: Callable[[str], None]
+) -> list[SolverRow]:
+    """Time every size, with all jobs different or of a few kinds.
+
+    The integer program runs as long as the next smaller size kept within its limit.
+    """
     rows = []
     ilp_finishes = True
     for slots, jobs, types in SIZES:
         progress(f"{slots:,} slots, {jobs:,} jobs")
-        choices, configurations = problem(slots, jobs, types, seed=seed)
+        choices, configurations = problem(slots, jobs, types, kinds=kinds, seed=seed)
         cold_s, cpu_s, found = _median_s(partial(solve, choices))
         warm_s, _, _ = _median_s(partial(solve, choices, start=found.prices))
         tracemalloc.start()

@@ -245,6 +245,7 @@ def simulator(
 @app.command()
 def solver(
     ilp_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that Sia's integer program may take.")] = 20.0,
+    kinds: Annotated[int | None, typer.Option(min=1, help="Jobs of so many kinds; by default all differ.")] = None,
     seed: Seed = 0,
     json: Json = False,
 ) -> None:
@@ -252,7 +253,7 @@ def solver(
     from geminid.bench.solver import run
 
     with error_console.status("solving …") as status:
-        rows = run(seed=seed, ilp_limit_s=ilp_limit, progress=status.update)
+        rows = run(kinds=kinds, seed=seed, ilp_limit_s=ilp_limit, progress=status.update)
     if json:
         print_json([asdict(row) for row in rows])
         return

@@ -3,7 +3,8 @@
 Given a price per slot of each type, every job picks for itself the configuration that is worth most after paying:
 the Lagrangian is separable. What remains is to find the prices, of which there are as many as types (and one per
 group of jobs that has a limit of its own): those that minimise the dual (``dual.py``). Everybody's best choice at
-these prices is then made feasible (``rounding.py``). Any prices whatsoever bound the optimum from above, so
+these prices is then made feasible (``rounding.py``). Where there are few kinds of jobs, counting them is better
+(``alike.py``). Any prices whatsoever bound the optimum from above, so
 (dual − primal)/dual is a certificate that needs no trust in either.
 """
 
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from geminid.solve.alike import Kinds, Programs
 from geminid.solve.choices import Choices, IntArray, Prices
 from geminid.solve.dual import WARM_TEMPERATURE, Dual, descend
 from geminid.solve.rounding import Rounding
@@ -21,12 +23,12 @@ from geminid.solve.rounding import Rounding
 #: one in eight, but not fewer than leave prices of some use, nor more than any use.
 SAMPLE_SHARE, LEAST_SAMPLE, MOST_SAMPLE = 8, 256, 4096
 
+#: What a decision may lose in small problems, where a slot is a large part of the whole.
+FINISH_ABOVE = 0.01
+
 #: With this many slots or more, a certificate above this is not left at that: there it means a search that went wrong,
 #: and not that a slot is a large part of the whole.
 LARGE_SLOTS, LARGE_GAP = 1500, 1e-3
-
-#: By how much the utilities of jobs that are alike are made to differ at most: no more than that.
-TOLD_APART = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Priced:
 
 
 def solve(
-    problem: Choices, *, start: Prices | None = None, tolerance: float = 3e-4, finish_above: float | None = 0.01
+    problem: Choices, *, start: Prices | None = None, tolerance: float = 3e-4, finish_above: float | None = FINISH_ABOVE
 ) -> Priced:
     """Find prices, and a feasible decision that is optimal up to the certificate it comes with.
 
@@ -58,6 +60,10 @@ def solve(
     if not jobs or not configurations:
         nobody = np.full(jobs, -1, dtype=np.intp)
         return Priced(nobody, 0.0, 0.0, Prices(np.zeros(len(problem.capacity)), np.zeros(problem.groups)), 0)
+    kinds = Kinds.of(problem)
+    found = _by_kinds(problem, kinds, tolerance) if kinds is not None else None
+    if found is not None:
+        return found
     steps, temperature = 0, WARM_TEMPERATURE
     size = min(max(jobs // SAMPLE_SHARE, LEAST_SAMPLE), MOST_SAMPLE)
     if start is None and jobs > 2 * size:
@@ -70,31 +76,35 @@ def solve(
     found = _round(problem, prices, steps + more, tolerance, finish_above)
     if found.gap <= LARGE_GAP or float(problem.capacity.sum()) < LARGE_SLOTS:
         return found
-    # Rounding is unlucky where many are alike: at any prices all of them choose the same. So let them differ a little …
-    alike = _told_apart(problem)
-    prices, more, _ = descend(Dual.of(alike), found.prices, WARM_TEMPERATURE, 0.1 * tolerance)
-    found = _better(found, _judged(problem, _round(alike, prices, found.steps + more, tolerance, None)))
-    if found.gap <= LARGE_GAP:
-        return found
-    # … and now and then the descent settles where it seems flat.
+    # Now and then the descent settles where it seems flat.
     prices, more, _ = descend(dual, found.prices, temperature, 0.1 * tolerance)
     finish_above = None if finish_above is None else LARGE_GAP
     return _better(found, _round(problem, prices, found.steps + more, 0.1 * tolerance, finish_above, thorough=True))
 
 
-def _told_apart(problem: Choices) -> Choices:
-    """The same with utilities changed by up to a thousandth, by job and GPU type."""
-    shape = len(problem.utility), len(problem.capacity)
-    factors = 1.0 + TOLD_APART * np.random.default_rng(0).random(shape)
-    return replace(problem, utility=problem.utility * factors[:, problem.resource])
-
-
-def _judged(problem: Choices, found: Priced) -> Priced:
-    """A decision that was made with other utilities, with what it is worth and its bound with these."""
-    served = np.flatnonzero(found.choice >= 0)
-    value = float(problem.utility[served, found.choice[served]].sum())
-    bound = Rounding(problem, found.prices.all).bound
-    return replace(found, value=value, bound=bound)
+def _by_kinds(problem: Choices, kinds: Kinds, tolerance: float) -> Priced | None:
+    """The decision where there are few kinds of jobs, many of each; None if the solver gave up."""
+    programs = Programs(problem, kinds)
+    relaxed = programs.prices()
+    if relaxed is None:
+        return None
+    prices, choice = relaxed
+    rounding = Rounding(problem, prices.all)
+    rounding.take(choice)
+    rounding.fill()
+    if rounding.exchange(tolerance, thorough=True):
+        rounding.fill()
+    bound = rounding.bound
+    enough = LARGE_GAP if float(problem.capacity.sum()) >= LARGE_SLOTS else FINISH_ABOVE
+    if bound - rounding.value > enough * bound:
+        mended = programs.best(0.5 * enough)
+        if mended is not None:
+            bound = min(bound, mended[1])
+            best = Rounding(problem, prices.all)
+            best.take(mended[0])
+            best.fill()
+            rounding = max(rounding, best, key=lambda each: each.value)
+    return Priced(rounding.choice, rounding.value, max(bound, rounding.value), prices, 0)
 
 
 def _better(one: Priced, other: Priced) -> Priced:

@@ -48,6 +48,11 @@ class Rounding:
         self.choice[self.best <= 0.0] = -1
         self.best = np.maximum(self.best, 0.0)
         self.paid = paid
+        self.take(self.choice)
+
+    def take(self, choice: IntArray) -> None:
+        """Go on from this decision."""
+        self.choice = choice
         self.used = np.zeros(len(self.limits))
         np.add.at(self.used, self.resource[self.choice], self.slots[self.choice])
         np.add.at(self.used, self._group_row(self.group), self.use[self.choice])
