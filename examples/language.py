@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--samples", type=int, default=2048)
     args = parser.parse_args()
+    torch.set_num_threads(1)  # of a model this small, threads would mostly wait for each other
     torch.manual_seed(0)
     run = geminid.init()
     model = Transformer().to(run.device)

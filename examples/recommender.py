@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--samples", type=int, default=20_000)
     args = parser.parse_args()
+    torch.set_num_threads(1)  # of a model this small, threads would mostly wait for each other
     torch.manual_seed(0)
     run = geminid.init()
     model = Factors().to(run.device)

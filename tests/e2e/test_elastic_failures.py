@@ -102,6 +102,22 @@ def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher, fr
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
 
 
+def test_a_newcomer_does_not_come_into_the_middle_of_what_survivors_do_between_epochs(tmp_path, launcher):
+    """A worker dies while the leader evaluates and a newcomer waits: only those agree who have trained before."""
+    options = ("--samples", 64, "--epochs", 3, "--evaluate", 1.5, "--agree")
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, most_failures=1) as job:
+        job.resized("ab")
+        job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))
+        job.resize(["a", "b", "c"])
+        job.wait(lambda status: any(worker.phase == "forming" for worker in status.workers))
+        os.kill(job.status.workers[1].pid, signal.SIGKILL)
+        assert job.ended() == "finished", job.status.reason
+    assert exactly_once(job, 64, 3)
+    assert reasons(job) == ["was killed (SIGKILL)"]
+    assert [len(group.slots) for group in job.of_kind(GroupFormed)] == [2, 1, 3]
+    assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
 def test_what_the_leader_does_after_training_may_take_long(tmp_path, launcher):
     patience = replace(PATIENCE, step=1.0, grace=1.0)
     options = ("--samples", 64, "--epochs", 1, "--conclude", 2.5)
@@ -154,10 +170,10 @@ def test_a_job_whose_loop_is_left_early_has_finished_and_saved(tmp_path, launche
         assert job.ended() == "finished"
     assert exactly_once(job, 64, 2)
     assert job.of_kind(CheckpointWritten)[-1].checkpoint.samples == 128
-    with Job(tmp_path, "counting.py", *options, launcher=launcher) as again:  # nothing is left to do but to leave
+    with Job(tmp_path, "counting.py", *options, launcher=launcher) as again:  # it goes on with the epoch after that
         again.resized("a")
         assert again.ended() == "finished"
-    assert exactly_once(again, 64, 2)
+    assert exactly_once(again, 64, 3)
 
 
 @pytest.mark.parametrize("options", [("--workers", 2), ("--stream",), ("--stream", "--workers", 1)])

@@ -48,6 +48,28 @@ def test_a_job_grows_shrinks_and_moves_without_losing_or_repeating_a_sample(tmp_
     assert all(ended.expected for ended in job.of_kind(WorkerEnded))
 
 
+def test_newcomers_find_something_to_do_in_epochs_whose_last_step_is_short(tmp_path, launcher):
+    """Nine samples in batches of eight: half of all boundaries come before a step with a single one."""
+    until = tmp_path / "until"
+    options = ("--samples", 9, "--epochs", 60, "--pause", 0.03, "--until", until, "--record")
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, most_failures=0) as job:
+        for slots in ("a", "abc", "b", "abcd", "d", "bcd"):
+            job.resized(slots)
+        until.touch()
+        assert job.ended() == "finished", job.status.reason
+    assert exactly_once(job, 9, 60)
+    lines = [line.split() for path in tmp_path.glob("record-*") for line in path.read_text().splitlines()]
+    seen = sorted((int(epoch), int(sample)) for epoch, *samples in lines for sample in samples)
+    assert seen == [(epoch, sample) for epoch in range(60) for sample in range(9)]
+
+
+def test_more_workers_than_samples_all_have_something_to_do(tmp_path, launcher):
+    with Job(tmp_path, "counting.py", "--samples", 2, "--epochs", 5, launcher=launcher, most_failures=0) as job:
+        job.resized("abc")
+        assert job.ended() == "finished", job.status.reason
+    assert exactly_once(job, 2, 5)
+
+
 def test_survivors_of_a_killed_worker_go_on_from_memory(tmp_path, launcher):
     with Job(tmp_path, "counting.py", "--samples", 300, "--epochs", 4, launcher=launcher) as job:
         job.resized("abc")
@@ -340,7 +362,7 @@ def test_layers_that_are_unfrozen_later_are_trained_together_by_newcomers_too(tm
     options = ("--thaw", 1, "--epochs", 6, "--until-size", 3, *options)
     with Job(tmp_path, "together.py", *options, launcher=launcher) as job:
         job.resized("ab")
-        job.trained(64 * 2 + 16)  # after the epoch in which the script unfreezes them
+        job.trained(67 * 2 + 16)  # after the epoch in which the script unfreezes them
         job.resized("abc")
         assert job.ended() == "finished"
     first, *others = results(tmp_path, 3)
@@ -358,6 +380,7 @@ def test_what_only_the_leader_keeps_stays_when_it_leaves(tmp_path, launcher):
     assert first["counted"] == {"steps": first["step"], "epochs": list(range(10))}
     assert all(other["counted"] == first["counted"] for other in others)
     assert all(other["statistics"] == first["statistics"] for other in others)
+    assert all(other["noise"] == first["noise"] for other in others)
 
 
 def test_workers_agree_on_what_the_leader_decides(tmp_path, launcher):
@@ -383,7 +406,7 @@ def test_workers_agree_after_the_leader_has_died(tmp_path, launcher):
         (("--plateau",), "learning rates differ between workers: call the schedule on all workers"),
         (("--leave", 0), "the loop over batches or over epochs was left on some workers only"),
         (("--agree-alone",), "or run.agree() called on some only"),
-        (("--tamper", 0.5), "the weights of workers are different at the end of an epoch"),
+        (("--tamper", 0.5), "the weights of workers are different towards the end of an epoch"),
         (("--second",), "they are trained by an optimizer that was not given to run.prepare()"),
         (("--leave", 1), "the loop over batches or over epochs was left on some workers only"),
         (("--quit", 0), "the loop over batches or over epochs was left on some workers only"),

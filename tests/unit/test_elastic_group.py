@@ -121,6 +121,23 @@ def test_a_newcomer_that_dies_while_joining_is_left_out():
     assert form.members == ("w1",)
 
 
+def test_survivors_form_by_themselves_and_newcomers_join_them_after_that():
+    """The survivors may be anywhere in the script, where a newcomer has not been."""
+    group = running("ab")
+    group.want(["a", "b", "c"])
+    form, _ = told(group.ready("w3"))
+    assert form.members == ("w1", "w2", "w3")
+    assert group.joined("w1", form.generation) == []
+    form, receivers = told(group.gone("w2"))
+    assert (form.members, receivers, form.broken) == (("w1",), ["w1"], True)
+    assert group.standing("w3") is Standing.READY
+    assert formed(group, form) == []  # somebody is started in the dead one's place, and is not warm yet
+    actions = group.ready("w4")
+    assert {action.worker: action.form.broken for action in actions} == {"w1": False, "w3": True, "w4": False}
+    assert formed(group, told(actions)[0]) == []
+    assert group.settled
+
+
 def test_workers_that_lost_each_other_form_again_when_all_have_noticed():
     group = running("ab")
     assert group.lost("w1", 1) == []

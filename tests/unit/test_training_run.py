@@ -961,6 +961,33 @@ def test_leaving_the_loop_over_batches_early_ends_the_epoch():
     assert run.step == 3
 
 
+def test_a_script_that_stopped_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_path):
+    """Whichever way the end was reached, and also where only reading tells that a stream has ended."""
+
+    def trained(folder, data, how):
+        run, model = geminid.init(checkpoint_dir=folder), nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _, _, loader = run.prepare(model, optimizer, DataLoader(data, batch_size=12))
+        seen = []
+        for epoch in run.epochs(9):
+            batches = 0
+            for _ in loader:
+                model(torch.ones(1)).sum().backward()
+                optimizer.step()
+                batches += 1
+                if how == "break" and batches == 2:
+                    break
+            seen.append((epoch, batches))
+            break
+        run._end()
+        atexit.unregister(run._end)
+        return seen
+
+    for number, (data, how) in enumerate(((toy(23), "end"), (toy(23), "break"), (Stream(), "end"))):
+        assert [trained(tmp_path / str(number), data, how) for _ in range(3)] == [[(0, 2)], [(1, 2)], [(2, 2)]]
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 LEAVING = """
 import sys
 import torch, geminid

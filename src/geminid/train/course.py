@@ -43,6 +43,12 @@ class Course:
         position.batches += self._batches_of(position.cursor)
         position.epoch, position.cursor = epoch + 1, 0
 
+    def end_epoch_if_over(self) -> None:
+        """What is saved now should not go on with an epoch that has no data left."""
+        position, length = self.position, self._epoch_samples
+        if self.data_ended == position.epoch or (length is not None and position.cursor >= length > 0):
+            self.end_epoch(position.epoch)
+
     @property
     def work_is_done(self) -> bool:
         """Whether all epochs are over."""

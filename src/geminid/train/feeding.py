@@ -16,11 +16,12 @@ class Feed:
     """Follows the position in the data; whatever changes (epoch, group, plan, or position), it begins anew.
 
     ``opening`` says that the next batch is the first one since: it takes as long as it takes, because processes are
-    started, and streams read up to the position.
+    started, and streams read up to the position. No worker is given fewer than ``fewest`` samples in a step, unless
+    there are no more.
     """
 
-    def __init__(self, source: MapSource | StreamSource, place: Place) -> None:
-        self._source, self._place = source, place
+    def __init__(self, source: MapSource | StreamSource, place: Place, *, fewest: int = 1) -> None:
+        self._source, self._place, self._fewest = source, place, fewest
         self._fed: tuple[Any, ...] | None = None
         self.opening = False
 
@@ -43,6 +44,19 @@ class Feed:
         """How many of so many samples from a position on there are."""
         return self._source.available(position.epoch, position.cursor, count)
 
+    def suffices(self, position: Position, size: int) -> bool:
+        """Whether enough of the epoch is left for so many workers to have some of it each."""
+        wanted = size * self._fewest
+        return self.available(position, wanted) == wanted
+
+    def share_of_leader(self, share: StepShare, plan: Plan) -> StepShare:
+        """What the first worker has of a step that is its alone; the samples are prepared to be seen here too."""
+        own = self._share(share.begin, share.total, plan, rank=0)
+        epoch, *_ = self._key
+        self._source.begin(epoch, own.passes)
+        self._fed = None
+        return own
+
     def batch(self, span: Span) -> Any:
         """The batch of the next span."""
         batch = self._source.batch(span)
@@ -57,9 +71,16 @@ class Feed:
         """A small number that differs, most likely, where the epoch's order does."""
         return self._source.order_code()
 
-    def _share(self, begin: int, total: int, plan: Plan) -> StepShare:
+    def _share(self, begin: int, total: int, plan: Plan, rank: int | None = None) -> StepShare:
         place = self._place
-        return share_of_step(begin, total, rank=place.rank, size=place.size, per_slot_batch=plan.per_slot_batch)
+        return share_of_step(
+            begin,
+            total,
+            rank=place.rank if rank is None else rank,
+            size=place.size,
+            per_slot_batch=plan.per_slot_batch,
+            fewest=self._fewest,
+        )
 
     def _spans(self, position: Position, plan: Plan, total_batch: int) -> Iterator[Span]:
         """All spans that this worker will be asked for in this epoch, if nothing changes."""

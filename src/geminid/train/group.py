@@ -7,8 +7,9 @@ the membership makes a new one. The rules:
 - Newcomers are started at once but join only when all of them are warm, so training never waits for a start.
 - Whoever has to go, goes at once, without waiting for newcomers; unless nobody would be left who has the state: then
   newcomers first join, and the others leave after that.
-- If a member dies, the others form the next generation from what they have in memory. If none is left, new workers
-  begin from the last checkpoint, all together.
+- If a member dies, the others form the next generation from what they have in memory, and newcomers join them after
+  that: survivors may be anywhere in the script, newcomers begin between two steps. If none is left, new workers begin
+  from the last checkpoint, all together.
 - Members on the same node have ranks next to each other, and so have those in the same rack and zone. A slot is named
   ``node/slot``, or by its own name alone where there is only one node.
 - A generation meets in the store of its first member, if that has one, and otherwise in a file.
@@ -17,7 +18,7 @@ the membership makes a new one. The rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from geminid.train.messages import Form, Plan
@@ -60,9 +61,13 @@ Action = StartWorker | EndWorker | Tell
 
 @dataclass(slots=True)
 class _Worker:
+    """A worker; one that is ``left_over`` was to join a generation that broke, and may still be trying to."""
+
     slot: str
     standing: Standing = Standing.STARTING
     lost: bool = False
+    has_state: bool = False
+    left_over: bool = False
     meeting: str | None = None
 
     @property
@@ -136,7 +141,7 @@ class ElasticGroup:
         if generation != self.generation or worker not in self.members:
             return []
         self._joined.add(worker)
-        self._workers[worker].lost = False
+        self._workers[worker].lost, self._workers[worker].has_state = False, True
         return self._settle()
 
     def lost(self, worker: str, generation: int) -> list[Action]:
@@ -171,7 +176,7 @@ class ElasticGroup:
 
     def adopt(self, worker: str, slot: str, *, member: bool) -> None:
         """Take over a worker that an earlier supervisor started."""
-        self._workers[worker] = _Worker(slot, Standing.MEMBER if member else Standing.STARTING)
+        self._workers[worker] = _Worker(slot, Standing.MEMBER if member else Standing.STARTING, has_state=member)
         self._started = max(self._started, _number(worker))
 
     def resume(self, generation: int, members: Sequence[str], wanted: Sequence[str]) -> None:
@@ -214,7 +219,8 @@ class ElasticGroup:
         if not alive:
             return warm if all_warm else []
         if self._broken:
-            return (staying or alive) + warm
+            survivors = [member for member in alive if self._workers[member].has_state]
+            return [member for member in staying if member in survivors] or survivors or (staying or alive) + warm
         if not staying:  # somebody has to hand the state over first
             return alive + warm if all_warm and warm else []
         if len(staying) < len(alive):
@@ -225,7 +231,8 @@ class ElasticGroup:
         """A new generation of these members; whoever was one and is not among them leaves."""
         if not members:
             return []
-        leaving = [member for member in self._alive() if member not in members]
+        others = [member for member in self._alive() if member not in members]
+        leaving = [member for member in others if self._workers[member].has_state]
         members = self._by_topology(members)
         meeting = self._workers[members[0]].meeting
         broken = self._broken
@@ -233,8 +240,10 @@ class ElasticGroup:
         self.members, self._joined, self._broken = tuple(members), set(), False
         for member in members:
             self._workers[member].standing, self._workers[member].lost = Standing.MEMBER, False
-        for worker in leaving:
-            self._workers[worker].standing = Standing.LEAVING
+        for worker in others:
+            known = self._workers[worker]
+            known.standing = Standing.LEAVING if known.has_state else Standing.READY
+            known.left_over = not known.has_state
         form = Form(
             generation=self.generation,
             members=self.members,
@@ -242,7 +251,12 @@ class ElasticGroup:
             plan=self.plan,
             broken=broken,
         )
-        return [Tell(worker, form) for worker in (*members, *leaving)]
+        told: list[Action] = []
+        for worker in (*members, *leaving):
+            own = replace(form, broken=True) if self._workers[worker].left_over else form
+            told.append(Tell(worker, own))
+            self._workers[worker].left_over = False
+        return told
 
     def _by_topology(self, members: Sequence[str]) -> list[str]:
         """The same members, those in one zone, rack and node next to each other; the first stays the first."""

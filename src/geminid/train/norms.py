@@ -91,12 +91,16 @@ class NoiseMeter:
 
     def state(self) -> dict[str, Any]:
         """What to keep besides the estimate."""
-        return {"preconditioned": self._preconditioned, "optimizer_steps": self._last_count}
+        return {
+            "preconditioned": self._preconditioned,
+            "optimizer_steps": self._last_count,
+            "last_measured": self._last_measured,
+        }
 
     def take_state(self, state: dict[str, Any]) -> None:
         """Go on from what was kept."""
         self._preconditioned, self._last_count = state["preconditioned"], state["optimizer_steps"]
-        self._kept_step = -2
+        self._last_measured, self._kept_step = state["last_measured"], -2
 
     # --------------------------------------------------------------------------------------- one step
 

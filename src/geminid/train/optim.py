@@ -166,6 +166,11 @@ def has_batch_norm(model: torch.nn.Module) -> bool:
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
 
 
+def fewest_samples(model: torch.nn.Module) -> int:
+    """How many samples the model can be trained with at a time: a single one has no variance to normalise by."""
+    return 2 if has_batch_norm(model) else 1
+
+
 def warn_of_parameters_left_out(model: torch.nn.Module, optimizer: Optimizer) -> None:
     """Say so if something in the model wants gradients that this optimiser does not know: nobody averages them."""
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}

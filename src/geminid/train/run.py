@@ -35,7 +35,7 @@ from geminid.goodput.learning_rate import RULES
 from geminid.train import channel, messages
 from geminid.train.agent import Agent, Identity
 from geminid.train.ending import STOPPED_EXIT_CODE
-from geminid.train.optim import check_model, rule_for, warn_of_parameters_left_out
+from geminid.train.optim import check_model, fewest_samples, rule_for, warn_of_parameters_left_out
 from geminid.train.peers import abandon_group
 from geminid.train.room import keep_printing
 from geminid.train.session import Session
@@ -155,7 +155,7 @@ class Run:
         loader: DataLoader[Any],
         *,
         max_batch_size: int | None = None,
-        min_per_slot_batch: int = 1,
+        min_per_slot_batch: int | None = None,
         max_per_slot_batch: int | None = None,
         scaler: Any = None,
         lr_scheduler: Any = None,
@@ -171,7 +171,7 @@ class Run:
             optimizer: Its optimiser. ``step(closure)`` is not supported.
             loader: The training data: map-style with any sampler but a batch sampler, or iterable.
             max_batch_size: How far the total batch may grow; without, it stays as it is.
-            min_per_slot_batch: The smallest batch for one slot.
+            min_per_slot_batch: The smallest batch for one slot; without, 1, and 2 where the model has BatchNorm.
             max_per_slot_batch: The largest that fits in a slot's memory; without, the loader's batch size.
             scaler: The ``GradScaler``, if there is one.
             lr_scheduler: The learning-rate schedule, if there is one. It advances by samples; keep calling its
@@ -191,6 +191,10 @@ class Run:
         rule = rule_for(optimizer) if rule == "auto" else rule
         if rule not in RULES:
             raise ValueError(f"scaling_rule is {rule!r}: it must be one of auto, {', '.join(RULES)}")
+        if min_per_slot_batch is None:
+            min_per_slot_batch = min(
+                fewest_samples(model), max_per_slot_batch or 2, getattr(loader, "batch_size", 1) or 1
+            )
         limits = self._limits(loader, max_batch_size, min_per_slot_batch, max_per_slot_batch)
         self._settings.scaling_rule, self._settings.warmup_epochs = rule, warmup_epochs
         self._session = Session(

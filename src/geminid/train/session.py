@@ -33,7 +33,7 @@ from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
 from geminid.train.messages import Form, Plan
 from geminid.train.norms import NoiseMeter
-from geminid.train.optim import OptimizerSteps, ScalerSteps, ScheduleSteps, has_batch_norm
+from geminid.train.optim import OptimizerSteps, ScalerSteps, ScheduleSteps, fewest_samples, has_batch_norm
 from geminid.train.peers import PeersLost, Stuck
 from geminid.train.reporting import Reporter
 from geminid.train.saving import Saver
@@ -66,7 +66,7 @@ class Session:
         self.place = Place()
         source = source_of(loader, settings.seed)
         self._epoch_samples = source.length(0)
-        self._feed = Feed(source, self.place)
+        self._feed = Feed(source, self.place, fewest=fewest_samples(model))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = parameters[0].device
         scaler_steps = ScalerSteps(scaler, may_step=self._may_step) if scaler is not None else None
@@ -156,7 +156,7 @@ class Session:
         self._share: StepShare | None = None
         self._lost: str | None = None
         self._stepped = self._stepped_before = True
-        self._owes_result = False
+        self._result_is_due = False
         self._agreements = 0
         self._begun = self._left = self._in_loop = self._report_first_step = False
         self._check_saving()
@@ -202,10 +202,10 @@ class Session:
         self._agreements = 0
         if self.position.epoch != epoch:
             return
-        if self._owes_result and self._share is not None:  # the loop was left in a step of this worker's own
-            if not self._stepped:
+        if self._result_is_due and self._share is not None:  # the loop was left in a step of the leader's own
+            if not (self._stepped or self._idle):
                 self._course.count(self._share.total, 0.0)
-            self._lead()
+            self._have_the_result()
         self._course.end_epoch(epoch)
         if self.place.size > 1 and self._lost is None:
             self._compare_weights()
@@ -272,14 +272,14 @@ class Session:
         names = f" ({different[0]} and {len(different) - 1} more)" if different else ""
         if self._lost is None and not self._compare((int(bool(different)), 0)):
             raise RuntimeError(
-                f"the weights of workers are different at the end of an epoch{names}: something changed "
+                f"the weights of workers are different towards the end of an epoch{names}: something changed "
                 "them on some workers only, or they are trained by an optimizer that was not given to run.prepare()"
             )
         if self._lost is None and self.place.rank == 0 and not self._warned_of_rounding:
             self._warned_of_rounding = True
             print(
-                "geminid: warning: the weights of workers differed in their last digits at the end of an epoch; those "
-                "of the leader have become everybody's",
+                "geminid: warning: the weights of workers differed in their last digits towards the end of an epoch; "
+                "those of the leader have become everybody's",
                 file=sys.stderr,
                 flush=True,
             )
@@ -321,6 +321,7 @@ class Session:
         self._begun = False
         self._watch.end()
         self._enter("left")
+        self._course.end_epoch_if_over()
         if self._saver is not None and self.place.rank == 0:
             self._saver.keep()
         return True
@@ -331,7 +332,7 @@ class Session:
         Raises:
             RuntimeError: other workers have not left theirs.
         """
-        if self.place.size > 1 and self._lost is None and not self._owes_result:
+        if self.place.size > 1 and self._lost is None and not self._result_is_due:
             self._left = True
             self._compare()
             self._enter("left")
@@ -354,7 +355,7 @@ class Session:
             raise RuntimeError("the loader has already been through this epoch's data: use it once in an epoch")
         if self._in_loop:
             raise RuntimeError("the loader is in use already: do not iterate over it inside of the loop over batches")
-        self._in_loop, self._course.data_begun, begun = True, epoch, False
+        self._in_loop, self._course.data_begun, begun, has_some = True, epoch, False, False
         try:
             while True:
                 if begun and self._lost is None and self._data_is_over():
@@ -365,14 +366,19 @@ class Session:
                 share = self._next_share()
                 if share is None:
                     break
-                begun = True
-                if share.alone and self.place.rank > 0:
-                    self._follow()
-                    continue
-                self._owes_result = share.alone and self.place.size > 1
-                yield from self._step(share)
-                if share.alone:
-                    self._lead()
+                if share.alone:  # after it, everybody has the leader's weights
+                    self._compare_weights()
+                    if self._lost is not None:
+                        continue
+                begun, self._result_is_due = True, share.alone
+                if share.alone and self.place.rank > 0 and not has_some:
+                    # It would have had no batch in this epoch, which hardly a script expects: it sees the leader's.
+                    share = self._feed.share_of_leader(share, self.plan)
+                if share.passes:
+                    has_some = True
+                    yield from self._step(share)
+                if self._result_is_due:
+                    self._have_the_result()
         finally:
             self._in_loop = False
             self._gradients.end_pass()
@@ -422,6 +428,8 @@ class Session:
         if not self._gradients.finished_pass:
             self._gradients.complete()
         self._ending.stopped_at_s = time.monotonic()
+        if self._idle:
+            return
         if self._gradients.failed is not None:
             self._lost = self._gradients.failed
             return
@@ -461,7 +469,12 @@ class Session:
             return False
         if not self._gradients.finished_pass:
             self._gradients.complete()
-        return self._gradients.failed is None
+        return self._gradients.failed is None and not self._idle
+
+    @property
+    def _idle(self) -> bool:
+        """Whether the step under way is the leader's alone, and what this worker does in it has no effect."""
+        return self._share is not None and self._share.alone and self.place.rank > 0
 
     def _before_optimizer_step(self) -> None:
         if self._gradients.active:
@@ -478,9 +491,16 @@ class Session:
 
     # ------------------------------------------------------------------------------------------- steps without shares
 
+    def _have_the_result(self) -> None:
+        """A step was the leader's alone: have its result on all workers."""
+        self._result_is_due = False
+        if self.place.rank == 0:
+            self._lead()
+        else:
+            self._follow()
+
     def _lead(self) -> None:
-        """A step was this worker's alone: hand the result to the others."""
-        self._owes_result = False
+        """Hand this worker's state to the others."""
         if self._lost is None:
             self._enter("synchronising")
             try:
@@ -489,7 +509,7 @@ class Session:
                 self._lost = str(problem)
 
     def _follow(self) -> None:
-        """A step is the first worker's alone: take over its result."""
+        """Take over the leader's state."""
         state = self._received()
         if state is not None:
             self._take_over(state)
@@ -571,7 +591,7 @@ class Session:
             self._stop()
         if told.have_form == self.place.size and self.agent is not None:
             form = self.agent.form
-            if form is not None:
+            if form is not None and self._may_join(form):
                 if self.place.size > 1:  # the leader may be about to leave
                     self._share_what_the_leader_has()
                 self._join(form)
@@ -584,6 +604,11 @@ class Session:
             self._reporter.now_and_then(self.plan, self._total_batch, self._optimizer_steps.factors)
             if self._saver is not None:
                 self._saver.now_and_then()
+
+    def _may_join(self, form: Form) -> bool:
+        """Whether this is the time for it: not if there would be nothing left of the epoch for some of its workers."""
+        self._enter("loading")
+        return self.position.cursor == 0 or self._feed.suffices(self.position, len(form.members))
 
     def _turn_to(self, plan: Plan) -> None:
         before = self._plan
@@ -625,6 +650,7 @@ class Session:
         try:
             entry = self._membership.recover(str(self._lost), self._agreement.propose)
         except Stuck as problem:
+            self._course.end_epoch_if_over()
             self._ending.give_up(problem)
         self._enter_generation(entry, stopped_at_s)
 
@@ -660,7 +686,7 @@ class Session:
         """A generation begins: train on as its leader decided."""
         self._lost = self._share = None
         self._feed.forget()
-        self._owes_result = False
+        self._result_is_due = False
         self._stepped_before = True
         told = self._agreement.begin(proposal)
         assert told.plan is not None

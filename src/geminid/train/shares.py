@@ -19,8 +19,8 @@ class StepShare:
     """One worker's part of one optimiser step.
 
     The step consumes ``total`` samples from ``begin`` on; this worker processes ``passes``, spans of positions.
-    ``micro_gradients`` is how many passes there are over all workers. Where a step has fewer samples than there are
-    workers (the end of an epoch), the first worker takes them ``alone``, and the others get its state afterwards.
+    ``micro_gradients`` is how many passes there are over all workers. Where a step has too few samples for all workers
+    (the end of an epoch), the first worker takes them ``alone``, and the others get its state afterwards.
     """
 
     begin: int
@@ -35,11 +35,14 @@ class StepShare:
         return self.begin + self.total
 
 
-def share_of_step(begin: int, total: int, *, rank: int, size: int, per_slot_batch: int) -> StepShare:
-    """The part of worker ``rank`` among ``size`` in a step over ``total`` samples from position ``begin`` on."""
-    if total < size:
+def share_of_step(begin: int, total: int, *, rank: int, size: int, per_slot_batch: int, fewest: int = 1) -> StepShare:
+    """The part of worker ``rank`` among ``size`` in a step over ``total`` samples from position ``begin`` on.
+
+    No worker gets fewer than ``fewest`` samples, unless there are no more.
+    """
+    if size > 1 and total < size * fewest:
         passes = _passes(begin, begin + total, per_slot_batch) if rank == 0 else ()
-        return StepShare(begin, total, passes, math.ceil(total / per_slot_batch), alone=size > 1)
+        return StepShare(begin, total, passes, math.ceil(total / per_slot_batch), alone=True)
     first, last = (begin + total * k // size for k in (rank, rank + 1))
     sizes = (total * (k + 1) // size - total * k // size for k in range(size))
     micro_gradients = sum(math.ceil(share / per_slot_batch) for share in sizes)

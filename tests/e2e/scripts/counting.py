@@ -1,7 +1,8 @@
 """A training script whose model counts how often each sample has taken part in it.
 
 Parameter i goes down by exactly one whenever sample i is part of an optimiser step, however that step is divided over
-workers and passes: after E epochs every entry must be −E, through all rescales, crashes and restarts.
+workers and passes: after E epochs every entry must be −E, through all rescales, crashes and restarts. No worker may
+have an epoch without batches.
 """
 
 import argparse
@@ -35,6 +36,8 @@ parser.add_argument("--lively", action="store_true", help="have it call the mode
 parser.add_argument("--conclude", type=float, default=0.0, help="seconds that the leader takes at the end")
 parser.add_argument("--die", action="store_true", help="have the leader die at the end, once")
 parser.add_argument("--leave-after", type=int, help="leave the loop over epochs after this one")
+parser.add_argument("--agree", action="store_true", help="have all agree on something after each epoch")
+parser.add_argument("--record", action="store_true", help="write down which samples every worker saw")
 parser.add_argument("--talk", action="store_true", help="print a line in every step")
 args = parser.parse_args()
 
@@ -91,8 +94,11 @@ model, optimizer, loader = run.prepare(
     model, optimizer, loader, max_batch_size=args.max_batch, max_per_slot_batch=args.max_per_slot, scaling_rule="none"
 )
 seen = run.state("seen", {"steps": 0})
+record = args.out.with_name(f"record-{os.getpid()}").open("a") if args.record else None
 for epoch in run.epochs(args.epochs):
+    passes = 0
     for (index,) in loader:
+        passes += 1
         optimizer.zero_grad()
         if args.hang == "before":
             hang_once()
@@ -103,16 +109,21 @@ for epoch in run.epochs(args.epochs):
             hang_once()
         seen["steps"] += 1
         run.report(loss=loss, epoch=epoch, ratio=float("nan"))
+        if record is not None:
+            print(epoch, *index.tolist(), file=record, flush=True)
         if args.talk:
             print("step", run.step, "of epoch", epoch, flush=True)
         time.sleep(0.0 if args.until is not None and args.until.exists() else args.pause)
+    assert passes > 0, "an epoch without batches"
     if run.is_leader and args.evaluate:  # with gradients that are nobody else's
         model(torch.arange(3)).sum().backward()
         for _ in range(20):
             time.sleep(args.evaluate / 20)
             if args.lively:
                 model(torch.arange(3))
-    if epoch == args.leave_after:
+    if args.agree:
+        assert run.agree({"rank": run.rank}) == {"rank": 0}
+    if args.leave_after is not None and epoch >= args.leave_after:
         break
 if run.is_leader:
     time.sleep(args.conclude)
