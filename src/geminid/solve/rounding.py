@@ -225,20 +225,32 @@ class Rounding:
 
     def _exchange_once(self, job: IntArray, column: IntArray) -> bool:
         gain = self._utility(job, column) - self._utility(job, self.choice[job])
-        extra = self._extra(job, column)
         together = gain[:, None] + gain
         together[job[:, None] == job] = -np.inf
         np.fill_diagonal(together, gain)
         first, second = np.nonzero(together > 1e-12)
-        twice = (first != second).astype(float)[:, None]
-        possible = np.all(extra[first] + twice * extra[second] <= self.limits - self.used + 1e-9, axis=1)
-        if not possible.any():
+        found = np.flatnonzero(self._fit(job, column, first, second))
+        if not len(found):
             return False
-        found = np.flatnonzero(possible)
         best = found[np.argmax(together[first[found], second[found]])]
         for index in {int(first[best]), int(second[best])}:
             self.move(int(job[index]), int(column[index]))
         return True
+
+    def _fit(self, job: IntArray, column: IntArray, first: IntArray, second: IntArray) -> NDArray[np.bool_]:
+        """Whether there is room for pairs of these changes, or for a single one where both are the same.
+
+        A change concerns one group only, so there is no need to look at all groups for every pair.
+        """
+        room = self.limits - self.used + 1e-9
+        types, twice = self._extra(job, column)[:, : self.types], first != second
+        fits: NDArray[np.bool_] = np.all(types[first] + twice[:, None] * types[second] <= room[: self.types], axis=1)
+        if self.problem.groups:
+            row, more = self._group_row(self.group[job]), self.use[column] - self.use[self.choice[job]]
+            same = twice & (row[first] == row[second])
+            fits &= more[first] + same * more[second] <= room[row[first]]
+            fits &= same | (more[second] <= room[row[second]])
+        return fits
 
     def finish(self, enough: float) -> float:
         """Let integer programs decide what is left open, until the certificate is ``enough``; the bound they prove.
