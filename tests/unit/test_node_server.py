@@ -177,6 +177,8 @@ def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(t
     later = Nodes(events.append)
     later.know("n", *made.address, "secret")
     until(lambda: events.count(NodeHere("n")) == 2)
+    counts.set()  # while a service is heard again
+    until(lambda: state(process.pid) == "S")
     later.forget("n")  # there is a line after all: it is told to end everything, and seen to be gone
     until(lambda: NodeEnded("n") in events)
     until(lambda: not runs(process.pid))

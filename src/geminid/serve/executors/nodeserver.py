@@ -120,7 +120,7 @@ class NodeServer:
                 ready = self._selector.select(LOGS_S)
                 for key, _ in ready:
                     key.data()
-                if not ready:  # everything that came meanwhile has been heard
+                if not ready or self._stopped_at_s is not None:  # before it stops anything, it hears all that came
                     self._mind_lease()
                 if monotonic() >= logs_at_s:
                     logs_at_s = monotonic() + LOGS_S
@@ -158,10 +158,11 @@ class NodeServer:
     # --- The lease ---
 
     def _ask(self) -> None:
-        """While the service is silent, ask whether this node still counts."""
+        """While the service is silent, or processes are stopped, ask whether this node still counts."""
         while not self._ended:
             asked_at_s = monotonic()
-            if asked_at_s - self._heard_at_s > 0.3 * self._lease_s and self._vouched():
+            silent = asked_at_s - self._heard_at_s > 0.3 * self._lease_s
+            if (silent or self._stopped_at_s is not None) and self._vouched():
                 self._vouched_at_s = asked_at_s
             sleep(0.1 * self._lease_s)
 
