@@ -22,6 +22,11 @@ from geminid.serve.raycluster import LoopbackCluster
 pytestmark = pytest.mark.xdist_group("ray")
 
 
+def alive(pid: int) -> bool:
+    """Whether a process runs."""
+    return Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()
+
+
 @pytest.fixture(scope="module")
 def cluster():
     with LoopbackCluster(nodes=4, slots=2) as made:
@@ -148,6 +153,22 @@ def test_what_others_use_is_left_to_them_and_a_hanging_worker_is_replaced(ray):
     assert done["phase"] == "succeeded"
     assert ray.exactly_once("e", 400, 30)
     assert "hung" in ray.story(job)
+
+
+def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray):
+    """Ray's own view of who has what, and what happens when somebody ends what holds a slot."""
+    job = ray.spread("j", 3, epochs=40)
+    seats = "[a for a in ray.util.list_named_actors(True) if a['name'].startswith('geminid/')]"
+    free = "ray.available_resources().get('geminid_slot')"
+    ray.wait_for(lambda: json.loads(ray.cluster.run(f"print(json.dumps([{free}, len({seats})]))")) == [5.0, 3])
+    workers = ray.worker_pids(job)
+    ray.cluster.run(f"ray.kill(ray.get_actor(**{seats}[0]))")
+    ray.until(job, lambda job: job["slots"] == 2 or "taken" in ray.story(job))
+    assert sum(map(alive, workers)) == 2
+    done = ray.over(job)
+    assert (done["phase"], done["failures"]) == ("succeeded", 0)
+    assert ray.exactly_once("j", 400, 40)
+    assert "from its last checkpoint" not in ray.story(job)
 
 
 def test_nodes_drained_by_either_side_are_left_alive(ray):

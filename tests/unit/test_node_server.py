@@ -14,7 +14,7 @@ import pytest
 from geminid.serve.executors import remote
 from geminid.serve.executors.nodeserver import NodeServer
 from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes
-from geminid.train.launcher import Launch
+from geminid.train.launcher import SLOT_GONE, Launch, started_at
 
 
 def until(reached, timeout_s=20.0):
@@ -70,6 +70,32 @@ def test_what_cannot_be_started_says_so(nodes, tmp_path):
     assert process.exit_code() == 127
     assert "no such program" in process.reason
     process.close()
+
+
+def test_a_process_ends_with_whatever_holds_its_slot(server, tmp_path):
+    holders = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
+    held = [{"pid": holder.pid, "started_at": started_at(holder.pid)} for holder in holders]
+    nodes = Nodes(lambda event: None, holders_of=lambda launch: held)
+    nodes.know("n", *server.address, "secret")
+    until(lambda: nodes.knows("n"))
+    process = nodes.start(launch(tmp_path, "sleep", "600"))
+    until(lambda: process.pid)
+    later = nodes.start(launch(tmp_path, "true", name="j2/w1"))
+    until(lambda: later.exit_code() is not None)
+    assert later.exit_code() == 0
+    holders[1].kill()
+    until(lambda: process.exit_code() is not None)
+    assert process.exit_code() == SLOT_GONE
+    assert not runs(process.pid)
+    holders[1].wait()
+    refused = nodes.start(launch(tmp_path, "true", name="j3/w1"))
+    until(lambda: refused.exit_code() is not None)
+    assert refused.exit_code() == SLOT_GONE
+    holders[0].kill()
+    holders[0].wait()
+    for one in (process, later, refused):
+        one.close()
+    nodes.close()
 
 
 def test_a_process_is_taken_over_with_the_rest_of_its_log(nodes, server, tmp_path):

@@ -333,6 +333,8 @@ class Planner:
 
 def _told(record: r.SlotCordoned | r.SlotsTaken) -> str:
     if isinstance(record, r.SlotsTaken):
-        return f"others use {len(record.slots)} slots of {record.node}"
+        count = len(record.slots)
+        used = "no slot" if count == 0 else "1 slot" if count == 1 else f"{count} slots"
+        return f"others use {used} of {record.node}"
     what = "was taken out of service" if record.cordoned else "takes work again"
     return f"slot {record.node}/{record.slot} {what}"

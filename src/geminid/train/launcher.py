@@ -18,6 +18,9 @@ from typing import Any, Protocol
 
 from geminid.train.room import open_log
 
+#: How a process is said to have ended that was ended because its slot was taken away; it is nobody's exit code.
+SLOT_GONE = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -177,6 +180,8 @@ def started_at(pid: int) -> int | None:
 
 def how_it_ended(code: int) -> str:
     """An exit code in words."""
+    if code == SLOT_GONE:
+        return "was ended because its slot was taken away"
     if code < 0:
         with contextlib.suppress(ValueError):
             name = signal.Signals(-code).name

@@ -51,6 +51,7 @@ from geminid.train.jobevents import (
 from geminid.train.jobspec import JobSpec as JobSpec
 from geminid.train.jobspec import Patience as Patience
 from geminid.train.launcher import (
+    SLOT_GONE,
     AdoptedProcess,
     Launch,
     Launcher,
@@ -403,7 +404,10 @@ class Supervisor:
             return
         if known.line is not None:
             self._lines.hear(worker)  # its last words may still be on the line
-        self._gone(worker, known, code)
+        if code == SLOT_GONE:
+            self._lose({known.slot}, how_it_ended(code))
+        else:
+            self._gone(worker, known, code)
 
     def _gone(self, worker: str, known: Known, code: int) -> None:
         del self._workers[worker]

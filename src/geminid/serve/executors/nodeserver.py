@@ -5,7 +5,7 @@ the key of the process that they are about, and may be repeated: a key is starte
 
 | from the service | meaning |
 |---|---|
-| ``{"do": "start", "key", "command", "environment", "folder"}`` | start a process, its output into a log of its own |
+| ``{"do": "start", "key", "command", "environment", "folder", "holders"}`` | start a process, its output into a log |
 | ``{"do": "follow", "key", "offset"}`` | send the log from there on |
 | ``{"do": "signal", "key", "signal"}`` | to the process and all that it started |
 | ``{"do": "forget", "key"}`` | how it ended has been heard, and its log is complete |
@@ -20,7 +20,8 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"told": "ended", "key", "code", "reason"}`` | after the last piece of its log |
 
 The processes end with the server, whichever way that ends; and the server ends when no service has come for long. What
-an earlier server of the same folder left behind is ended before anything is started.
+an earlier server of the same folder left behind is ended before anything is started. A process also ends when one of
+its ``holders`` does: processes (``pid``, ``started_at``) that hold its slots. Its code is ``SLOT_GONE`` then.
 
 Nor do processes run on when this node is cut off. A service that is gone is waited for; but if for ``LEASE_S`` neither
 it was heard nor anybody else would vouch that this node still counts, the processes are stopped (``SIGSTOP``) until
@@ -39,14 +40,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
-from geminid.train.launcher import Launch, WorkerProcess, started_at
+from geminid.train.launcher import SLOT_GONE, Launch, WorkerProcess, how_it_ended, started_at
 
 #: Logs are looked at so often, and passed on in pieces of at most so many bytes.
 LOGS_S, PIECE_BYTES = 0.3, 1 << 16
@@ -69,7 +70,8 @@ NOT_STARTED = 127
 class _Kept:
     """A process and its log.
 
-    ``sent`` is how much of the log the service has, None if it does not follow; ``cut`` how much was dropped here.
+    ``sent`` is how much of the log the service has, None if it does not follow; ``cut`` how much was dropped here;
+    ``holders`` are pidfds of what holds its slots, and ``unheld`` tells whether one of them has ended.
     """
 
     log: Path
@@ -79,6 +81,8 @@ class _Kept:
     code: int | None = None
     reason: str = ""
     told: bool = False
+    holders: list[int] = field(default_factory=list)
+    unheld: bool = False
 
 
 class NodeServer:
@@ -263,16 +267,38 @@ class NodeServer:
         environment = {**self._environment, **document["environment"]}
         launch = Launch(tuple(document["command"]), environment, folder, kept.log)
         try:
+            kept.holders = [_opened(one) for one in document.get("holders", ())]
             kept.log.unlink(missing_ok=True)
             kept.process = self._launcher.start(launch)
+        except ProcessLookupError:
+            kept.code, kept.reason = SLOT_GONE, how_it_ended(SLOT_GONE)
         except OSError as problem:
             kept.code, kept.reason = NOT_STARTED, f"could not be started: {problem.strerror or problem}"
+        if kept.process is None:
             kept.log.touch()
+            self._unwatch(kept)
             self._tell_end(key)
             return
         self._remember()
         self._selector.register(kept.process, selectors.EVENT_READ, lambda: self._over(key))
+        for holder in kept.holders:
+            self._selector.register(holder, selectors.EVENT_READ, lambda: self._unhold(key))
         self._tell({"told": "started", "key": key, "pid": kept.process.pid})
+
+    def _unhold(self, key: str) -> None:
+        """A slot of a process has been taken away: it must not be used any more."""
+        kept = self._kept[key]
+        self._unwatch(kept)
+        kept.unheld = True
+        assert kept.process is not None
+        kept.process.signal(signal.SIGKILL)
+
+    def _unwatch(self, kept: _Kept) -> None:
+        for holder in kept.holders:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(holder)
+            os.close(holder)
+        kept.holders = []
 
     def _over(self, key: str) -> None:
         kept = self._kept[key]
@@ -283,7 +309,8 @@ class NodeServer:
         self._selector.unregister(kept.process)
         kept.process.signal(signal.SIGKILL)  # whatever it left in its process group ends with it
         kept.process.close()
-        kept.code = code
+        self._unwatch(kept)
+        kept.code = SLOT_GONE if kept.unheld else code
         self._remember()
         self._send_log(key)
         self._tell_end(key)
@@ -325,6 +352,17 @@ class NodeServer:
         for old in self._folder.iterdir():
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _opened(holder: Mapping[str, Any]) -> int:
+    """A pidfd of a process.
+
+    Raises:
+        ProcessLookupError: it is gone.
+    """
+    if started_at(holder["pid"]) != holder["started_at"]:
+        raise ProcessLookupError
+    return os.pidfd_open(holder["pid"])
 
 
 class Line:

@@ -2,8 +2,9 @@
 
 Which nodes there are comes from the *bridge*, a process of its own that is the only one to talk with Ray
 (``raybridge.py``). Processes are started, watched and signalled by each node's agent (``nodeserver.py``). A slot is
-used only while it is held for us as a placement group, so that Ray gives it to nobody else; and what Ray has given to
-others is not offered to our jobs.
+used only while an actor of ours sits in it (``rayslot.py``), in a placement group on that node, so that Ray gives it to
+nobody else; when that actor ends, whatever Ray's reasons, so do the processes on the slot. What Ray has given to others
+is not offered to our jobs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +39,7 @@ from geminid.serve.executors.shim import write
 from geminid.serve.executors.supervised import ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
-from geminid.train.launcher import Launch, how_it_ended
+from geminid.train.launcher import SLOT_GONE, Launch, how_it_ended
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 
@@ -65,6 +65,9 @@ PLAIN, SERVICE_ID = "plain.json", "ray.id"
 
 #: Stands for nodes that only the service before this one knew.
 BEFORE = ""
+
+#: What is known of a slot that is not held: no process is started there.
+NOT_HELD: Mapping[str, Any] = {"devices": [], "holder": {"pid": 0, "started_at": -1}}
 
 
 class NoCluster(Exception):
@@ -99,7 +102,7 @@ class RayExecutor(SupervisedExecutor):
         self._up: set[str] = set()
         self._taken: dict[str, tuple[int, ...]] = {}
         self._draining: frozenset[str] = frozenset()
-        self._devices: dict[str, Sequence[str]] = {}
+        self._held: dict[str, Mapping[str, Any]] = {}
         self._pending: dict[int, tuple[str, tuple[str, ...]]] = {}
         self._asked = 0
         self._idle_since_s: dict[str, float] = {}
@@ -112,7 +115,7 @@ class RayExecutor(SupervisedExecutor):
         self._exits: dict[str, PlainExit] = {}
         self._storage, self._ship = storage, ship
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
-        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on)
+        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on, self._holders_of)
         self._bridge = _Bridge(address, _service_id(folder), lambda document: self._forward(_Bridged(document)))
         try:
             self._await_nodes()
@@ -179,7 +182,7 @@ class RayExecutor(SupervisedExecutor):
         needed = {slot for _, slots in self._wanted.values() for slot in slots}
         needed |= {slot for running in self._running.values() for slot in running.holds}
         now_s = monotonic()
-        self._idle_since_s = {slot: self._idle_since_s.get(slot, now_s) for slot in self._devices if slot not in needed}
+        self._idle_since_s = {slot: self._idle_since_s.get(slot, now_s) for slot in self._held if slot not in needed}
         self._release([slot for slot, since_s in self._idle_since_s.items() if now_s - since_s > LINGER_S])
         if self._autoscale:
             self._rest(now_s)
@@ -234,11 +237,11 @@ class RayExecutor(SupervisedExecutor):
                 return self._look_at(document)
             case _Bridged(document={"told": "leased"} as document):
                 job_id, _ = self._pending.pop(document["id"], ("", ()))
-                self._devices |= document["devices"]
+                self._held |= document["held"]
                 self._places.setdefault(job_id, {}).update(document["places"])
             case _Bridged(document={"told": "unshippable"} as document):
                 job_id, _ = self._pending.pop(document["id"], ("", ()))
-                self._devices |= document["devices"]
+                self._held |= document["held"]
                 if job_id in self._wanted and job_id not in self._running:
                     del self._wanted[job_id]
                     return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
@@ -247,8 +250,9 @@ class RayExecutor(SupervisedExecutor):
                 self._wished = None
             case _Bridged(document={"told": "refused"} as document):
                 self._pending.pop(document["id"], None)
-                refused = Counter(self._where(slot)[0] for slot in document["slots"])
-                return [record for node in refused for record in self._mark_taken(node, document["slots"])]
+                return self._mark_taken(document["slots"])
+            case _Bridged(document={"told": "lost"} as document):
+                return self._lose_slots(document["slots"])
         return []
 
     def _look_at(self, document: Mapping[str, Any]) -> list[r.Record]:
@@ -268,14 +272,11 @@ class RayExecutor(SupervisedExecutor):
             if node["agent"] is not None and node["agent"]["token"] != self._resting.get(name):
                 place = node["agent"]
                 self._nodes.know(name, place["host"], place["port"], place["token"])
-        held = set(document["leases"])
-        for slot in held - set(self._devices):  # an earlier bridge held it
-            if not any(slot in slots for _, slots in self._pending.values()):
-                self._devices[slot] = document["devices"].get(slot, [])
-        pending = {slot for _, slots in self._pending.values() for slot in slots}
-        lost = [slot for slot in self._devices if slot not in held | pending and self._where(slot)[0] in self._seen]
-        if lost:  # somebody removed what held them for us
-            self._lease("", lost, None)
+        if document["found"] is not None:  # the first word of a bridge: what earlier ones held
+            found = document["found"]
+            changed = [slot for slot, seat in self._held.items() if found.get(slot) != seat]
+            told += self._lose_slots([slot for slot in changed if self._where(slot)[0] in self._seen])
+            self._held |= {slot: seat for slot, seat in found.items() if slot not in changed}
         draining = frozenset(name for name, node in self._seen.items() if node["draining"])
         told += [r.NodeDrained(node=name, drained=True, by="Ray") for name in sorted(draining - self._draining)]
         told += [r.NodeDrained(node=name, drained=False, by="Ray") for name in sorted(self._draining - draining)]
@@ -288,17 +289,27 @@ class RayExecutor(SupervisedExecutor):
         told: list[r.Record] = []
         for name in sorted(self._up & set(self._seen)):
             node = self._seen[name]
-            unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._devices]
+            unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._held]
             taken = tuple(sorted(unheld[len(unheld) - node["others"] :])) if node["others"] else ()
             if taken != self._taken.get(name, ()):
                 self._taken[name] = taken
                 told.append(r.SlotsTaken(node=name, slots=list(taken)))
         return told
 
-    def _mark_taken(self, node: str, slots: Sequence[str]) -> list[r.Record]:
-        mine = {index for owner, index in map(self._where, slots) if owner == node}
-        self._taken[node] = tuple(sorted(mine | set(self._taken.get(node, ()))))
-        return [r.SlotsTaken(node=node, slots=list(self._taken[node]))]
+    def _mark_taken(self, slots: Sequence[str]) -> list[r.Record]:
+        """These slots are not ours, until their nodes are looked at again."""
+        by_node: dict[str, set[int]] = {}
+        for node, index in map(self._where, slots):
+            by_node.setdefault(node, set(self._taken.get(node, ()))).add(index)
+        self._taken |= {node: tuple(sorted(indices)) for node, indices in by_node.items()}
+        return [r.SlotsTaken(node=node, slots=sorted(indices)) for node, indices in by_node.items()]
+
+    def _lose_slots(self, slots: Sequence[str]) -> list[r.Record]:
+        """Ray has taken slots back: the agents have ended what ran there, and jobs go on with what they have left."""
+        mine = [slot for slot in slots if slot in self._held]
+        self._release(mine)
+        lost = self._lose(set(mine), f"Ray has taken {', '.join(mine)} back") if mine else []
+        return [*self._mark_taken(mine), *lost]
 
     def _lose_node(self, name: str) -> list[r.Record]:
         """A node is gone: jobs go on with what they have elsewhere, or come back from their checkpoints."""
@@ -306,7 +317,7 @@ class RayExecutor(SupervisedExecutor):
         self._up.discard(name)
         self._resting.pop(name, None)
         mine = {self._slot(name, index) for index in range(self._known[name].slots)}
-        self._release([slot for slot in self._devices if slot in mine])
+        self._release([slot for slot in self._held if slot in mine])
         self._taken.pop(name, None)
         for places in self._places.values():
             places.pop(name, None)
@@ -354,7 +365,7 @@ class RayExecutor(SupervisedExecutor):
     def _rest(self, now_s: float) -> None:
         """End the agents of nodes that nobody needs: to Ray's autoscaler, a node with an actor on it is in use."""
         slots = {slot for _, wanted in self._wanted.values() for slot in wanted}
-        slots |= {slot for _, asked in self._pending.values() for slot in asked} | set(self._devices)
+        slots |= {slot for _, asked in self._pending.values() for slot in asked} | set(self._held)
         slots |= {slot for running in self._running.values() for slot in running.holds}
         unneeded = self._up - self._resting.keys() - {self._where(slot)[0] for slot in slots}
         self._unneeded_since_s = {name: self._unneeded_since_s.get(name, now_s) for name in unneeded}
@@ -376,7 +387,7 @@ class RayExecutor(SupervisedExecutor):
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].spec.working_dir if self._ship else None
         here = self._places.get(job_id, {})
-        held = {slot for slot in slots if slot in self._devices and (code is None or self._where(slot)[0] in here)}
+        held = {slot for slot in slots if slot in self._held and (code is None or self._where(slot)[0] in here)}
         ready = {slot for slot in held if self._where(slot)[0] not in self._resting}
         missing = tuple(slot for slot in slots if slot not in held and self._where(slot)[0] in self._up)
         pending = {slot for _, asked in self._pending.values() for slot in asked}
@@ -395,13 +406,19 @@ class RayExecutor(SupervisedExecutor):
     def _release(self, slots: Sequence[str]) -> None:
         if slots:
             for slot in slots:
-                self._devices.pop(slot, None)
+                self._held.pop(slot, None)
             self._bridge.send({"do": "release", "slots": list(slots)})
+
+    def _holders_of(self, launch: Launch) -> list[Mapping[str, int]]:
+        """The processes that hold the slots of one that is to be started."""
+        node = launch.slot.rpartition("/")[0]
+        slots = [f"{node}/{index}" for index in launch.environment["GEMINID_SLOTS"].split(",")]
+        return [self._held.get(slot, NOT_HELD)["holder"] for slot in slots]
 
     def _environment_of(self, job: LiveJob, node: str, slots: Sequence[str]) -> dict[str, str]:
         """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
         found = dict(slot_environment([self._where(slot)[1] for slot in slots]))
-        devices = [device for slot in slots for device in self._devices.get(slot, ())]
+        devices = [device for slot in slots for device in self._held.get(slot, NOT_HELD)["devices"]]
         place = self._places.get(job.id, {}).get(node, {"environment": {}})
         threads = {"OMP_NUM_THREADS": "1"} if self._known[node].gpu_type == "cpu" else {}
         return {
@@ -509,6 +526,13 @@ class RayExecutor(SupervisedExecutor):
 
     def _exit_of(self, job_id: str) -> PlainExit | None:
         return self._exits.get(job_id)
+
+    def _plain_over(self, job_id: str, *, stopping: bool) -> list[r.Record]:
+        ended = self._exit_of(job_id)
+        if ended is None or ended.code != SLOT_GONE or stopping:
+            return super()._plain_over(job_id, stopping=stopping)
+        self._wanted.pop(job_id, None)
+        return [r.JobEnded(job_id=job_id, how="lost", reason=f"it {ended.told()}")]
 
     def _forget_exit(self, job_id: str) -> None:
         self._exits.pop(job_id, None)

@@ -15,10 +15,11 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 
 | to the service | meaning |
 |---|---|
-| ``{"told": "nodes", "nodes", "leases", "devices"}`` | all nodes with slots, and the slots that are held |
-| ``{"told": "leased", "id", "devices", "places"}`` | the devices of each slot, and where the code is on each node |
+| ``{"told": "nodes", "nodes", "found"}`` | all nodes with slots; at first, all slots that an earlier bridge held, too |
+| ``{"told": "leased", "id", "held", "places"}`` | by whom each slot is held, and where the code is on each node |
 | ``{"told": "refused", "id", "slots"}`` | these could not be had |
-| ``{"told": "unshippable", "id", "devices", "reason"}`` | the slots are held, but the code could not be brought there |
+| ``{"told": "lost", "slots"}`` | these were taken back: what held them for us has ended |
+| ``{"told": "unshippable", "id", "held", "reason"}`` | the slots are held, but the code could not be brought there |
 | ``{"told": "trouble", "text"}`` | why it ends |
 """
 
@@ -34,6 +35,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter, deque
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -52,6 +54,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from geminid import __version__
 from geminid.serve.executors.nodeserver import Line
 from geminid.serve.executors.rayagent import NodeAgent, lease_name
+from geminid.serve.executors.rayslot import GeminidSlot
 
 #: Where Geminid's actors live.
 NAMESPACE = "geminid"
@@ -68,8 +71,11 @@ LOOK_S = 0.4
 #: Bringing code to a node, with what has to be installed for it, may take so long.
 SHIP_S = 300.0
 
-#: A slot that cannot be held within so long is somebody else's.
-LEASE_S = 5.0
+#: A slot that cannot be held within so long is somebody else's; to sit down in it may take so long.
+LEASE_S, SEAT_S = 5.0, 60.0
+
+#: So many requests are carried out at a time; those that bring code to nodes take long.
+WORKERS = 32
 
 #: Slots of others are believed in when they have been seen so many times in a row: counts of Ray lag a little.
 LOOKS_TO_BELIEVE = 3
@@ -106,7 +112,8 @@ class Bridge:
         self._line, self._service, self._forsaken_s = line, service, forsaken_s
         self._send_lock = threading.Lock()
         self._leases: dict[str, PlacementGroup] = {}
-        self._found: set[str] = set()
+        self._seats: dict[str, tuple[Any, Any]] = {}  # the actor in a slot, and what is heard when it ends
+        self._found = False
         self._units: dict[str, tuple[str, str]] = {}
         self._bundles: dict[str, dict[str, float]] = {}
         self._agents: dict[str, Any] = {}
@@ -116,7 +123,7 @@ class Bridge:
         self._resting: set[str] = set()
         self._wished = False
         self._said: object = None
-        self._pool = ThreadPoolExecutor(4, thread_name_prefix="lease")
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="lease")
         self._lock = threading.Lock()
 
     def serve(self) -> None:
@@ -142,8 +149,9 @@ class Bridge:
     # --- Nodes ---
 
     def _look(self) -> None:
-        """Tell of all nodes that are alive, if anything has changed."""
+        """Tell of all nodes that are alive, if anything has changed, and of slots of theirs that were taken back."""
         alive = [node for node in ray.nodes() if node["Alive"]]
+        self._lose({node["NodeID"] for node in alive})
         free = ray_state.available_resources_per_node()
         draining = ray_state.state.get_draining_nodes()
         typed = any(_slots_of(node, by_cpu=False) for node in alive)
@@ -176,14 +184,11 @@ class Bridge:
                     agent=self._agent_on(node["NodeID"], name),
                 )
             )
-        with self._lock:
-            leases = sorted(self._leases)
-        said = (seen, leases)
-        if said != self._said:
-            self._said = said
-            devices = {slot: self._devices(slot, None) for slot in leases if slot in self._found}
-            nodes = [asdict(node) for node in seen]
-            self._tell({"told": "nodes", "nodes": nodes, "leases": leases, "devices": devices})
+        if seen != self._said:
+            self._said = seen
+            again = None if self._found else self._sit_again()
+            self._found = True
+            self._tell({"told": "nodes", "nodes": [asdict(node) for node in seen], "found": again})
 
     def _others_on(self, name: str, node_id: str, slots: int, free: float) -> int:
         """How many slots of a node others have: those that are neither free nor ours."""
@@ -254,6 +259,8 @@ class Bridge:
     def _lease(self, number: int, slots: list[str], job: str, code: str | None) -> None:
         """Hold slots, all or none of them, and have a job's code on their nodes."""
         groups: dict[str, PlacementGroup] = {}
+        shipping: dict[str, Any] = {}
+        told: dict[str, Any] = {"told": "leased", "places": {}}
         try:
             with self._lock:
                 missing = [slot for slot in slots if slot not in self._leases]
@@ -261,30 +268,38 @@ class Bridge:
                 groups[slot] = self._hold(slot)
             deadline_s = monotonic() + LEASE_S
             late = [slot for slot, group in groups.items() if not group.wait(max(0.01, deadline_s - monotonic()))]
-            devices = {} if late else {slot: self._devices(slot, groups.get(slot)) for slot in slots}
+            if not late:
+                with self._lock:
+                    self._leases |= groups  # now they count as ours
+                if code is not None:
+                    try:
+                        shipping = self._ship(job, code, {slot.rpartition("/")[0] for slot in slots})
+                    except Exception as problem:  # too large, or ill described
+                        told = _unshippable(problem)
+                held = self._sit(slots)
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
-            late, devices = slots, {}
+            late = slots
         if late:
-            for group in groups.values():
-                remove_placement_group(group)
+            with self._lock:
+                self._leases |= groups
+            for slot in groups:
+                self._release(slot)
             self._said = None
             self._tell({"told": "refused", "id": number, "slots": late})
             return
-        with self._lock:
-            self._leases |= groups
-        places: dict[str, Any] = {}
-        if code is not None:
-            try:
-                places = self._ship(job, code, {slot.rpartition("/")[0] for slot in slots})
-            except Exception as problem:  # what it asks for cannot be had, or is too large
-                reason = f"its code could not be brought to its nodes: {_first_line(problem)}"
-                self._tell({"told": "unshippable", "id": number, "devices": devices, "reason": reason})
-                return
-        self._tell({"told": "leased", "id": number, "devices": devices, "places": places})
+        try:
+            if shipping:
+                told["places"] = {name: ray.get(place, timeout=SHIP_S) for name, place in shipping.items()}
+        except Exception as problem:  # what it asks for cannot be had
+            told = _unshippable(problem)
+        with self._send_lock:  # what is told of losses comes before, or after
+            with self._lock:
+                held = {slot: seat for slot, seat in held.items() if slot in self._leases}
+            self._line.send({**told, "id": number, "held": held})
 
     def _ship(self, job: str, code: str, nodes: set[str]) -> dict[str, Any]:
-        """Have Ray bring a job's folder to some nodes, with whatever its ``runtime_env.yaml`` asks for."""
+        """Have Ray bring a job's folder to some nodes, with what its ``runtime_env.yaml`` asks for; their answers."""
         environment = upload_working_dir_if_needed(runtime_env(Path(code)), True, tempfile.gettempdir())
         environment.pop("excludes", None)  # they have been left out
         asked = {}
@@ -300,7 +315,7 @@ class Bridge:
             }
             names = list(environment.get("env_vars", {}))
             asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
-        return {name: ray.get(place, timeout=SHIP_S) for name, place in asked.items()}
+        return asked
 
     def _unship(self, job: str) -> None:
         for name in ray.util.list_named_actors():
@@ -318,26 +333,64 @@ class Bridge:
             bundle_label_selector=[{"ray.io/node-id": node_id}],
         )
 
-    def _devices(self, slot: str, group: PlacementGroup | None) -> list[str]:
-        """Which GPUs Ray gives to whoever runs in a slot; none for CPU slots."""
-        name, _, index = slot.rpartition("/")
-        if self._units[name][1] != "GPU":
-            return []
-        holder = ray.remote(_Holder).options(
-            name=lease_name(self._service, name, int(index)),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            num_gpus=1,
-            scheduling_strategy=PlacementGroupSchedulingStrategy(group or self._leases[slot]),
-        )
-        devices: list[str] = ray.get(holder.remote().devices.remote(), timeout=60.0)
-        return devices
+    def _sit(self, slots: Sequence[str]) -> dict[str, Any]:
+        """Have an actor in each of some slots that are held for us; who they are, and what they have."""
+        with self._lock:
+            groups = {slot: self._leases[slot] for slot in slots}
+        actors = {}
+        for slot, group in groups.items():
+            name, _, index = slot.rpartition("/")
+            bundle = dict(self._bundles[name])
+            actors[slot] = (
+                ray.remote(GeminidSlot)
+                .options(
+                    name=f"{lease_name(self._service, name, int(index))}/{group.id.hex()[:8]}",
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    get_if_exists=True,
+                    num_cpus=bundle.pop("CPU", 0.0),
+                    num_gpus=bundle.pop("GPU", 0.0),
+                    resources=bundle,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+                )
+                .remote()
+            )
+        seats = ray.get([actor.seat.remote() for actor in actors.values()], timeout=SEAT_S)
+        with self._lock:
+            self._seats |= {slot: (actor, actor.stay.remote()) for slot, actor in actors.items()}
+        return dict(zip(actors, seats, strict=True))
+
+    def _lose(self, alive: set[str]) -> None:
+        """See which slots were taken back. Those of nodes that are gone are gone with them, which is told otherwise."""
+        with self._lock:
+            stays = {stay: slot for slot, (_, stay) in self._seats.items()}
+        ended, _ = ray.wait(list(stays), num_returns=len(stays), timeout=0) if stays else ([], [])
+        here = [(stays[stay], stay) for stay in ended if self._units[stays[stay].rpartition("/")[0]][0] in alive]
+        lost = [slot for slot, stay in here if self._has_ended(slot, stay)]
+        if lost:
+            print(f"geminid: taken back by Ray: {', '.join(lost)}", file=sys.stderr, flush=True)
+            for slot in lost:
+                self._release(slot)
+            self._tell({"told": "lost", "slots": lost})
+            self._said = None
+
+    def _has_ended(self, slot: str, stay: Any) -> bool:
+        """Whether what held a slot has ended, and not just been out of reach."""
+        try:
+            ray.get(stay)
+        except ray.exceptions.ActorUnavailableError:
+            with self._lock:
+                actor, _ = self._seats[slot]
+                self._seats[slot] = (actor, actor.stay.remote())
+            return False
+        except ray.exceptions.RayError:
+            pass
+        return True
 
     def _release(self, slot: str) -> None:
         with self._lock:
             group = self._leases.pop(slot, None)
+            self._seats.pop(slot, None)
         if group is not None:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 remove_placement_group(group)  # ends its holder as well
@@ -350,13 +403,21 @@ class Bridge:
             if not group["name"].startswith(prefix) or group["state"] == "REMOVED":
                 continue
             with contextlib.suppress(ValueError):
-                found = ray.util.get_placement_group(group["name"])
+                known = ray.util.get_placement_group(group["name"])
                 if group["state"] == "CREATED" and set(group["bundles_to_node_id"].values()) <= alive:
-                    slot = group["name"].removeprefix(prefix)
-                    self._leases[slot] = found
-                    self._found.add(slot)
+                    self._leases[group["name"].removeprefix(prefix)] = known
                 else:
-                    remove_placement_group(found)
+                    remove_placement_group(known)
+
+    def _sit_again(self) -> dict[str, Any]:
+        """By whom the slots are held that an earlier bridge held; those that cannot be sat in are given up."""
+        found: dict[str, Any] = {}
+        for slot in list(self._leases):
+            try:
+                found |= self._sit([slot])
+            except (ray.exceptions.RayError, KeyError):
+                self._release(slot)
+        return found
 
     def _give_all_back(self) -> None:
         if self._wished:
@@ -377,14 +438,6 @@ class _Code:
         names = ["PATH", "PYTHONPATH", "VIRTUAL_ENV", *names]
         environment = {name: os.environ[name] for name in names if name in os.environ}
         return {"folder": os.getcwd(), "environment": environment}
-
-
-class _Holder:
-    """Sits in a GPU slot, so that Ray says which device it is and nobody else gets it."""
-
-    def devices(self) -> list[str]:
-        """The devices of this slot."""
-        return [str(device) for device in ray.get_gpu_ids()]
 
 
 def _wish(wished: list[dict[str, Any]]) -> None:
@@ -451,6 +504,11 @@ def _names(nodes: list[dict[str, Any]]) -> list[str]:
         else:
             found.append(address if addresses[address] == 1 else f"{address}-{node['NodeID'][:8]}")
     return found
+
+
+def _unshippable(problem: Exception) -> dict[str, Any]:
+    reason = f"its code could not be brought to its nodes: {_first_line(problem)}"
+    return {"told": "unshippable", "reason": reason}
 
 
 def _first_line(problem: BaseException) -> str:

@@ -18,7 +18,7 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -133,15 +133,17 @@ class RemoteProcess:
 class Nodes:
     """The lines to all nodes; also a launcher, whose processes run where their slot is (``node/slot``).
 
-    ``folder_on`` says where a job's code was brought to on a node, if it was.
+    ``folder_on`` says where a job's code was brought to on a node, if it was, and ``holders_of`` by which processes
+    there the slots of a new one are held.
     """
 
     def __init__(
         self,
         on_event: Callable[[NodeHere | NodeGone | NodeEnded], None],
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
+        holders_of: Callable[[Launch], Sequence[Mapping[str, int]]] = lambda launch: (),
     ) -> None:
-        self._on_event, self._folder_on = on_event, folder_on
+        self._on_event, self._folder_on, self._holders_of = on_event, folder_on, holders_of
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._doubts: dict[str, _Doubt] = {}
@@ -235,6 +237,7 @@ class Nodes:
             "environment": dict(launch.environment),
             "folder": self._folder_on(launch.name.partition("/")[0], node)
             or ("" if launch.folder == Path() else str(launch.folder)),
+            "holders": list(self._holders_of(launch)),
         }
         process = RemoteProcess(self, node, key, launch.log, start=document)
         with self._lock:
