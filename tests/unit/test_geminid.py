@@ -131,6 +131,18 @@ def test_a_pause_is_weighed_against_the_time_for_which_it_pays() -> None:
     assert objective.utilities(pausing, goodput)[0, 0] == pytest.approx(1 - 15 / 600, rel=1e-5)
 
 
+def test_the_longer_nobody_came_the_further_it_looks_ahead() -> None:
+    """A quarter more slots do not pay for this pause while jobs keep coming, and do when that seems to be over."""
+    running = job("a", allocation=((0, 4), (1, 4), (2, 4)), rescale_s=600.0, work=1e12)
+    assert slots(Geminid().decide(view(running, now_s=600.0))) == {"a": 12}
+    assert slots(Geminid().decide(view(running, now_s=86400.0))) == {"a": 16}
+    late = opaque("b", submitted_s=86300.0)
+    assert slots(Geminid().decide(view(running, late, now_s=86400.0))) == {"a": 12, "b": 1}
+    policy = Geminid()
+    policy.decide(view(running, late, now_s=86400.0))
+    assert slots(policy.decide(view(running, now_s=86500.0))) == {"a": 12}, "who has come and gone has come"
+
+
 def test_jobs_that_were_changed_often_are_changed_less_gladly() -> None:
     many = arrays(1, age_s=np.array([1000.0]), restarts=np.array([10.0]), rescale_s=np.array([50.0]))
     ahead_s = np.array([600.0])

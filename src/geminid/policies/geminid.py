@@ -103,6 +103,7 @@ class Geminid(Policy):
     _shares: FairShares | None = field(init=False)
     _queues: dict[str, Queue] = field(init=False)
     _decided_s: float = float("-inf")
+    _last_arrival_s: float = float("-inf")
 
     def __post_init__(self) -> None:
         memory = KindMemory() if self.kinds else None
@@ -177,6 +178,7 @@ class Geminid(Policy):
     def _worth(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> Worth:
         """What each configuration is worth to each job, with everybody's claims."""
         jobs, now_s = view.jobs, view.now_s
+        self._last_arrival_s = max([self._last_arrival_s, *(job.facts.submitted_s for job in jobs)])
         least = slowest(goodput)
         left_s = self._remaining.seconds(jobs, least)
         age_s = np.array([job.age_s(now_s) for job in jobs])
@@ -214,7 +216,7 @@ class Geminid(Policy):
         objective = Objective(
             ranking=ranking,
             speed_power=self.q,
-            horizon_s=self.horizon_s,
+            horizon_s=max(self.horizon_s, now_s - self._last_arrival_s),
             horizon_pauses=self.horizon_pauses,
             pause_power=self.pause_power,
             restart_power=self.restart_power,

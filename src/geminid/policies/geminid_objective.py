@@ -8,7 +8,8 @@ among all jobs, the one with the longest time left first, to a power. The speed-
 than to one.
 
 A change of slots costs a pause. It is weighed against the time for which the new slots will be had: until the job is
-done, its pause included, but no longer than a horizon, after which something else will have happened. Jobs that have
+done, its pause included, but no longer than a horizon, after which something else will have happened (and the policy
+looks as far ahead as nobody has come: who has seen no arrival for an hour expects none in the next). Jobs that have
 often been changed are changed less gladly.
 
 The longest jobs are not worth ever less the more others there are: a rank counts as some least rank at least. The order
