@@ -235,11 +235,11 @@ class JobState(Document):
             reason=reason,
         )
 
-    def crash(self, *, at_s: Seconds, reason: str, counts: bool = True) -> JobState:
+    def crash(self, *, at_s: Seconds, reason: str, counts: bool = True, in_a_row: int | None = None) -> JobState:
         """The job after its processes were lost: back to its last checkpoint, and pending or given up.
 
         This is the only change by which progress shrinks. What is nobody's failure (a machine that was switched off)
-        does not count as one.
+        does not count as one. A job is given up for failures ``in_a_row``, without progress in between; None for all.
 
         Raises:
             IllegalTransition: the job holds no slots, so that nothing of it can crash; or time would go back.
@@ -247,7 +247,8 @@ class JobState(Document):
         if not self.phase.holds_slots:
             raise IllegalTransition(f"Job {self.job_id} is {self.phase} and runs nothing that could crash.")
         failures = self.failures + counts
-        to = JobPhase.PENDING if failures <= self.spec.max_retries else JobPhase.FAILED
+        given_up = (failures if in_a_row is None else in_a_row) > self.spec.max_retries
+        to = JobPhase.FAILED if given_up else JobPhase.PENDING
         after = self.move(to, at_s=at_s, reason=reason)
         return replace(after, failures=failures, progress_samples=self.durable_samples)
 

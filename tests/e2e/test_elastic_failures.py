@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -146,6 +147,28 @@ def test_a_leader_that_dies_after_training_is_started_again_to_finish_what_it_di
         assert job.ended() == "finished"
     assert exactly_once(job, 64, 2)
     assert job.of_kind(GroupFormed)[-1].restored
+
+
+def test_workers_that_fail_again_and_again_are_started_later_and_later(tmp_path, launcher):
+    """The first time at once; then after 1, 2 … s, until the job is given up, or stopped meanwhile."""
+    script = tmp_path / "fails.py"
+    script.write_text(
+        f"import time\nprint(time.monotonic(), file=open({str(tmp_path / 'starts')!r}, 'a'))\nraise SystemExit(1)"
+    )
+    with Job(tmp_path, str(script), launcher=launcher, most_failures=3) as job:
+        job.resize(["a"])
+        assert job.ended() == "failed"
+    starts = [float(line) for line in (tmp_path / "starts").read_text().splitlines()]
+    gaps_s = [later - earlier for earlier, later in pairwise(starts)]
+    assert len(gaps_s) == 3
+    assert gaps_s[1] >= 1.0
+    assert gaps_s[2] >= 2.0
+    with Job(tmp_path, str(script), launcher=launcher, most_failures=30) as job:
+        job.resize(["a"])
+        job.wait(lambda status: status.failures >= 4 and not status.workers)  # the next start is 4 s off
+        job.resize(["b"])
+        job.stop()
+        assert job.ended() == "stopped"
 
 
 def test_members_that_died_while_nobody_supervised_are_replaced(tmp_path, launcher):

@@ -11,7 +11,7 @@ from geminid.cluster import Cluster
 from geminid.jobstate import JobPhase
 from geminid.policies.base import Policy
 from geminid.serve.service import Published
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.state import LiveJob, ServiceState, total_batch
 
 #: Why jobs wait, for metrics.
 REASONS = ("capacity", "quota", "paused", "retry")
@@ -49,7 +49,7 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "samples": job.samples,
         "epoch": job.epoch,
         "step": job.step,
-        "batch": state.batch_plan.total_batch(state.num_slots) if state.batch_plan and state.num_slots else None,
+        "batch": total_batch(job, state.batch_plan, state.num_slots) if state.batch_plan and state.num_slots else None,
         "batch_plan": None if state.batch_plan is None else state.batch_plan.to_dict(),
         "learning_rate_factor": job.learning_rate_factor,
         "metrics": dict(job.metrics),

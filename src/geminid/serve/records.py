@@ -90,12 +90,16 @@ class JobRescaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFormed:
-    """A job's workers train together on exactly these slots. ``pause_s`` is how long training stood still for it."""
+    """A job's workers train together on exactly these slots. ``pause_s`` is how long training stood still for it.
+
+    A state that was ``restored``, or is fresh, has so many ``samples`` behind it (None: not known).
+    """
 
     job_id: str
     placement: Placement
     pause_s: float | None = None
     restored: bool = False
+    samples: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,7 +97,8 @@ class LiveJob:
     ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``. ``held_until_s`` keeps a job that crashed from
     being started again at once. ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
     ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
-    ``saved_samples`` are those of ``samples`` that are safe in a checkpoint.
+    ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
+    were in a row, without progress in between: beyond the ``failed_samples`` at which one was before.
     """
 
     state: JobState
@@ -112,6 +113,8 @@ class LiveJob:
     gradient: GradientStats | None = None
     samples: int = 0
     saved_samples: int = 0
+    fruitless: int = 0
+    failed_samples: int = -1
     step: int = 0
     epoch: int = 0
     learning_rate_factor: float = 1.0
@@ -169,6 +172,15 @@ class LiveJob:
         """Slots × seconds that it has had up to now."""
         since_s = 0.0 if self.phase.is_terminal else max(now_s - self.state.updated_at_s, 0.0)
         return self.state.attained_service_gpu_s + self.state.num_slots * since_s
+
+    def failed_again(self) -> LiveJob:
+        """The job with one failure more in a row, or the first if it had come further than at the last."""
+        further = self.samples > self.failed_samples
+        return replace(
+            self,
+            fruitless=1 if further else self.fruitless + 1,
+            failed_samples=max(self.samples, self.failed_samples),
+        )
 
     def told(self, at_s: float, text: str, pause_s: float | None = None) -> LiveJob:
         """The job with another line in its story."""
@@ -415,8 +427,10 @@ class ServiceState:
 
     def _form(self, at_s: float, job: LiveJob, record: r.JobFormed) -> LiveJob:
         state, slots = job.state, record.placement.num_slots
+        had_trained = job.samples > 0
         if record.restored and state.phase in (JobPhase.RUNNING, JobPhase.RESCALING):  # all of its workers were lost
-            state = state.crash(at_s=at_s, reason="all of its workers were lost")
+            job = job.failed_again()
+            state = state.crash(at_s=at_s, reason="all of its workers were lost", in_a_row=job.fruitless)
             job = replace(job, samples=job.saved_samples)
             if state.phase.is_terminal:
                 return self._unplanned(at_s, replace(job, state=state)).told(at_s, "failed: too many crashes")
@@ -435,11 +449,31 @@ class ServiceState:
                 max_slots_used=max(state.max_slots_used, slots),
             )
         where = f"{'training' if job.elastic else 'running'} on {slots} slot{'s' if slots > 1 else ''}"
-        how = " from its last checkpoint" if record.restored and job.samples else ""
+        how = ""
+        if record.restored and had_trained:
+            job, state, how = self._restored(job, state, record.samples)
         formed = replace(job, state=state, reported=None).told(at_s, where + how, record.pause_s)
         if record.pause_s is None:
             return formed
         return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)[-MOST_PAUSES:])
+
+    @staticmethod
+    def _restored(job: LiveJob, state: JobState, samples: int | None) -> tuple[LiveJob, JobState, str]:
+        """A job that goes on from a checkpoint: the last one, an older one or, if none could be used, none at all."""
+        if not job.saved_samples and not samples:
+            return job, state, " from the beginning: nothing was saved"
+        if samples is None or samples >= job.saved_samples:
+            return job, state, " from its last checkpoint"
+        share = samples / job.saved_samples
+        state = replace(
+            state,
+            progress_samples=share * min(state.progress_samples, state.durable_samples),
+            durable_samples=share * state.durable_samples,
+        )
+        how = " from an older checkpoint: the last could not be used"
+        if not samples:
+            how = " from the beginning: no checkpoint could be used"
+        return replace(job, samples=samples, saved_samples=samples), state, how
 
     def _progress(self, at_s: float, job: LiveJob, record: r.JobProgressed) -> LiveJob:
         state = job.state
@@ -466,7 +500,7 @@ class ServiceState:
             measured=self._measured(job, record),
         )
         if retuned:
-            total = plan.total_batch(record.slots)
+            total = total_batch(job, plan, record.slots)
             passes = f" × {record.accumulation_steps + 1} passes" if record.accumulation_steps else ""
             changed = changed.told(at_s, f"re-tuned: batch {total} ({record.per_slot_batch} a slot{passes})")
         return changed
@@ -503,12 +537,16 @@ class ServiceState:
                 return job
             state = state.move(JobPhase.FAILED, at_s=at_s, reason=record.reason)
         elif record.how in ("crashed", "lost", "unstarted"):
-            state = state.crash(at_s=at_s, reason=record.reason, counts=record.how == "crashed")
+            counts = record.how == "crashed"
+            job = job.failed_again() if counts else job
+            in_a_row = job.fruitless if job.elastic else None
+            state = state.crash(at_s=at_s, reason=record.reason, counts=counts, in_a_row=in_a_row)
         else:
             state = state.move(JobPhase.PENDING, at_s=at_s, reason=record.reason)
         held_until_s = job.held_until_s
         if record.how == "crashed":
-            held_until_s = at_s + min(FIRST_RETRY_S * 2 ** (state.failures - 1), LAST_RETRY_S)
+            in_a_row = job.fruitless if job.elastic else state.failures
+            held_until_s = at_s + min(FIRST_RETRY_S * 2 ** min(in_a_row - 1, 10), LAST_RETRY_S)
         elif record.how == "unstarted":
             held_until_s = at_s + FIRST_RETRY_S
         ended = replace(job, state=state, held_until_s=held_until_s)
@@ -607,6 +645,12 @@ class ServiceState:
 def _kind(job: LiveJob) -> tuple[str | None, str, tuple[str, ...], str | None]:
     """What jobs have in common that should be equally fast."""
     return (job.spec.owner, job.spec.name, job.spec.command[:2], job.spec.working_dir)
+
+
+def total_batch(job: LiveJob, plan: BatchPlan, slots: int) -> int:
+    """The samples of a step: never more than the job's largest batch, for which some slots have one less."""
+    total = plan.total_batch(slots)
+    return total if job.limits is None else min(total, max(job.limits.largest_batch, job.limits.initial_batch))
 
 
 def observation_of(record: r.JobProgressed) -> Observation | None:

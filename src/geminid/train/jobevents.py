@@ -33,7 +33,7 @@ class GroupFormed:
 
     ``pause_s`` is how long training stood still: from the end of the last step before until training could go on, on
     the worker where that took longest (each by its own clock). None for the first generation of a job, and after a
-    restart from a checkpoint.
+    restart from a checkpoint. ``samples`` is how far its state is.
     """
 
     generation: int
@@ -43,6 +43,7 @@ class GroupFormed:
     restored: bool
     stopped_at_s: float | None
     resumed_at_s: float
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class Joined:
 
     Times are of the machine's monotonic clock: ``stopped_at_s`` when the last step before ended (None for one that was
     not training), ``resumed_at_s`` when training may go on. ``received_bytes`` is the state it was sent: none where it
-    had its own. ``restored`` says that the state comes from a checkpoint, or is fresh.
+    had its own. ``restored`` says that the state comes from a checkpoint, or is fresh; ``samples`` how far it is.
     """
 
     generation: int
@@ -115,6 +115,7 @@ class Joined:
     stopped_at_s: float | None = None
     received_bytes: int = 0
     restored: bool = False
+    samples: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

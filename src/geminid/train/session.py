@@ -678,6 +678,7 @@ class Session:
                 stopped_at_s=stopped_at_s,
                 received_bytes=entry.received_bytes,
                 restored=entry.restored,
+                samples=self.position.samples,
             )
         )
         self._enter("between")

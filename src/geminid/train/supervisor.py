@@ -66,6 +66,9 @@ from geminid.train.takeover import Handover
 #: How often the clock is looked at.
 TICK_S = 0.2
 
+#: Workers that fail again and again are started anew after 1, 2, 4 … s, at most so long; older failures do not count.
+LONGEST_DELAY_S, RECENT_FAILURE_S = 30.0, 60.0
+
 #: What could not be written for want of room is tried again so often.
 SAVE_AGAIN_S = 1.0
 
@@ -102,6 +105,8 @@ class Supervisor:
         self._progress: messages.Progress | None = None
         self._checkpoint: messages.Checkpointed | None = None
         self._best_samples = -1
+        self._failed_at_s: deque[float] = deque(maxlen=10)
+        self._start_at_s: dict[str, tuple[float, str]] = {}
         self._lost_since_s: float | None = None
         self._stopped_at_s: float | None = None
         self._stop_by_s: float | None = None
@@ -302,7 +307,7 @@ class Supervisor:
     def _stop(self, save: bool) -> None:
         if self._phase.over:
             return
-        if save and self._phase is JobPhase.RECOVERING and self._stop_by_s is None:
+        if save and self._phase is JobPhase.RECOVERING and self._stop_by_s is None and self._workers:
             # Whoever survived has the state but not yet a leader to save it: they form a group first.
             self._stop_by_s = monotonic() + self.spec.patience.grace
             return
@@ -350,7 +355,7 @@ class Supervisor:
         for action in actions:
             match action:
                 case StartWorker(worker, slot):
-                    self._start(worker, slot)
+                    self._start_at_s[worker] = (monotonic() + self._delay_s(), slot)
                 case EndWorker(worker):
                     self._end(worker, "was not needed any more")
                 case Tell(worker, form):
@@ -359,8 +364,23 @@ class Supervisor:
                     if worker not in form.members and worker in self._workers:
                         self._workers[worker].ending = "left"
                     self._lines.send(worker, form)
+        self._start_due()
         if actions:
             self._save()
+
+    def _delay_s(self) -> float:
+        """How long to wait before a worker is started: not at all, unless they have failed again and again."""
+        recent = sum(at_s > monotonic() - RECENT_FAILURE_S for at_s in self._failed_at_s)
+        return min(2.0 ** (recent - 2), LONGEST_DELAY_S) if recent > 1 else 0.0
+
+    def _start_due(self) -> None:
+        """Start the workers whose time has come."""
+        if self._phase.over or self._phase is JobPhase.STOPPING:
+            self._start_at_s.clear()
+        for worker, (at_s, slot) in list(self._start_at_s.items()):
+            if worker in self._start_at_s and monotonic() >= at_s and not self._phase.over:
+                del self._start_at_s[worker]
+                self._start(worker, slot)
 
     # ------------------------------------------------------------------------------------------- processes
 
@@ -392,6 +412,8 @@ class Supervisor:
         self._selector.register(known.process, selectors.EVENT_READ, lambda: self._ended(worker))
 
     def _end(self, worker: str, why: str) -> None:
+        if self._start_at_s.pop(worker, None) is not None:
+            self._carry_out(self._group.gone(worker))
         known = self._workers.get(worker)
         if known is not None:
             known.ending = known.ending or why
@@ -439,6 +461,7 @@ class Supervisor:
         samples = self._progress.samples if self._progress is not None else -1
         self._failures = 1 if samples > self._best_samples else self._failures + 1
         self._best_samples = max(samples, self._best_samples)
+        self._failed_at_s.append(monotonic())
         self._reason = reason
         if self._failures > self.spec.most_failures:
             told = f"{reason}; {self._failures} failures without progress in between"
@@ -539,6 +562,7 @@ class Supervisor:
                 generation=joined[0].generation,
                 slots=slots,
                 step=joined[0].step,
+                samples=joined[0].samples,
                 pause_s=max(pauses_s, default=None),
                 restored=joined[0].restored,
                 stopped_at_s=stopped_at_s,
@@ -560,6 +584,7 @@ class Supervisor:
         now, patience = monotonic(), self._patience
         if now > self._save_at_s:
             self._save()
+        self._start_due()
         self._lines.dismiss_silent(patience.hang)
         for worker, known in self._workers.items():
             if known.kill_at_s is not None and now > known.kill_at_s:

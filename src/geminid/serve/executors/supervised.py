@@ -487,6 +487,7 @@ class SupervisedExecutor(ABC):
                     placement=self._placed(running.formed),
                     pause_s=event.pause_s,
                     restored=restored,
+                    samples=event.samples if restored else None,
                 )
                 return [*self._ready(job_id, running), *self._report(running, now=True), formed]
             case j.Reported(progress=progress):
