@@ -44,12 +44,12 @@ class Programme:
 #: When jobs come, what they are, and how many epochs they train.
 FULL = Programme(
     (
-        (0.0, "images", 12),
-        (4.0, "language", 8),
-        (12.0, "recommender", 16),
-        (25.0, "images", 6),
-        (40.0, "recommender", 8),
-        (55.0, "language", 4),
+        (0.0, "images", 24),
+        (4.0, "language", 16),
+        (12.0, "recommender", 32),
+        (25.0, "images", 16),
+        (40.0, "recommender", 24),
+        (55.0, "language", 10),
     ),
     kill_after_s=20.0,
 )
@@ -188,6 +188,7 @@ def _result(show: Show, jobs: list[dict[str, Any]], status: dict[str, Any]) -> d
         after = [] if lost is None else [line for line in job["story"] if line["at_s"] >= lost["at_s"]]
         formed = next((line for line in after if line["text"].startswith("training on")), None)
         killed = {**killed, "training_again_after_s": None if not formed or not lost else formed["at_s"] - lost["at_s"]}
+    began_s = min((line["at_s"] for job in jobs for line in job["story"]), default=0.0)
     return {
         "seconds": show.at_s,
         "slots": status["slots"],
@@ -200,6 +201,7 @@ def _result(show: Show, jobs: list[dict[str, Any]], status: dict[str, Any]) -> d
                 **{name: job[name] for name in ("id", "name", "phase", "jct_s", "rescales", "pauses_s", "gpu_s")},
                 **{name: job[name] for name in ("samples", "work_samples", "metrics")},
                 "most_slots": max(line["slots"] for line in job["story"]),
+                "story": [{**line, "at_s": line["at_s"] - began_s} for line in job["story"]],
             }
             for job in jobs
         ],
