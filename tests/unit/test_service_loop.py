@@ -248,12 +248,15 @@ def test_with_a_full_disk_requests_are_refused_and_jobs_go_on(tmp_path):
             running.submit(env=(("BIG", "x" * 60_000),))
         assert refused.value.status == 507
         running.executor.tell(r.JobEnded(job_id=job, how="succeeded", reason="y\n" * 5_000))
-        time.sleep(0.2)
+        running.until(lambda jobs: jobs[job].phase is JobPhase.SUCCEEDED)  # whoever looks sees what has happened
+        with pytest.raises(Refused, match="is over: it succeeded"):
+            running.service.wish(job, "cancel", "ann").result(10)
         assert running.service.alive
         assert running.service.published.trouble
+        assert running.service._state.jobs[job].phase is JobPhase.RUNNING  # and it is not written
         database.execute("PRAGMA max_page_count = 1000000")
-        running.until(lambda jobs: jobs[job].phase is JobPhase.SUCCEEDED)  # what the executor told was kept
-        assert not running.service.published.trouble
+        running.until(lambda jobs: running.service._state.jobs[job].phase is JobPhase.SUCCEEDED)  # it was kept
+        running.until(lambda jobs: not running.service.published.trouble)
 
 
 def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path):

@@ -130,16 +130,23 @@ def why_resized(
         less = slots < job.slots
         given = [f"{abs(n)} {'to' if less else 'from'} {name}" for n, name in (against if less else reversed(against))]
         told.append(", ".join(given[:MOST_NAMED]) + (" and others" if len(given) > MOST_NAMED else ""))
-    if job.model is not None and gpu_type is not None and gpu_type == job.gpu_type:
-        fitted, limits = job.model.fits.get(gpu_type), job.model.limits.get(gpu_type)
-        if fitted is not None and limits is not None and slots not in (0, job.slots):
-            before, after = (
-                best_plan(fitted, job.model.gradient, limits, nodes=1, slots=count).goodput
-                for count in (job.slots, slots)
-            )
-            if before > 0 and after > 0:
-                told.append(f"expected speed × {after / before:.2f}")
+    expected = expected_speed(job, slots) if gpu_type == job.gpu_type else None
+    if expected is not None:
+        told.append(f"expected speed × {expected:.2f}")
     return "; ".join(told)
+
+
+def expected_speed(job: JobView, slots: int) -> float | None:
+    """How many times as fast as it is a job should be with other slots of its type; None if that is not known."""
+    if job.model is None or job.gpu_type is None or slots in (0, job.slots) or not job.slots:
+        return None
+    fitted, limits = job.model.fits.get(job.gpu_type), job.model.limits.get(job.gpu_type)
+    if fitted is None or limits is None:
+        return None
+    before, after = (
+        best_plan(fitted, job.model.gradient, limits, nodes=1, slots=count).goodput for count in (job.slots, slots)
+    )
+    return after / before if before > 0 and after > 0 else None
 
 
 def _waiting(

@@ -451,7 +451,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
             "uptime_s": time.time() - started_s,
             "user": who(request).user,
             "role": who(request).role,
-            **documents.market_document(service.policy, service.cluster),
+            **documents.market_document(service.market, service.cluster),
         }
         return JSONResponse(documents.status_document(service.published, service.cluster, service.policy_text, extra))
 

@@ -240,7 +240,7 @@ class Forecaster:
 
     def prices(self) -> dict[str, float]:
         """What a slot of each GPU type is worth in the last decision, if the policy has prices."""
-        prices: dict[str, float] = market_document(self._service.policy, self._service.cluster)["prices"]
+        prices: dict[str, float] = market_document(self._service.market, self._service.cluster)["prices"]
         return prices
 
     def _newcomers(self) -> bool:

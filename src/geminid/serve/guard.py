@@ -11,10 +11,17 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
 
 from geminid.configuration import Configuration
+from geminid.engine.explain import expected_speed
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, slots_of
 from geminid.serve.turns import PATIENCE_S, turns
+
+#: A job is given slots that nobody else wants if it should be faster by this much, and lets go of some that nobody else
+#: gets if it should be faster by this much without them. (Policies that take slots for another reason, like costs, do.)
+WORTH_GROWING, WORTH_SHRINKING = 0.05, 0.25
 
 
 @dataclass(slots=True)
@@ -30,6 +37,16 @@ class AroundAPolicy(Policy):
     def __post_init__(self) -> None:
         self.interval_s, self.adapts_batch = self.policy.interval_s, self.policy.adapts_batch
         self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
+
+    @property
+    def solution(self) -> Any:
+        """The other policy's last decision with its prices, if it has any."""
+        return getattr(self.policy, "solution", None)
+
+    @property
+    def wishes(self) -> Any:
+        """What the other policy would have an autoscaled cluster have."""
+        return getattr(self.policy, "wishes", ())
 
 
 @dataclass(slots=True)
@@ -52,6 +69,13 @@ class Guard(AroundAPolicy):
     may_borrow: Callable[[str], bool] = lambda name: False
     waited_before_s: Callable[[str], float] = lambda job_id: 0.0
     patience_s: float = PATIENCE_S
+    _last: Any = None
+    _settled: Any = None
+
+    @property
+    def solution(self) -> Any:
+        """The last decision about all jobs that may ever change: prices among the few that may now say little."""
+        return getattr(self.policy, "solution", None) if self._settled is None else self._settled
 
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy about the jobs that may change, and keep its answer within the quotas."""
@@ -71,6 +95,10 @@ class Guard(AroundAPolicy):
         free = [left - was + now for left, was, now in zip(view.free_slots, usable, turn.usable, strict=True)]
         shown = replace(view, jobs=seen, usable_slots=tuple(turn.usable), free_slots=tuple(free))
         decision = self.policy.decide(shown)
+        found = getattr(self.policy, "solution", None)
+        if found is not self._last and not any(until[job_id] < inf for job_id in kept):
+            self._settled = found
+        self._last = found
         wake_at_s = min(
             (
                 at_s
@@ -82,6 +110,7 @@ class Guard(AroundAPolicy):
         if wake_at_s == float("inf"):
             wake_at_s = decision.wake_at_s
         assignments: dict[str, Configuration | Allocation] = {**decision.assignments, **turn.granted}
+        assignments |= {job.id: job.allocation for job in _not_worth_it(shown, assignments, limits)}
         if not decision.others_stay:
             assignments |= {job_id: job.allocation for job_id, job in kept.items()}
         cut, reasons = _within_quotas(
@@ -117,6 +146,41 @@ class Guard(AroundAPolicy):
             job_id: {name: borrowing.get(name, slots) for name, slots in limits.items()}
             for job_id, limits in groups.items()
         }
+
+
+def _not_worth_it(
+    view: ClusterView,
+    assignments: Mapping[str, Configuration | Allocation],
+    limits: Mapping[str, Mapping[str, int]],
+) -> list[JobView]:
+    """The jobs that would be resized for next to nothing, by what their models expect, and for nobody else's sake.
+
+    A model that has few measurements changes its mind, and a job that goes to and fro for it gets nowhere.
+    """
+    if min(view.free_slots, default=0) < 0 or any(job.id in assignments for job in view.jobs if not job.allocation):
+        return []
+    changed = []
+    for job in view.jobs:
+        wanted = assignments.get(job.id)
+        if job.allocation and isinstance(wanted, Configuration) and wanted.slots != job.slots:
+            changed.append((job, wanted.slots, wanted.gpu_type == job.gpu_type))
+        elif (
+            job.allocation and wanted is not None and not isinstance(wanted, Configuration) and wanted != job.allocation
+        ):
+            return []
+    grow = [slots > job.slots for job, slots, _ in changed]
+    if not changed or (any(grow) and not all(grow)):
+        return []
+    least, most = (0.0, 1.0 + WORTH_GROWING) if grow[0] else (1.0 - WORTH_GROWING, 1.0 + WORTH_SHRINKING)
+    return [
+        job
+        for job, slots, same_type in changed
+        if same_type
+        and job.id not in limits
+        and job.facts.min_slots <= job.slots <= job.facts.max_slots
+        and job.stands(view.usable_slots)
+        and least < (expected_speed(job, slots) or inf) < most
+    ]
 
 
 def _within_reach(

@@ -171,6 +171,11 @@ class Service:
             raise self._failure
 
     @property
+    def market(self) -> Policy:
+        """Whoever knows what slots are worth."""
+        return self._planner.engine.policy
+
+    @property
     def alive(self) -> bool:
         """Whether the thread runs."""
         return self._thread.is_alive()
@@ -381,7 +386,7 @@ class Service:
             for item in asked:
                 item.future.set_result(item.answer(self._state))
         else:
-            self._unsaved = [*happened, *self._unsaved]
+            self._unsaved = _thinned([*happened, *self._unsaved])
             for item in asked:
                 item.future.set_exception(Refused(507, self._trouble))
         for item in items:
@@ -436,9 +441,12 @@ class Service:
 
     def _publish(self) -> None:
         self._batches += 1
+        state = self._state.copy()
+        for record in self._unsaved:  # it has happened all the same: whoever asks for a change is answered by it, too
+            state.apply(state.seq + 1, self.clock.now_s(), record)
         self.published = Published(
             self.clock.now_s(),
-            self._state.copy(),
+            state,
             self._trouble,
             self._planner.decisions,
             self._planner.rejected,
@@ -507,6 +515,12 @@ class Service:
     def view(self) -> Future[ClusterView]:
         """What the policy would see now."""
         return self.look(lambda engine, state: engine.view())
+
+
+def _thinned(records: Sequence[r.Record]) -> list[r.Record]:
+    """What cannot be written yet, with only the last report of each job: it may take long."""
+    last = {record.job_id: record for record in records if isinstance(record, r.JobProgressed)}
+    return [record for record in records if not isinstance(record, r.JobProgressed) or last[record.job_id] is record]
 
 
 def _existing(state: ServiceState, job_id: str) -> LiveJob:
