@@ -47,6 +47,9 @@ def test_quality_compares_with_the_baseline_and_keeps_it(monkeypatch: pytest.Mon
     assert again[0].avg_jct == pytest.approx(-0.5)
     ours = run("geminid", only=["day-0.04"], wrong_estimates=True)
     assert len(ours) == 5
+    live, alone = run("geminid", only=["day-0.05"], alone=True)[1:]
+    assert alone.avg_jct_s <= live.avg_jct_s, "who has the cluster to itself is done first"
+    assert (alone.makespan, alone.worst_ftf) == (None, None)
     drawn_anew = run("fifo", only=["day-0.04"], resamples=1, workers=2)
     assert [row.workload for row in drawn_anew] == ["day-0.04", "day-0.04~1"] * 2
     assert drawn_anew[0].avg_jct_s != drawn_anew[1].avg_jct_s

@@ -1,7 +1,8 @@
 """Is the geminid policy better than those it was made to beat? All in one simulator, profiles and costs of a change.
 
 First at equal cost: every policy pays the published cold costs of a change of slots. Then live: ours pays what a live
-rescale costs, the baseline keeps the cold costs that it was published with. And with estimates that are wrong.
+rescale costs, the baseline keeps the cold costs that it was published with. And with estimates that are wrong. What
+could be won at all is shown by every job alone on the whole cluster: no policy gets its median job done sooner.
 
 A policy's constants must not be chosen for single traces: resampled workloads have the jobs and the arrivals of a
 trace, both drawn anew.
@@ -83,17 +84,32 @@ def resampled(workload: Workload, number: int) -> Workload:
     return replace(workload, jobs=tuple(jobs))
 
 
+#: Jobs that are to be alone come so far apart.
+ALONE_FOR_S = 1e6
+
+
+def one_by_one(workload: Workload) -> Workload:
+    """The same jobs, each coming when the one before is long done."""
+    jobs = (replace(job, submit_s=ALONE_FOR_S * place) for place, job in enumerate(workload.jobs))
+    return replace(workload, jobs=tuple(jobs))
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way of running our policy: what a change costs, and how wrong jobs are about what they have to do."""
+    """One way of running our policy: what a change costs, and how wrong jobs are about what they have to do.
+
+    ``alone``: every job has the cluster to itself, which says nothing about makespans and fairness.
+    """
 
     name: str
     rescale_s: float | None = None
     estimate_error: float | None = 0.0
+    alone: bool = False
 
 
 EQUAL = Way("equal cost")
 LIVE = Way("live", LIVE_RESCALE_S)
+ALONE = Way("live, every job alone on the cluster", LIVE_RESCALE_S, alone=True)
 WRONG_ESTIMATES = (
     Way("equal cost, estimates wrong by 0.5", None, 0.5),
     Way("equal cost, estimates wrong by 1", None, 1.0),
@@ -113,8 +129,8 @@ class QualityRow:
     avg_jct: float
     median_jct: float
     p99_jct: float
-    makespan: float
-    worst_ftf: float
+    makespan: float | None
+    worst_ftf: float | None
     rescales_per_job: float
     baseline_rescales_per_job: float
 
@@ -145,8 +161,9 @@ class _Task:
 
     def run(self, peers: Path, seed: int) -> dict[str, float]:
         case, way = self.case, self.way
+        workload = case.workload(peers, seed)
         experiment = Experiment(
-            workload=case.workload(peers, seed),
+            workload=one_by_one(workload) if way.alone else workload,
             cluster=Cluster.parse(case.cluster),
             profiles=peers / case.profiles if case.profiles else None,
             settings=Settings(
@@ -172,11 +189,13 @@ def run(
     progress: Callable[[str], None],
     resamples: int = 0,
     workers: int = 1,
+    alone: bool = False,
 ) -> list[QualityRow]:
     """Simulate every case whose files are there and whose name begins with one of ``only`` (all, if there are none).
 
-    ``resamples`` adds so many resampled workloads for each; ``workers`` simulations run at a time. Results of baselines
-    are taken from and added to a JSON file, where one is given.
+    ``alone`` adds what jobs would reach alone on the cluster; ``resamples`` adds so many resampled workloads for each;
+    ``workers`` simulations run at a time. Results of baselines are taken from and added to a JSON file, where one is
+    given.
     """
     chosen = [case for case in cases() if not only or any(case.name.startswith(name) for name in only)]
     chosen = [case for case in chosen if case.path is None or (peers / case.path).is_file()]
@@ -184,7 +203,7 @@ def run(
         known = ", ".join(case.name for case in cases())
         raise InvalidInput([Problem("workload", ",".join(only) or NOT_SHOWN, f"must be one of {known}, and be there")])
     chosen += [case.resampled(number) for number in range(1, resamples + 1) for case in chosen]
-    ways = (EQUAL, LIVE, *(WRONG_ESTIMATES if wrong_estimates else ()))
+    ways = (EQUAL, LIVE, *((ALONE,) if alone else ()), *(WRONG_ESTIMATES if wrong_estimates else ()))
     known_results = _read(baselines)
     keys = {case.name: f"{case.baseline} on {case.name}, seed {seed}" for case in chosen}
     theirs = {case.name: known_results.get(keys[case.name]) for case in chosen}
@@ -232,8 +251,8 @@ def _row(case: Case, way: Way, ours: Mapping[str, float], theirs: Mapping[str, f
         avg,
         median,
         p99,
-        makespan,
-        ratio,
+        None if way.alone else makespan,
+        None if way.alone else ratio,
         ours["rescales_per_job"],
         theirs["rescales_per_job"],
     )
@@ -242,8 +261,9 @@ def _row(case: Case, way: Way, ours: Mapping[str, float], theirs: Mapping[str, f
 def _mean(rows: Sequence[QualityRow]) -> QualityRow:
     first = rows[0]
 
-    def mean(name: str) -> float:
-        return float(np.mean([getattr(row, name) for row in rows]))
+    def mean(name: str) -> Any:
+        values = [getattr(row, name) for row in rows]
+        return None if None in values else float(np.mean(values))
 
     return QualityRow(
         first.family,

@@ -462,6 +462,9 @@ def quality(
         list[str] | None, typer.Option(help="Only workloads whose names begin so (philly, saturn-1, pollux, day-2, …).")
     ] = None,
     wrong_estimates: Annotated[bool, typer.Option(help="Also with wrong estimates and with none.")] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Also every job alone on the cluster: what can be won.")
+    ] = False,
     baseline_json: Annotated[
         Path | None, typer.Option(help="Where results of the baselines are kept between runs.")
     ] = None,
@@ -481,6 +484,7 @@ def quality(
             policy=policy,
             only=workload or [],
             wrong_estimates=wrong_estimates,
+            alone=alone,
             baselines=baseline_json,
             seed=seed,
             progress=status.update,
@@ -500,7 +504,7 @@ def quality(
                     row.baseline,
                     f"{row.avg_jct_s:,.0f} s",
                     *(
-                        f"[{'green' if x <= 0 else 'red'}]{100 * x:+.1f} %[/]"
+                        "–" if x is None else f"[{'green' if x <= 0 else 'red'}]{100 * x:+.1f} %[/]"
                         for x in (row.avg_jct, row.median_jct, row.p99_jct, row.makespan, row.worst_ftf)
                     ),
                     f"{row.rescales_per_job:.1f}",
