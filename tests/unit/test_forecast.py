@@ -85,7 +85,7 @@ def test_places_in_the_queue_are_those_of_the_policy():
 
 
 @pytest.mark.parametrize("elastic", [False, True])
-@pytest.mark.parametrize("policy", [DEFAULT_POLICY, "fifo"])
+@pytest.mark.parametrize("policy", [DEFAULT_POLICY, "fifo", "sia", "pollux", "srtf", "las"])
 def test_equal_jobs_start_in_the_order_of_their_arrival(policy: str, *, elastic: bool):
     """Whether they came at once or one after the other, and whatever they are called."""
     holders = [job(f"j{i}", elastic=elastic, slots=(2 * i, 2 * i + 1), min_slots=2, max_slots=2) for i in range(2)]

@@ -61,6 +61,12 @@ class ModelKeeper:
         known.dirty.add(gpu_type)
         known.changed = True
 
+    def add_fit(self, job_id: str, gpu_type: str, fitted: ThroughputFit) -> None:
+        """Start with a model that is known to be right; observations are not to be reported then."""
+        known = self._known.setdefault(job_id, _Known())
+        known.fits[gpu_type], known.changed = fitted, True
+        known.most_slots = max(known.most_slots, fitted.most_slots)
+
     def add_gradient(self, job_id: str, gradient: GradientStats) -> None:
         """Start with gradient statistics from an earlier run."""
         known = self._known.setdefault(job_id, _Known())

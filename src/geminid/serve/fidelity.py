@@ -370,10 +370,14 @@ def _leg(job: SimJob, stint: Stint) -> Leg:
 
 
 def example_jobs(examples: Path) -> list[Arrival]:
-    """Four jobs of three kinds that overlap."""
+    """Four jobs of three kinds that overlap.
+
+    Whenever one comes, what the others have left differs by a third or more: who is to wait for whom must not hang on a
+    few percent of somebody's speed, or the simulator is asked to foretell how a coin falls.
+    """
     kinds = {
         name: Kind(name, (sys.executable, str(examples / f"{name}.py")), samples)
         for name, samples in (("images", 4096), ("recommender", 20_000), ("language", 2048))
     }
-    made = ((0.0, "images", 40.0), (3.0, "recommender", 30.0), (8.0, "language", 30.0), (14.0, "images", 25.0))
+    made = ((0.0, "images", 55.0), (3.0, "recommender", 32.0), (8.0, "language", 20.0), (14.0, "images", 32.0))
     return [Arrival(at_s, kinds[name], alone_s) for at_s, name, alone_s in made]

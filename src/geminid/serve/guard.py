@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -109,7 +109,7 @@ class Guard(AroundAPolicy):
         )
         if wake_at_s == float("inf"):
             wake_at_s = decision.wake_at_s
-        assignments: dict[str, Configuration | Allocation] = {**decision.assignments, **turn.granted}
+        assignments = _first_come(turn.waiting, decision.assignments) | turn.granted
         assignments |= {job.id: job.allocation for job in _not_worth_it(shown, assignments, limits)}
         if not decision.others_stay:
             assignments |= {job_id: job.allocation for job_id, job in kept.items()}
@@ -146,6 +146,36 @@ class Guard(AroundAPolicy):
             job_id: {name: borrowing.get(name, slots) for name, slots in limits.items()}
             for job_id, limits in groups.items()
         }
+
+
+def _first_come(
+    waiting: Sequence[JobView], assignments: Mapping[str, Configuration | Allocation]
+) -> dict[str, Configuration | Allocation]:
+    """The assignments with equals starting in the order of their arrival, whoever of them the policy has named."""
+    result = dict(assignments)
+    starting = [job for job in waiting if job.id in assignments]
+    if not starting:
+        return result
+    kinds = {_kind(job) for job in starting}
+    equals: dict[Hashable, list[JobView]] = {}
+    for job in waiting:
+        if (kind := _kind(job)) in kinds:
+            equals.setdefault(kind, []).append(job)
+    for jobs in equals.values():
+        given = [result.pop(job.id) for job in jobs if job.id in result]
+        first = sorted(jobs, key=lambda job: job.facts.submitted_s)
+        result |= {job.id: what for job, what in zip(first, given, strict=False)}
+    return result
+
+
+def _kind(job: JobView) -> Hashable:
+    """What makes a job that waits like others to every policy: all that is asked of it, and that nothing is done."""
+    facts = job.facts
+    return (
+        *(facts.kind, facts.owner, facts.queue, facts.weight, facts.work, facts.deadline_s, facts.budget_gpu_s),
+        *(facts.requested_slots, facts.min_slots, facts.max_slots, facts.adaptivity, facts.gpu_types),
+        *(facts.preferred_types, tuple(facts.limits.items()), job.progress, job.executed_before_s, job.partner),
+    )
 
 
 def _not_worth_it(

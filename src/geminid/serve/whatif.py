@@ -58,6 +58,11 @@ class FittedTimes(StepTimeTruth):
         """As many as the machine has."""
         return self.most
 
+    @property
+    def model(self) -> ThroughputFit | None:
+        """The fitted model, trusted for as many slots as there are."""
+        return replace(self.fitted, most_slots=max(self.most, self.fitted.most_slots))
+
 
 @dataclass(frozen=True, slots=True)
 class ConstantNoise(GradientTruth):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.fit import ThroughputFit
 
 
 class StepTimeTruth(ABC):
@@ -24,6 +25,11 @@ class StepTimeTruth(ABC):
     @abstractmethod
     def most_slots(self) -> int:
         """The largest number of slots that the truth covers."""
+
+    @property
+    def model(self) -> ThroughputFit | None:
+        """The model that it is, if it is one: whoever knows everything need not fit it anew."""
+        return None
 
 
 class GradientTruth(ABC):

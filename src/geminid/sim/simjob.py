@@ -367,6 +367,14 @@ class SimJob:
             "lost_to_statistics_share": scaling * (1.0 - worth),
         }
 
+    def true_models(self) -> dict[str, ThroughputFit]:
+        """The models that its step times follow on every GPU type; none if they follow something else on any."""
+        truth = {} if self.application is None else self.application.value.truth
+        models = {gpu_type: truth[gpu_type].model for gpu_type in self.facts.limits if gpu_type in truth}
+        return {
+            gpu_type: model for gpu_type, model in models.items() if model is not None and None not in models.values()
+        }
+
     def oracle_profiles(self, cluster: Cluster) -> dict[str, Profile]:
         """What a job would know that had run on every size of every GPU type."""
         if self.application is None:

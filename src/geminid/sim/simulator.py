@@ -144,6 +144,7 @@ class Simulator:
         self.models = ModelKeeper(self.settings.model)
         self._own_models = self.models if self.settings.tune_s is None else ModelKeeper(self.settings.model)
         self._starts: Counter[str] = Counter()
+        self._models_known: set[str] = set()
         self._rng = np.random.default_rng(self.settings.seed)
         self._estimates_rng = np.random.default_rng([self.settings.seed, 1])
         self.jobs = self._make_jobs(workload.jobs, applications)
@@ -416,7 +417,12 @@ class Simulator:
     def _tell_models(self, job: SimJob) -> None:
         """What the scheduler knows of a job's speed before it has run here."""
         if self.settings.oracle:
-            for gpu_type, profile in job.oracle_profiles(self.cluster).items():
+            models = job.true_models()
+            for gpu_type, fitted in models.items():
+                self.models.add_fit(job.facts.id, gpu_type, fitted)
+            self._models_known |= {job.facts.id} if models else set()
+            profiles = {} if models else job.oracle_profiles(self.cluster)
+            for gpu_type, profile in profiles.items():
                 self.models.add_profile(job.facts.id, gpu_type, profile)
         elif job.facts.id in self.known:
             self.known[job.facts.id].tell(self.models, job.facts.id)
@@ -662,7 +668,7 @@ class Simulator:
             if stint is None or self.now_s <= stint.works_from_s:
                 continue
             job.advance(self.now_s)
-            measured = self._has_measured(stint)
+            measured = self._has_measured(stint) and job.facts.id not in self._models_known
             observation = job.observation() if measured and not stint.reported else None
             stint.reported |= measured
             gradient = job.gradient()
