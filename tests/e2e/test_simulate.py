@@ -137,6 +137,11 @@ def test_policies_and_workloads_are_listed() -> None:
     names = {row["name"] for row in json.loads(run("policies", "--json").stdout)}
     assert {"fifo", "srtf", "las", "tiresias", "optimus", "sia"} <= names
     assert "NSDI" in run("policies").stdout
+    one = run("policies", "max_min_fairness_packed").stdout
+    assert "pairs" in one
+    assert "vertex or centre or total" in one
+    assert [row["name"] for row in json.loads(run("policies", "fifo", "--json").stdout)] == ["fifo"]
+    assert "did you mean fifo?" in run("policies", "fifoo").stderr
     assert {row["name"] for row in json.loads(run("workloads", "--json").stdout)} >= {"small", "day"}
 
 

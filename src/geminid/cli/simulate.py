@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.output import console, error_console, print_json, print_table
-from geminid.fields import NOT_SHOWN, InvalidInput, Problem
+from geminid.fields import NOT_SHOWN, InvalidInput, Problem, suggestion
 from geminid.sim.reasons import is_named
 
 if TYPE_CHECKING:
@@ -460,23 +460,34 @@ def _read_results(path: Path) -> list[dict[str, Any]]:
 
 
 def policies(
+    name: Annotated[str | None, typer.Argument(help="Only this one, with what its options may be.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
-    """List the built-in policies with their papers, objectives and options."""
+    """List the built-in policies with their papers, objectives and options, or describe one of them."""
     from geminid.policies.options import describe
     from geminid.policies.registry import BUILT_IN, options_of
 
+    if name is not None and name not in BUILT_IN:
+        expected = f"must be a built-in policy: {', '.join(sorted(BUILT_IN))}{suggestion(name, BUILT_IN)}"
+        raise InvalidInput([Problem("policy", name, expected)])
     rows: list[dict[str, Any]] = [
         {
-            "name": name,
+            "name": key,
             "paper": policy.paper,
             "objective": policy.objective,
             "options": [{"name": o.name, "default": o.default, "kind": describe(o.kind)} for o in options_of(policy)],
         }
-        for name, policy in sorted(BUILT_IN.items())
+        for key, policy in sorted(BUILT_IN.items())
+        if name in (None, key)
     ]
     if json_output:
         print_json(rows)
+        return
+    if name is not None:
+        console.print(escape(f"{name}: {rows[0]['objective']}\n{rows[0]['paper']}"))
+        options = [[o["name"], _shown(o["default"]), o["kind"]] for o in rows[0]["options"]]
+        if options:
+            print_table("Options", ["option", "default", "may be"], options, text_columns=3)
         return
     print_table(
         "Built-in policies",
