@@ -50,11 +50,17 @@ class MaxMinFairnessPerf(MaxMinFairness):
 
 @dataclass
 class MaxMinFairnessPacked(MaxMinFairnessPerf):
-    """The same, with pairs of jobs on the same slots where that pays."""
+    """The same, with pairs of jobs on the same slots where that pays.
+
+    At a vertex few pairs have time, and each of them much: in the middle a job's time is spread thinly over all pairs
+    that it could be in, none of which comes first when rounds are filled.
+    """
 
     name = "max_min_fairness_packed"
     objective = "largest smallest effective throughput, with pairs of jobs on the same slots"
     packed = True
+
+    choice: Choice = "vertex"
 
 
 @dataclass
