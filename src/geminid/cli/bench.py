@@ -369,7 +369,7 @@ def policies(
         text_columns=2,
     )
     console.print(
-        "Medians of three. Single-GPU jobs, three quarters as many GPUs. Warm: from what is kept of the last round's "
+        "Medians of five (of fewer where they take seconds), cold and warm in turns. Single-GPU jobs, three quarters as many GPUs. Warm: from what is kept of the last round's "
         "solve, when one job in 32 was another. Published: ECOS, one thread, from scratch."
     )
 
