@@ -140,8 +140,10 @@ def test_prices_are_those_of_the_last_decision_about_everybody():
         guard.decide(ClusterView(now_s, Cluster.parse("cpu:1x4"), jobs, (4,), (0,)))
         return float(guard.solution.prices.types[0])
 
+    assert not guard.has_weighed("a")
     everybody = price(1.0)
     assert everybody > 0
+    assert guard.has_weighed("a")
     until |= {"a": 5.0, "b": 5.0}
     assert price(2.0) == everybody
     assert float(policy.solution.prices.types[0]) == 0.0

@@ -110,3 +110,31 @@ def test_a_job_keeps_what_it_has_elsewhere_if_that_is_enough(least, left):
     scene.tell(r.NodeJoined(node="a", gpu_type="cpu", slots=2))
     assert scene.state.down == frozenset()
     assert ServiceState.from_dict(scene.state.to_dict()) == scene.state
+
+
+class ByHand:
+    """A clock that is set by hand."""
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+def test_a_job_that_took_long_to_start_is_not_stopped_the_moment_it_trains():
+    """It is left alone for some seconds of training, not for some seconds since it was planned."""
+    scene = Scene(Cluster.of_groups([NodeGroup(gpu_type="cpu", slots=1, name="a")]))
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    scene.submit("j1", elastic=True, epochs=1000, dataset_samples=1000, initial_batch_size=10)
+    place = scene.plan()["j1"]
+    assert place is not None
+    scene.tell(r.JobStarting(job_id="j1", placement=place))
+    scene.submit("j2", slots=1, priority=900)
+    clock.at_s += 20.0
+    scene.tell(r.JobFormed(job_id="j1", placement=place))
+    clock.at_s += 1.0
+    kept = scene.planner._protected_until_s(scene.planner.engine.jobs["j1"])
+    assert kept == pytest.approx(clock.at_s + 2.0)
+    assert scene.plan()["j1"] == place

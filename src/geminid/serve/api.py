@@ -320,7 +320,8 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         ]
         view = await _result(service.view())
         decided = published.reasons.get(job_id)
-        told = explain(view, job_id, prices=forecaster.prices(), quotas=quotas, decided=decided)
+        prices = forecaster.prices() if service.market.has_weighed(job_id) else {}
+        told = explain(view, job_id, prices=prices, quotas=quotas, decided=decided)
         made = document(job)
         if told is None or not job.wants_slots:
             reason, hints = _why_not_active(job, service.clock.now_s())

@@ -71,6 +71,11 @@ class Guard(AroundAPolicy):
     patience_s: float = PATIENCE_S
     _last: Any = None
     _settled: Any = None
+    _weighed: frozenset[str] = frozenset()
+
+    def has_weighed(self, job_id: str) -> bool:
+        """Whether the prices of ``solution`` have anything to do with a job."""
+        return job_id in self._weighed
 
     @property
     def solution(self) -> Any:
@@ -97,7 +102,7 @@ class Guard(AroundAPolicy):
         decision = self.policy.decide(shown)
         found = getattr(self.policy, "solution", None)
         if found is not self._last and not any(until[job_id] < inf for job_id in kept):
-            self._settled = found
+            self._settled, self._weighed = found, frozenset(job.id for job in seen)
         self._last = found
         wake_at_s = min(
             (

@@ -40,7 +40,7 @@ SHARE_OF_TIME = 0.2
 #: A job whose slots have just changed keeps them for so long, or for so many of its pauses.
 SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
 
-#: A job that is being started keeps its slots for so long.
+#: A job that is being started or resized keeps its slots for so long.
 STARTING_S = 60.0
 
 #: So much of what has happened is told as the reason of a change.
@@ -54,8 +54,8 @@ POLICY_LIMIT_S = 10.0
 
 
 def settled_s(view: JobView) -> float:
-    """When a job that has changed its slots may change them again."""
-    return view.since_s + max(SETTLE_S, SETTLE_PAUSES * view.facts.rescale_s)
+    """When a job that has changed its slots may change them again: a while after it has begun to work on them."""
+    return max(view.since_s, view.paused_until_s) + max(SETTLE_S, SETTLE_PAUSES * view.facts.rescale_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Planner:
     ) -> None:
         self.cluster, self.policy_text = cluster, policy_text
         self._state, self._clock, self._gap_s = state, clock, gap_s
-        self._policy = Guard(
+        self.guard = Guard(
             Timed(policy, policy_limit_s),
             protected=self._protected_until_s,
             groups=state.quotas_of,
@@ -256,7 +256,7 @@ class Planner:
     def _new_engine(self) -> Engine:
         """An engine that knows what the state knows."""
         now_s = max(self._clock.now_s(), self._state.at_s)
-        engine = Engine(self.cluster, self._policy, ModelKeeper("geminid"), now_s=now_s)
+        engine = Engine(self.cluster, self.guard, ModelKeeper("geminid"), now_s=now_s)
         for node in self._state.drained & set(self.cluster.node_index):
             engine.take(e.NodeDrained(now_s, self.cluster.node_index[node]))
         for node in self._state.down & set(self.cluster.node_index):
@@ -325,10 +325,11 @@ class Planner:
             return 0.0
         if not job.elastic:
             return float("inf")  # it would lose all that it has done
-        if job.phase in (JobPhase.PENDING, JobPhase.STARTING):  # it has not even begun
+        if job.phase in (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RESCALING):  # it has not even begun
             return job.target_since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else job.target_since_s
-        return max(settled_s(replace(view, since_s=job.target_since_s)), started_s + job.spec.min_runtime_s)
+        changed = replace(view, since_s=max(job.target_since_s, job.formed_at_s), paused_until_s=0.0)
+        return max(settled_s(changed), started_s + job.spec.min_runtime_s)
 
 
 def _told(record: r.SlotCordoned | r.SlotsTaken) -> str:

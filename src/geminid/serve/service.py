@@ -30,6 +30,7 @@ from geminid.policies.base import ClusterView, Policy
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
+from geminid.serve.guard import Guard
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import LiveJob, ServiceState
@@ -171,9 +172,9 @@ class Service:
             raise self._failure
 
     @property
-    def market(self) -> Policy:
+    def market(self) -> Guard:
         """Whoever knows what slots are worth."""
-        return self._planner.engine.policy
+        return self._planner.guard
 
     @property
     def alive(self) -> bool:

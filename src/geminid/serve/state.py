@@ -98,7 +98,8 @@ class LiveJob:
     being started again at once. ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
     ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
     ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
-    were in a row, without progress in between: beyond the ``failed_samples`` at which one was before.
+    were in a row, without progress in between: beyond the ``failed_samples`` at which one was before. It has trained on
+    the slots that it has since ``formed_at_s``.
     """
 
     state: JobState
@@ -124,6 +125,7 @@ class LiveJob:
     pauses_s: tuple[float, ...] = ()
     restarts: int = 0
     target_since_s: float = 0.0
+    formed_at_s: float = 0.0
     executed_before_s: float = 0.0
     story: tuple[StoryLine, ...] = ()
 
@@ -452,7 +454,7 @@ class ServiceState:
         how = ""
         if record.restored and had_trained:
             job, state, how = self._restored(job, state, record.samples)
-        formed = replace(job, state=state, reported=None).told(at_s, where + how, record.pause_s)
+        formed = replace(job, state=state, reported=None, formed_at_s=at_s).told(at_s, where + how, record.pause_s)
         if record.pause_s is None:
             return formed
         return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)[-MOST_PAUSES:])
