@@ -182,21 +182,24 @@ def _legs(reports: Sequence[tuple[float, r.JobProgressed]]) -> list[Leg]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredNoise(GradientTruth):
-    """The noise that a job reported, by epoch."""
+    """The noise that a job reported, by epoch; None where it did not know yet."""
 
-    by_epoch: tuple[GradientStats, ...]
+    by_epoch: tuple[GradientStats | None, ...]
 
     @classmethod
     def of(cls, reports: Sequence[tuple[float, GradientStats]], work: float, epochs: int) -> MeasuredNoise:
-        """The last report in each epoch, or before it; for the first ones, the first report."""
-        known = list(reports) or [(0.0, GradientStats())]
+        """The last report in each epoch, or before it."""
         ends = [work * (epoch + 1) / epochs for epoch in range(epochs)]
-        latest = [[stats for samples, stats in known if samples <= end] for end in ends]
-        return cls(tuple(before[-1] if before else known[0][1] for before in latest))
+        latest = [[stats for samples, stats in reports if samples <= end] for end in ends]
+        return cls(tuple(before[-1] if before else None for before in latest))
 
     def at(self, epoch: int, total_batch: float) -> GradientStats:
         """As reported then."""
-        return self.by_epoch[min(epoch, len(self.by_epoch) - 1)]
+        return self.by_epoch[min(epoch, len(self.by_epoch) - 1)] or GradientStats()
+
+    def is_measured(self, epoch: int) -> bool:
+        """Whether it had been reported by then."""
+        return self.by_epoch[min(epoch, len(self.by_epoch) - 1)] is not None
 
 
 @dataclass(frozen=True, slots=True)

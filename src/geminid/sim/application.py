@@ -39,6 +39,10 @@ class GradientTruth(ABC):
     def at(self, epoch: int, total_batch: float) -> GradientStats:
         """g² and v (at the initial batch size) during an epoch, when training at this total batch size."""
 
+    def is_measured(self, epoch: int) -> bool:
+        """Whether the job itself knows them by then."""
+        return True
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:

@@ -281,12 +281,13 @@ class SimJob:
     # --- What it measures, and how it tunes itself ---
 
     def gradient(self) -> GradientStats | None:
-        """True gradient statistics at the current progress and batch size."""
-        stint = self.stint
+        """True gradient statistics at the current progress and batch size, if the job knows them."""
+        stint, epoch = self.stint, self.epoch()
         if self.application is None or stint is None or stint.batch is None:
             return None
+        if not self.application.value.gradient.is_measured(epoch):
+            return None
         squared, variance = _epoch_gradients(self.application, stint.batch.total)
-        epoch = self.epoch()
         return GradientStats(float(squared[epoch]), float(variance[epoch]))
 
     def observation(self) -> Observation | None:
