@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
 from geminid.engine.events import Submitted, Tick
 from geminid.engine.models import ModelKeeper
 from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.table import JobModel
 from geminid.policies.base import JobFacts, JobView
@@ -105,6 +108,32 @@ def test_pairs_that_nobody_has_measured_are_estimated() -> None:
     assert rates["light2", "new"] == pytest.approx(1.8, abs=0.1)
     assert rates["new", "light1"] == pytest.approx(1.8)
     assert rates["new", "heavy"] == rates["heavy", "new"] == 0.0
+
+
+class ByBatch:
+    """Two jobs keep the less of their speed the larger their batches are; the requested ones have a hundred samples."""
+
+    def relative_speeds(self, first: JobFacts, second: JobFacts, gpu_type: str) -> tuple[float, float]:
+        return 0.9, 0.9
+
+    def speeds_together(self, jobs: Sequence[JobFacts], gpu_type: str, batches: Sequence[int]) -> NDArray[np.float64]:
+        slow = 0.1 * np.array([batch or 100 for batch in batches]) / 100
+        return np.asarray(1.0 - np.maximum(slow[:, None], slow))
+
+
+@pytest.mark.parametrize(("adaptive", "kept"), [(False, 0.9), (True, 0.8)])
+def test_jobs_that_tune_their_batch_lose_to_others_what_they_do_at_that_batch(adaptive: bool, kept: float) -> None:
+    """Larger batches cost nothing here: jobs take four times as many samples as submitted with, in two passes."""
+    limits = replace(LIMITS, largest=400, largest_per_slot=400)
+    constant = ThroughputFit("pollux", (0.1, 1e-9, 0.0, 0.0, 0.0, 0.0, 1.0), "fitted", 0.0, 8)
+    model = JobModel({"v100": constant}, {"v100": limits}, GradientStats(1.0, 1e6))
+    jobs = [
+        replace(job(name), facts=replace(job(name).facts, limits={"v100": limits}), model=model) for name in ("a", "b")
+    ]
+    reader = SpeedReader(adaptive=adaptive)
+    alone = reader.speeds(CLUSTER, jobs)
+    pairs = reader.pairs(("v100",), jobs, alone, ByBatch())
+    assert pairs.rates[0, 1, 0] == pytest.approx(kept * alone["a"]["v100"])
 
 
 def test_what_is_known_of_pairs_of_kinds_that_are_gone_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,8 +169,24 @@ class SpeedReader:
         name = np.array([names[_name(job)][0] for job in kinds.values()], dtype=np.int64)
         alone = np.array([[speeds[job.id].get(t, 0.0) for t in gpu_types] for job in kinds.values()])
         alone = alone.reshape(len(kinds), len(gpu_types))
-        rates = relative[np.ix_(name, name)] * np.where(alone[None] > 0, alone[:, None], 0.0)
-        return PairThroughputs(tuple(kinds), rates)
+        kept = relative[np.ix_(name, name)]
+        if self.adaptive and self.profiled >= 1:
+            tuned = self._at_their_batches(gpu_types, list(kinds.values()), sharing)
+            kept = np.where(np.isnan(tuned), kept, np.where(kept > 0, tuned, 0.0))
+        return PairThroughputs(tuple(kinds), kept * np.where(alone[None] > 0, alone[:, None], 0.0))
+
+    def _at_their_batches(self, gpu_types: Sequence[str], jobs: Sequence[JobView], sharing: SharingModel) -> Array:
+        """What jobs keep beside each other at the batches that they choose, which keep slots busier than requested."""
+        table, batch = self._table, np.zeros((len(jobs), len(gpu_types)), dtype=np.int64)
+        if table is not None:
+            rows = {job_id: row for row, job_id in enumerate(table.job_ids)}
+            columns = {(c.gpu_type, c.slots): column for column, c in enumerate(table.configurations)}
+            for i, job in enumerate(jobs):
+                if job.id in rows:
+                    at = [columns[gpu_type, job.facts.requested_slots] for gpu_type in gpu_types]
+                    batch[i] = table.per_slot_batch[rows[job.id], at]
+        facts = [job.facts for job in jobs]
+        return np.stack([sharing.speeds_together(facts, t, batch[:, j].tolist()) for j, t in enumerate(gpu_types)], 2)
 
     def try_out(self, first: JobView, second: JobView) -> bool:
         """Two jobs have run on the same slots: what they keep is known. Whether it was not before."""
