@@ -234,7 +234,7 @@ CASES: Sequence[Case] = (
     Case("hierarchical_all_different", _TEAMS_FILL, prepare=_different(teams), largest=2048),
     Case("hierarchical_packed", _TEAMS_FILL, pairs=True, prepare=teams),
     Case("hierarchical_packed_all_different", _TEAMS_FILL, pairs=True, prepare=_different(teams), largest=512),
-    Case("hierarchical_fifo", _solved(water_filling, hierarchy=TEAM_LINES), prepare=teams, largest=2048),
+    Case("hierarchical_fifo", _solved(water_filling, hierarchy=TEAM_LINES), prepare=teams, largest=4096),
     Case(
         "hierarchical_fifo:limit=4",
         _alone(_in_time(water_filling, hierarchy=TEAM_LINES)),
