@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 from live import Live
@@ -261,9 +261,11 @@ def test_whoever_follows_or_waits_is_told_in_one_sentence_that_the_service_is_go
         job = live.submit("sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done")
         live.until(job, lambda job: job["phase"] == "running")
         words = [[sys.executable, "-m", "geminid", *command] for command in (("logs", "-f", job), ("wait", job))]
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        env = {**live.env, "GEMINID_AWAY": "1"}
         with (
-            subprocess.Popen(words[0], env=live.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as logs,
-            subprocess.Popen(words[1], env=live.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as wait,
+            subprocess.Popen(words[0], env=env, **pipes) as logs,
+            subprocess.Popen(words[1], env=env, **pipes) as wait,
         ):
             assert logs.stdout is not None
             assert logs.stdout.readline() == "ready\n"
@@ -272,8 +274,9 @@ def test_whoever_follows_or_waits_is_told_in_one_sentence_that_the_service_is_go
             for process in (logs, wait):
                 _, told = process.communicate(timeout=60)
                 assert process.returncode == 3
-                assert told.startswith("error: ")
-                assert len(told.splitlines()) == 1
+                away, gone = told.splitlines()
+                assert away == "the service is away; waiting for 1 s for it to come back"
+                assert gone.startswith("error: ")
         live.up()  # the command was left alone, and has not succeeded by ending well when it is told to
         assert live.run("pause", job).returncode == 0
         live.until(job, lambda job: job["phase"] == "paused")
@@ -289,7 +292,11 @@ def test_whoever_follows_goes_on_when_the_service_is_back():
         job = live.submit("sh", "-c", script)
         follow = [sys.executable, "-m", "geminid", "logs", "-f", job]
         live.until(job, lambda job: job["phase"] == "running")
-        with subprocess.Popen(follow, env=live.env, stdout=subprocess.PIPE, text=True) as logs:
+        wait = [sys.executable, "-m", "geminid", "wait", job]
+        with (
+            subprocess.Popen(follow, env=live.env, stdout=subprocess.PIPE, text=True) as logs,
+            subprocess.Popen(wait, env=live.env, stdout=subprocess.PIPE, text=True) as waiting,
+        ):
             assert logs.stdout is not None
             first = [logs.stdout.readline() for _ in range(20)]
             live.kill()
@@ -300,6 +307,7 @@ def test_whoever_follows_goes_on_when_the_service_is_back():
             (live.home / "done").touch()
             rest = logs.stdout.read()
             assert logs.wait(timeout=60) == 0
+            assert waiting.wait(timeout=60) == 0
         *lines, last = "".join([*first, rest]).splitlines()
         assert lines == [f"line {number}" for number in range(1, len(lines) + 1)]
         assert last == f"{len(lines)} lines"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
     from geminid.serve.client import Client, Trouble
 
 
-#: A service that has answered before may be away for so long before ``wait`` and ``logs --follow`` give up.
-AWAY_S = 10.0
+#: A service that has answered before may be away for so many seconds before ``wait`` and ``logs --follow`` give up.
+AWAY = "GEMINID_AWAY"
+AWAY_S = 60.0
 
 
 def client() -> Client:
@@ -45,6 +47,10 @@ class Absence:
 
     def __init__(self) -> None:
         self._until_s = 0.0  # at once, if there never was a service
+        try:
+            self._longest_s = float(os.environ.get(AWAY, AWAY_S))
+        except ValueError:
+            give_up(f"{AWAY} is {os.environ[AWAY]!r}, but must be a number of seconds", 2)
 
     def over(self) -> None:
         """The service has answered."""
@@ -58,9 +64,12 @@ class Absence:
         """
         from geminid.serve.client import NO_SERVICE
 
-        self._until_s = min(self._until_s, time.monotonic() + AWAY_S)
+        just_gone = self._until_s == math.inf
+        self._until_s = min(self._until_s, time.monotonic() + self._longest_s)
         if trouble.code != NO_SERVICE or time.monotonic() >= self._until_s:
             raise trouble
+        if just_gone:
+            error_console.print(f"the service is away; waiting for {self._longest_s:g} s for it to come back")
         time.sleep(0.2)
 
 

@@ -282,11 +282,12 @@ def wait(
         while True:
             left_s = 25.0 if deadline is None else min(25.0, max(deadline - time.monotonic(), 0.0))
             try:
+                client().get("status")  # that it is there is known at once, and not only when the job is over
+                absence.over()
                 state: dict[str, Any] = client().get(of("jobs", job), wait_s=left_s)
             except Trouble as trouble:
                 absence.bear(trouble)
                 continue
-            absence.over()
             if state["finished_at_s"] is not None:
                 return state
             if deadline is not None and time.monotonic() >= deadline:

@@ -67,8 +67,19 @@ LONGEST_WAIT_S = 30.0
 NOTED_PER_MINUTE = 10
 
 
-def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_down: Callable[[bool], None]) -> FastAPI:
-    """The interface of a service. ``shut_down`` is called, with whether to leave jobs running, to end it."""
+def make_app(
+    service: Service,
+    tokens: Tokens,
+    home: Path,
+    *,
+    url: str,
+    shut_down: Callable[[bool], None],
+    ending: Callable[[], bool] = lambda: False,
+) -> FastAPI:
+    """The interface of a service. ``shut_down`` is called, with whether to leave jobs running, to end it.
+
+    While it is ``ending`` nobody is kept waiting.
+    """
     app = FastAPI(
         title="Geminid",
         version=__version__,
@@ -263,6 +274,8 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
         """One job; with ``wait_s``, when it is over, or after so long."""
         until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
         while not found(job_id).phase.is_terminal and time.monotonic() < until:
+            if ending():
+                raise Refused(503, "the service is ending")
             await asyncio.sleep(0.1)
         if not found(job_id).phase.is_terminal:
             await asyncio.to_thread(forecaster.freshen)
@@ -377,7 +390,7 @@ def make_app(service: Service, tokens: Tokens, home: Path, *, url: str, shut_dow
                     reader.tails = Tails()  # to the very end
                 for log, end, piece in reader.pieces():
                     yield frame(log, end, piece)
-                if over or not follow or not service.alive:
+                if over or not follow or not service.alive or ending():
                     return
                 await asyncio.sleep(FOLLOW_S * random.uniform(0.5, 1.5))  # followers of one log not all at once
 

@@ -172,7 +172,7 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> 
         asked.append(detach)
         server.should_exit = True
 
-    app = make_app(service, Tokens(home), home, url=url, shut_down=shut_down)
+    app = make_app(service, Tokens(home), home, url=url, shut_down=shut_down, ending=lambda: server.should_exit)
     server = uvicorn.Server(
         uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
     )
