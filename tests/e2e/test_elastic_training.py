@@ -388,6 +388,17 @@ def test_workers_agree_on_what_the_leader_decides(tmp_path, launcher):
         job.resized("abc")
         assert job.ended() == "finished"
     assert [result["epoch"] for result in results(tmp_path, 3)] == [2, 2, 2]
+    everybodys = [{"rank": rank, "text": "x" * rank} for rank in range(3)]
+    assert all(result["together"] == everybodys for result in results(tmp_path, 3))
+
+
+def test_what_workers_report_is_averaged_over_those_that_report_it(tmp_path, launcher):
+    with Job(tmp_path, "together.py", "--epochs", 100, launcher=launcher, report_s=0.05) as job:
+        job.resized("abcd")
+        job.wait(lambda status: status.progress is not None and status.progress.metrics.get("rank") == 1.5)
+        assert job.status.progress.metrics["led"] == 7.0
+        job.resized("cd")
+        job.wait(lambda status: status.progress.metrics["rank"] == 0.5)
 
 
 def test_workers_agree_after_the_leader_has_died(tmp_path, launcher):
@@ -405,7 +416,7 @@ def test_workers_agree_after_the_leader_has_died(tmp_path, launcher):
     [
         (("--plateau",), "learning rates differ between workers: call the schedule on all workers"),
         (("--leave", 0), "the loop over batches or over epochs was left on some workers only"),
-        (("--agree-alone",), "or run.agree() called on some only"),
+        (("--agree-alone",), "or run.agree() or run.gather() called on some only"),
         (("--tamper", 0.5), "the weights of workers are different towards the end of an epoch"),
         (("--second",), "they are trained by an optimizer that was not given to run.prepare()"),
         (("--leave", 1), "the loop over batches or over epochs was left on some workers only"),

@@ -942,6 +942,7 @@ def test_misuse_is_told_in_one_sentence():
             with pytest.raises(RuntimeError, match="after its loop over batches"):
                 run.agree(1)
         assert run.agree({"stop": (1, 2)}) == {"stop": [1, 2]}
+        assert run.gather({"found": (1, 2)}) == [{"found": [1, 2]}]
         with pytest.raises(RuntimeError, match="use it once in an epoch"):
             next(iter(loader))
     with pytest.raises(RuntimeError, match="a run has one loop over epochs"):

@@ -25,8 +25,12 @@ from geminid.train.run import Run, init
 #: Steps of a block: about so many seconds' worth, and at least and at most so many steps.
 BLOCK_S, FEWEST_STEPS, MOST_STEPS = 0.5, 4, 64
 
-#: Steps before anything is timed: kernels are chosen, memory is allocated, and the library finds its intervals.
-WARM_UP_STEPS = 130
+#: Steps before anything is timed, for so many seconds at most: kernels are chosen, memory is allocated, and the library
+#: finds its intervals.
+WARM_UP_STEPS, WARM_UP_S = 130, 4.0
+
+#: However little time there is, every way of training has so many turns.
+FEWEST_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class OverheadRow:
     library_overhead: float
     measuring_overhead: float
     interval: int
+    rounds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +85,17 @@ class _Bottleneck(nn.Module):
         return F.relu(self.layers(x) + self.shortcut(x))
 
 
-def _resnet50() -> nn.Module:
+def _resnet50(first: int = 64) -> nn.Module:
+    """A ResNet-50 whose first layers have so many channels; the real one has 64."""
     blocks: list[nn.Module] = []
-    inputs = 64
-    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+    inputs = first
+    for wider, count, stride in ((1, 3, 1), (2, 4, 2), (4, 6, 2), (8, 3, 2)):
         for number in range(count):
-            blocks.append(_Bottleneck(inputs, width, stride if number == 0 else 1))
-            inputs = 4 * width
-    stem = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+            blocks.append(_Bottleneck(inputs, wider * first, stride if number == 0 else 1))
+            inputs = 4 * wider * first
+    stem = [nn.Conv2d(3, first, 7, 2, 3, bias=False), nn.BatchNorm2d(first), nn.ReLU(inplace=True)]
+    end = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000)]
+    return nn.Sequential(*stem, nn.MaxPool2d(3, 2, 1), *blocks, *end)
 
 
 class _Transformer(nn.Module):
@@ -141,7 +148,7 @@ def _next_word_loss(logits: Tensor, words: Tensor) -> Tensor:
 MODELS: dict[str, dict[str, tuple[int, _Task]]] = {
     "resnet50": {
         "cuda": (256, _Task(_resnet50, _images(256, 224, 1000), F.cross_entropy)),
-        "cpu": (2, _Task(_resnet50, _images(2, 32, 1000), F.cross_entropy)),
+        "cpu": (8, _Task(lambda: _resnet50(first=8), _images(8, 64, 1000), F.cross_entropy)),
     },
     "gpt2": {
         "cuda": (
@@ -172,10 +179,13 @@ def run(
     *,
     device: str | None = None,
     only: str | None = None,
-    rounds: int = 20,
+    seconds: float = 120.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[OverheadRow]:
-    """Measure all models, with SGD (which compares gradients as they are) and AdamW (which divides them first)."""
+    """Measure all models, with SGD (which compares gradients as they are) and AdamW (which divides them first).
+
+    Each of them has its part of the ``seconds``, in which the ways of training take turns as often as they can.
+    """
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if place.type == "cuda":
         torch.backends.cudnn.benchmark = True
@@ -183,13 +193,11 @@ def run(
     else:
         torch.set_num_threads(1)
     rows = []
-    for name, tasks in MODELS.items():
-        if only not in (None, name):
-            continue
-        batch, task = tasks[place.type]
-        for optimizer in ("SGD", "AdamW"):
-            progress(f"{name} with {optimizer}")
-            rows.append(_measure(name, place, batch, task, optimizer, rounds))
+    wanted = [(name, kind) for name in MODELS if only in (None, name) for kind in ("SGD", "AdamW")]
+    for name, kind in wanted:
+        batch, task = MODELS[name][place.type]
+        progress(f"{name} with {kind}")
+        rows.append(_measure(name, place, batch, task, kind, seconds / len(wanted)))
     return rows
 
 
@@ -242,18 +250,19 @@ class _Loop:
             torch.cuda.synchronize()
 
 
-def _measure(name: str, place: torch.device, batch: int, task: _Task, optimizer: str, rounds: int) -> OverheadRow:
+def _measure(name: str, place: torch.device, batch: int, task: _Task, optimizer: str, seconds: float) -> OverheadRow:
+    end_s = time.perf_counter() + seconds
     plain = _Loop(task, place, batch, optimizer, library=False)
     ours = _Loop(task, place, batch, optimizer, library=True)
     assert ours.run is not None
     for loop in (plain, ours):
         first_s = loop.block(FEWEST_STEPS)
-        loop.block(max(FEWEST_STEPS, min(WARM_UP_STEPS, int(5.0 / first_s))))
+        loop.block(max(FEWEST_STEPS, min(WARM_UP_STEPS, int(min(WARM_UP_S, seconds / 6) / first_s))))
     steps = max(FEWEST_STEPS, min(MOST_STEPS, math.ceil(BLOCK_S / plain.block(FEWEST_STEPS))))
     interval = ours.run.noise_interval
     steps = interval * math.ceil(steps / interval)  # every block has its share of measured steps
     times: dict[str, list[float]] = {"plain": [], "library": [], "measuring": []}
-    for _ in range(rounds):
+    while len(times["plain"]) < FEWEST_ROUNDS or time.perf_counter() < end_s:
         times["plain"].append(plain.block(steps))
         for way in ("library", "measuring"):
             ours.run.measure_noise(way == "measuring")
@@ -273,4 +282,5 @@ def _measure(name: str, place: torch.device, batch: int, task: _Task, optimizer:
         library_overhead=library - 1.0,
         measuring_overhead=measuring - 1.0,
         interval=interval,
+        rounds=len(times["plain"]),
     )

@@ -51,7 +51,7 @@ def rescale(json: Json = False) -> None:
 def overhead(
     device: Annotated[str | None, typer.Option(help="Where: cuda or cpu. By default a GPU, if there is one.")] = None,
     model: Annotated[str | None, typer.Option(help="Only this model.")] = None,
-    rounds: Annotated[int, typer.Option(min=2, help="How often each way of training has its turn.")] = 20,
+    seconds: Annotated[float, typer.Option(min=1.0, max=3600.0, help="About how long to measure.")] = 120.0,
     json: Json = False,
 ) -> None:
     """What the training library costs a step, and measuring the gradient noise in it: on against off, in turns."""
@@ -62,13 +62,24 @@ def overhead(
         error_console.print(f"error: model is {model!r}: it must be one of {', '.join(MODELS)}")
         raise typer.Exit(2)
     with error_console.status("building …") as status:
-        rows = run(device=device, only=model, rounds=rounds, progress=status.update)
+        rows = run(device=device, only=model, seconds=seconds, progress=status.update)
     if json:
         print_json([asdict(row) for row in rows])
         return
     print_table(
         f"A training step on {rows[0].device} (medians; plain loop, with the library, measuring the noise)",
-        ["model", "batch", "optimiser", "plain", "library", "measuring", "library costs", "measuring costs", "every"],
+        [
+            "model",
+            "batch",
+            "optimiser",
+            "plain",
+            "library",
+            "measuring",
+            "library costs",
+            "measuring costs",
+            "every",
+            "turns",
+        ],
         [
             [
                 row.model,
@@ -80,6 +91,7 @@ def overhead(
                 f"{100 * row.library_overhead:+.2f} %",
                 f"{100 * row.measuring_overhead:+.2f} %",
                 f"{row.interval} steps",
+                str(row.rounds),
             ]
             for row in rows
         ],

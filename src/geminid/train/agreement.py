@@ -52,11 +52,12 @@ def code_of(*values: float) -> int:
 
 @dataclass(slots=True)
 class Place:
-    """A worker's place among the workers of a generation."""
+    """A worker's place among the workers of a generation; ``lost`` says why that cannot go on, if so."""
 
     rank: int = 0
     generation: int = 0
     layout: Layout = field(default_factory=Layout)
+    lost: str | None = None
 
     @property
     def size(self) -> int:
@@ -198,7 +199,8 @@ class Agreement:
         if round(values[PLACE]) != codes.place * size:
             raise RuntimeError(
                 "workers are at different places: the loop over batches or over epochs was left on some workers only, "
-                "or run.agree() called on some only (do either on all of them or on none), or they have different data"
+                "or run.agree() or run.gather() called on some only (do it on all of them or on none), or they have "
+                "different data"
             )
         if round(values[ORDER]) != codes.order * size:
             raise RuntimeError(

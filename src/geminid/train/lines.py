@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 from geminid.train import channel, messages
@@ -28,6 +28,7 @@ class Known:
     phase: str = "starting"
     phase_s: float = 0.0
     usual_s: float | None = None
+    metrics: dict[str, messages.Metric] = field(default_factory=dict)
     leads: bool = False
     finished: bool = False
     last_words: str = ""

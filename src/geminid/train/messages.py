@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -187,6 +187,14 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """The metrics of a worker that does not lead."""
+
+    generation: int
+    metrics: dict[str, Metric]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpointed:
     """A checkpoint is safely on disk. ``pause_s`` is how long training stood still for it."""
 
@@ -263,7 +271,18 @@ class Stop:
 
 
 FromWorker = (
-    Hello | Ready | Joined | FirstStep | Lost | Leaving | Heartbeat | Progress | Checkpointed | Finished | Failed
+    Hello
+    | Ready
+    | Joined
+    | FirstStep
+    | Lost
+    | Leaving
+    | Heartbeat
+    | Progress
+    | Metrics
+    | Checkpointed
+    | Finished
+    | Failed
 )
 FromSupervisor = Welcome | Form | Retune | SaveCheckpoint | Stop
 Message = FromWorker | FromSupervisor
@@ -315,6 +334,15 @@ def credible_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
         if len(kept) < MOST_METRICS:
             kept[str(name)[:LONGEST_METRIC_NAME]] = number if math.isfinite(number) else _name_of(number)
     return kept
+
+
+def averaged(reports: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
+    """Metrics of several workers: every one is the mean over the workers that have it."""
+    values: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in report.items():
+            values.setdefault(name, []).append(float(value))
+    return credible_metrics({name: sum(some) / len(some) for name, some in values.items()})
 
 
 def _name_of(number: float) -> Unbounded:

@@ -359,6 +359,18 @@ def tell_all(document: Any, rank: int) -> Any:
     return json.loads(data.numpy().tobytes())
 
 
+def hear_all(document: Any, size: int) -> list[Any]:
+    """A JSON document from every member, by rank."""
+    raw = json.dumps(document).encode()
+    lengths = [length for (length,) in survey([len(raw)], size)]
+    mine = torch.zeros(max(lengths), dtype=torch.uint8)
+    mine[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+    all_of_them = [torch.zeros_like(mine) for _ in range(size)]
+    with watchful():
+        dist.all_gather(all_of_them, mine)
+    return [json.loads(one[:length].numpy().tobytes()) for one, length in zip(all_of_them, lengths, strict=True)]
+
+
 def wait_for_all() -> None:
     """A barrier, on the CPU whatever the gradients are on."""
     with watchful():

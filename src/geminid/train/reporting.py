@@ -1,4 +1,7 @@
-"""What a job tells about itself: step times, noise, progress and metrics, to its supervisor or into a file."""
+"""What a job tells about itself: step times, noise, progress and metrics, to its supervisor or into a file.
+
+Every worker tells its metrics, everything else is the leader's to tell.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,28 @@ class Reporter:
     def now_and_then(self, plan: Plan, total_batch: int, factors: Sequence[float]) -> None:
         """Report, and look for a better plan, when the time has come."""
         now = time.monotonic()
-        if now - self._reported_at_s >= (self._agent.report_s if self._agent is not None else REPORT_S):
+        if self._is_due:
             self.report(plan, total_batch, factors)
         if now - self._tuned_at_s >= TUNE_S:
             self._tuned_at_s = now
             self._tuner.consider(self._place.layout, plan, self._meter.estimate.stats())
+
+    def tell_now_and_then(self) -> None:
+        """On a worker that does not lead: tell its metrics when the time has come."""
+        if self._is_due:
+            self.tell()
+
+    def tell(self) -> None:
+        """Tell this worker's metrics: the supervisor averages them with the leader's."""
+        self._reported_at_s = time.monotonic()
+        if self._agent is not None and self.metrics:
+            metrics = credible_metrics(self.metrics)
+            self._agent.send(messages.Metrics(generation=self._place.generation, metrics=metrics))
+
+    @property
+    def _is_due(self) -> bool:
+        report_s = self._agent.report_s if self._agent is not None else REPORT_S
+        return time.monotonic() - self._reported_at_s >= report_s
 
     def report(self, plan: Plan, total_batch: int, factors: Sequence[float]) -> None:
         """Report now."""

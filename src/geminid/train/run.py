@@ -300,6 +300,14 @@ class Run:
         """
         return self._prepared().agree(value)
 
+    def gather(self, value: Any) -> list[Any]:
+        """The ``value`` of every worker, by rank: to put together what each found out, such as its part of a test.
+
+        Call it on all workers, after the loop over batches. A value is whatever JSON has. Of a worker that is lost
+        meanwhile there is none.
+        """
+        return self._prepared().gather(value)
+
     @property
     def is_leader(self) -> bool:
         """Whether this is the first worker: the one to print, evaluate and save."""

@@ -8,7 +8,6 @@ run to its end without effect, and at the boundary the survivors form a new grou
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -22,11 +21,11 @@ from torch.utils.data import DataLoader
 
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.noise import NoiseEstimate
-from geminid.train import channel, messages, passing, peers, rng
+from geminid.train import channel, messages, peers
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Codes, Place, code_of
 from geminid.train.course import Course
-from geminid.train.data import LARGEST_CODE, source_of
+from geminid.train.data import source_of
 from geminid.train.ending import Ending
 from geminid.train.feeding import Feed
 from geminid.train.gradients import Gradients
@@ -39,6 +38,7 @@ from geminid.train.reporting import Reporter
 from geminid.train.saving import Saver
 from geminid.train.settings import Settings
 from geminid.train.shares import StepShare
+from geminid.train.together import Together
 from geminid.train.trainstate import Position, TrainingState
 from geminid.train.tuner import Tuner
 from geminid.train.watching import Watch
@@ -140,9 +140,19 @@ class Session:
                 stop_if_wanted=self._stop_if_wanted,
                 leave=self._ending.leave,
             )
+        self._together = Together(
+            self.place,
+            self.state,
+            feed=self._feed,
+            gradients=self._gradients,
+            agreement=self._agreement,
+            membership=self._membership,
+            device=self._device,
+            enter=self._enter,
+            recover=self._recover,
+        )
         self._parameter_count = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         self._warns_of_batch_norm, self._warned_of_skipping = has_batch_norm(model), False
-        self._weights, self._warned_of_rounding = (0, 0), False
         self._reporter = Reporter(
             self.place,
             self.state,
@@ -154,10 +164,8 @@ class Session:
         )
         self._plan: Plan | None = None
         self._share: StepShare | None = None
-        self._lost: str | None = None
         self._stepped = self._stepped_before = True
         self._result_is_due = False
-        self._agreements = 0
         self._begun = self._left = self._in_loop = self._report_first_step = False
         self._check_saving()
 
@@ -199,89 +207,45 @@ class Session:
 
     def epoch_done(self, epoch: int) -> None:
         """The loop's body for an epoch has ended, whether or not it saw all of the data."""
-        self._agreements = 0
+        self._together.questions = 0
         if self.position.epoch != epoch:
             return
         if self._result_is_due and self._share is not None:  # the loop was left in a step of the leader's own
             if not (self._stepped or self._idle):
                 self._course.count(self._share.total, 0.0)
-            self._have_the_result()
+            self._result_is_due = False
+            self._together.have_its_state()
         self._course.end_epoch(epoch)
-        if self.place.size > 1 and self._lost is None:
-            self._compare_weights()
-        if self.place.size > 1 and self._lost is None:
-            self._share_what_the_leader_has()
+        if self.place.size > 1 and self.place.lost is None:
+            self._together.compare_weights()
+        if self.place.size > 1 and self.place.lost is None:
+            self._together.have_its_own()
 
     def agree(self, value: Any) -> Any:
-        """The leader's value, as JSON has it, for all workers; if one is lost meanwhile, those who are left repeat it.
+        """The leader's value, as JSON has it, for all workers.
 
         Raises:
             RuntimeError: it is not called between epochs, or not on all workers.
             TypeError: JSON does not have the value.
         """
-        if self._in_loop or not self._begun:
-            raise RuntimeError(
-                "run.agree() must be called inside of 'for epoch in run.epochs(...)' and after its loop over batches: "
-                "within that, a worker that is lost would have to agree again"
-            )
-        agreed = json.loads(json.dumps(value))
-        self._agreements += 1
-        while self.place.size > 1:
-            if self._lost is None:
-                self._compare()
-            if self._lost is None:
-                try:
-                    self._enter("synchronising")
-                    agreed = peers.tell_all(value, self.place.rank)
-                    peers.wait_for_all()
-                    break
-                except PeersLost as problem:
-                    self._lost = str(problem)
-            self._recover()
-            agreed = json.loads(json.dumps(value))
-        self._enter("between")
-        return agreed
+        self._check_between("agree")
+        return self._together.agree(value)
 
-    def _compare(self, weights: tuple[int, int] = (0, 0)) -> bool:
-        """Between epochs, make sure that all are at the same place; whether they have the same codes of weights."""
-        self._weights = weights
-        try:
-            self._gradients.exchange_numbers()
-            self._lost = self._gradients.failed
-            alike = self._lost is not None or self._agreement.check(self._gradients.numbers)
-        finally:
-            self._weights = (0, 0)
-        self._enter("between")
-        return alike
-
-    def _compare_weights(self) -> None:
-        """Make sure that all have the same weights, to the last bit; the leader's, where rounding made a difference.
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all workers, as JSON has them.
 
         Raises:
-            RuntimeError: the difference is larger than that.
+            RuntimeError: it is not called between epochs, or not on all workers.
+            TypeError: JSON does not have the value.
         """
-        code = self.state.weights_code()
-        if self._compare((code % LARGEST_CODE, code // LARGEST_CODE % LARGEST_CODE)):
-            return
-        different: list[str] = []
-        if self.place.rank == 0:
-            self._lead()
-        elif (state := self._received()) is not None:
-            different = self.state.weights_beyond_rounding(state)
-            self._take_over(state)
-        names = f" ({different[0]} and {len(different) - 1} more)" if different else ""
-        if self._lost is None and not self._compare((int(bool(different)), 0)):
+        self._check_between("gather")
+        return self._together.gather(value)
+
+    def _check_between(self, name: str) -> None:
+        if self._in_loop or not self._begun:
             raise RuntimeError(
-                f"the weights of workers are different towards the end of an epoch{names}: something changed "
-                "them on some workers only, or they are trained by an optimizer that was not given to run.prepare()"
-            )
-        if self._lost is None and self.place.rank == 0 and not self._warned_of_rounding:
-            self._warned_of_rounding = True
-            print(
-                "geminid: warning: the weights of workers differed in their last digits towards the end of an epoch; "
-                "those of the leader have become everybody's",
-                file=sys.stderr,
-                flush=True,
+                f"run.{name}() must be called inside of 'for epoch in run.epochs(...)' and after its loop over "
+                "batches: within that, a worker that is lost would have to do it again"
             )
 
     @property
@@ -291,14 +255,16 @@ class Session:
 
     def finish(self) -> None:
         """Training is over: wait until it is for all, and save."""
+        if self.place.rank > 0:
+            self._reporter.tell()
         while self.place.size > 1:
             try:
-                if self._lost is None:
+                if self.place.lost is None:
                     self._enter("synchronising")
                     peers.wait_for_all()
                     break
             except PeersLost as problem:
-                self._lost = str(problem)
+                self.place.lost = str(problem)
             self._recover()
         if self.place.rank == 0:
             if self._saver is not None:
@@ -332,9 +298,9 @@ class Session:
         Raises:
             RuntimeError: other workers have not left theirs.
         """
-        if self.place.size > 1 and self._lost is None and not self._result_is_due:
+        if self.place.size > 1 and self.place.lost is None and not self._result_is_due:
             self._left = True
-            self._compare()
+            self._together.compare()
             self._enter("left")
         self._leave_group()
         if self.agent is not None:
@@ -358,7 +324,7 @@ class Session:
         self._in_loop, self._course.data_begun, begun, has_some = True, epoch, False, False
         try:
             while True:
-                if begun and self._lost is None and self._data_is_over():
+                if begun and self.place.lost is None and self._data_is_over():
                     break  # whatever there is to do is done where the next epoch begins: nobody gets an empty one
                 self._boundary()
                 if self.position.epoch != epoch:  # the others were already further, and now so are we
@@ -367,8 +333,8 @@ class Session:
                 if share is None:
                     break
                 if share.alone:  # after it, everybody has the leader's weights
-                    self._compare_weights()
-                    if self._lost is not None:
+                    self._together.compare_weights()
+                    if self.place.lost is not None:
                         continue
                 begun, self._result_is_due = True, share.alone
                 if share.alone and self.place.rank > 0 and not has_some:
@@ -378,7 +344,8 @@ class Session:
                     has_some = True
                     yield from self._step(share)
                 if self._result_is_due:
-                    self._have_the_result()
+                    self._result_is_due = False
+                    self._together.have_its_state()
         finally:
             self._in_loop = False
             self._gradients.end_pass()
@@ -431,7 +398,7 @@ class Session:
         if self._idle:
             return
         if self._gradients.failed is not None:
-            self._lost = self._gradients.failed
+            self.place.lost = self._gradients.failed
             return
         self._meter.end_step()
         if not self._checked:  # the optimiser has a state from its first step on
@@ -489,58 +456,6 @@ class Session:
             self._course.count(self._share.total, self._agreement.efficiency)
         self._stepped = True
 
-    # ------------------------------------------------------------------------------------------- steps without shares
-
-    def _have_the_result(self) -> None:
-        """A step was the leader's alone: have its result on all workers."""
-        self._result_is_due = False
-        if self.place.rank == 0:
-            self._lead()
-        else:
-            self._follow()
-
-    def _lead(self) -> None:
-        """Hand this worker's state to the others."""
-        if self._lost is None:
-            self._enter("synchronising")
-            try:
-                passing.send_state(self.state.collect(), range(1, self.place.size))
-            except PeersLost as problem:
-                self._lost = str(problem)
-
-    def _follow(self) -> None:
-        """Take over the leader's state."""
-        state = self._received()
-        if state is not None:
-            self._take_over(state)
-
-    def _received(self) -> dict[str, Any] | None:
-        """The leader's state; None if it was lost."""
-        self._enter("synchronising")
-        try:
-            state, _ = passing.receive_state(0, self._device)
-        except PeersLost as problem:
-            self._lost = str(problem)
-            return None
-        return state  # type: ignore[no-any-return]
-
-    def _take_over(self, state: dict[str, Any]) -> None:
-        """Go on from the leader's state, but with random numbers of one's own."""
-        own = rng.states()
-        self.state.take(state)
-        rng.restore(own)
-        self._feed.forget()
-
-    def _share_what_the_leader_has(self) -> None:
-        """At the end of an epoch, and before a group is left, as when it is joined."""
-        assert self._membership is not None
-        self._enter("synchronising")
-        try:
-            self._membership.share_what_the_leader_has()
-        except PeersLost as problem:
-            self._lost = str(problem)
-        self._enter("between")
-
     # ------------------------------------------------------------------------------------------- telling each other
 
     def _fill_in(self, numbers: Tensor) -> None:
@@ -552,10 +467,10 @@ class Session:
         rates = (group.get("lr", 0.0) for group in groups)
         known = [float(rate) for rate in rates if not (isinstance(rate, Tensor) and rate.is_cuda)]  # without waiting
         return Codes(
-            place=code_of(position.epoch, position.cursor, position.step, self._agreements, self._left),
+            place=code_of(position.epoch, position.cursor, position.step, self._together.questions, self._left),
             order=self._feed.order_code() if self._in_loop else 0,  # who has just joined may not know it yet
             rates=code_of(*known),
-            weights=self._weights,
+            weights=self._together.weights,
         )
 
     def _on_pass(self) -> None:
@@ -581,7 +496,7 @@ class Session:
 
     def _boundary(self) -> None:
         """Do what all workers have agreed on, then what is the leader's own business."""
-        if self._lost is not None:
+        if self.place.lost is not None:
             self._recover()
             return
         if self._device.type == "cuda" and self.place.size > 1:  # where the GPU waits for the others, so do we
@@ -593,17 +508,19 @@ class Session:
             form = self.agent.form
             if form is not None and self._may_join(form):
                 if self.place.size > 1:  # the leader may be about to leave
-                    self._share_what_the_leader_has()
+                    self._together.have_its_own()
                 self._join(form)
                 return
         if told.plan is not None and told.plan != self._plan:
             self._turn_to(told.plan)
         if told.factors:
             self._optimizer_steps.factors = told.factors
-        if self.place.rank == 0:
-            self._reporter.now_and_then(self.plan, self._total_batch, self._optimizer_steps.factors)
-            if self._saver is not None:
-                self._saver.now_and_then()
+        if self.place.rank > 0:
+            self._reporter.tell_now_and_then()
+            return
+        self._reporter.now_and_then(self.plan, self._total_batch, self._optimizer_steps.factors)
+        if self._saver is not None:
+            self._saver.now_and_then()
 
     def _may_join(self, form: Form) -> bool:
         """Whether this is the time for it: not if there would be nothing left of the epoch for some of its workers."""
@@ -645,10 +562,10 @@ class Session:
     def _recover(self) -> None:
         """Somebody is gone: go on with whoever is left."""
         if self._membership is None:
-            raise RuntimeError(f"a collective operation failed: {self._lost}")
+            raise RuntimeError(f"a collective operation failed: {self.place.lost}")
         stopped_at_s = self._ending.stopped_at_s if self.state.present else None
         try:
-            entry = self._membership.recover(str(self._lost), self._agreement.propose)
+            entry = self._membership.recover(str(self.place.lost), self._agreement.propose)
         except Stuck as problem:
             self._course.end_epoch_if_over()
             self._ending.give_up(problem)
@@ -685,7 +602,7 @@ class Session:
 
     def _settle_in(self, proposal: dict[str, Any]) -> None:
         """A generation begins: train on as its leader decided."""
-        self._lost = self._share = None
+        self.place.lost = self._share = None
         self._feed.forget()
         self._result_is_due = False
         self._stepped_before = True

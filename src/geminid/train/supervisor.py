@@ -25,6 +25,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -521,8 +522,10 @@ class Supervisor:
                 known.ending = known.ending or "left"
                 self._stopped_at_s = message.stopped_at_s
             case messages.Progress():
-                self._progress = message
-                self._emit(Reported(message))
+                self._progress = replace(message, metrics=messages.averaged(self._metrics_with(worker, message)))
+                self._emit(Reported(self._progress))
+            case messages.Metrics():
+                known.metrics = message.metrics if message.generation == self._group.generation else {}
             case messages.Checkpointed():
                 self._checkpoint = message
                 self._emit(CheckpointWritten(message))
@@ -534,9 +537,16 @@ class Supervisor:
                 known.last_words = f"said what only a supervisor may say: {type(message).__name__}"
                 known.process.signal(signal.SIGKILL)
 
+    def _metrics_with(self, leader: str, report: messages.Progress) -> list[dict[str, messages.Metric]]:
+        """What the leader has reported, and what the other members of its generation have."""
+        others = (
+            self._workers[member] for member in self._group.members if member in self._workers and member != leader
+        )
+        return [report.metrics, *(known.metrics for known in others)]
+
     def _on_joined(self, worker: str, message: messages.Joined) -> None:
         known = self._workers[worker]
-        known.generation, known.leads = message.generation, message.rank == 0
+        known.generation, known.leads, known.metrics = message.generation, message.rank == 0, {}
         if message.generation != self._group.generation:
             return
         self._joined[worker] = message

@@ -55,6 +55,7 @@ for epoch in run.epochs(args.epochs):
         if args.second:
             second.step()
         counted["steps"] += run.is_leader
+        run.report(rank=run.rank, **({"led": 7.0} if run.is_leader else {}))
         time.sleep(0.02)
         if epoch > args.thaw and run.size < args.until_size:
             time.sleep(0.2)
@@ -72,14 +73,14 @@ for epoch in run.epochs(args.epochs):
         os._exit(9)
     if run.rank == args.quit and epoch == 1:
         break
+    wish = {"stop": epoch == args.stop and run.is_leader, "rank": run.rank}
+    together = run.gather({"rank": run.rank, "text": "x" * run.rank}) if args.stop >= 0 else []
     if args.agree_alone and run.is_leader:
         run.agree(1)
-    if args.stop >= 0 and run.agree({"stop": epoch == args.stop and run.is_leader, "rank": run.rank}) == {
-        "stop": True,
-        "rank": 0,
-    }:
+    if args.stop >= 0 and run.agree(wish) == {"stop": True, "rank": 0}:
         break
 result = {
+    "together": together,
     "weights": [parameter.tolist() for parameter in model.parameters()],
     "step": run.step,
     "epoch": epoch,
