@@ -708,6 +708,13 @@ def test_what_cannot_work_is_refused_with_what_to_do_instead():
     refused("sparse gradients are not supported", model=nn.Embedding(3, 2, sparse=True))
     refused("must be a torch.utils.data.DataLoader, not a list", TypeError, loader=[1, 2])
     refused("max_batch_size is 4: it must be at least the loader's batch_size, 12", max_batch_size=4)
+    refused("max_batch_size is '64': it must be a whole number of at least 1", max_batch_size="64")
+    refused("max_per_slot_batch is 0: it must be a whole number of at least 1", max_per_slot_batch=0)
+    refused("min_per_slot_batch is 9: it must be at most 4", min_per_slot_batch=9, max_per_slot_batch=4)
+    refused("min_per_slot_batch is 13: it must be at most 12", min_per_slot_batch=13)
+    refused("warmup_epochs is -1: it must be a non-negative number", warmup_epochs=-1)
+    refused("the scaler is a str: it must be a torch.amp.GradScaler", TypeError, scaler="yes")
+    refused("the lr_scheduler is a list: it must be one schedule", TypeError, lr_scheduler=[])
     refused("scaling_rule is 'cubic': it must be one of auto, adascale", scaling_rule="cubic")
     refused("has no batch_size", loader=DataLoader(toy(), batch_size=None))
     sampler = torch.utils.data.DistributedSampler(toy(), num_replicas=2, rank=0)
@@ -910,7 +917,8 @@ def test_what_would_make_workers_differ_is_told(monkeypatch, capsys):
     run, model = geminid.init(), network()
     loader = DataLoader(toy(), batch_size=25)
     _, _, loader = run.prepare(model, torch.optim.SGD(model[0].parameters(), lr=0.1), loader)
-    assert "2.weight and 1 more parameters of the model require gradients but are not" in capsys.readouterr().err
+    told = "parameters of the model require gradients but are not the optimizer's (2, the first is 2.weight)"
+    assert told in capsys.readouterr().err
     for _ in run.epochs(1):
         for _ in loader:
             with pytest.raises(RuntimeError, match="the loader is in use already"):
@@ -933,6 +941,8 @@ def test_misuse_is_told_in_one_sentence():
         optimizer.step(lambda: 0.0)
     with pytest.raises(ValueError, match=r"add_param_group\(\) was called after run\.prepare"):
         optimizer.add_param_group({"params": []})
+    with pytest.raises(ValueError, match=r"the number of epochs is 2\.5: it must be a whole number of at least 0"):
+        next(run.epochs(2.5))
     with pytest.raises(RuntimeError, match=r"run.prepare\(\) has not been called"):
         list(geminid.init().epochs(1))
     with pytest.raises(RuntimeError, match=r"run\.agree\(\) must be called inside of"):

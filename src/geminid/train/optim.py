@@ -161,6 +161,21 @@ def check_model(model: torch.nn.Module) -> None:
         raise ValueError("the model's parameters are on several devices: one slot is one device")
 
 
+def check_helpers(scaler: Any, lr_scheduler: Any) -> None:
+    """Refuse what is no loss scaler, and what is no schedule.
+
+    Raises:
+        TypeError: with one sentence that says what to pass instead.
+    """
+    if scaler is not None and not hasattr(scaler, "unscale_"):
+        raise TypeError(f"the scaler is a {type(scaler).__name__}: it must be a torch.amp.GradScaler")
+    if lr_scheduler is not None and not hasattr(lr_scheduler, "step"):
+        raise TypeError(
+            f"the lr_scheduler is a {type(lr_scheduler).__name__}: it must be one schedule (several can be put into "
+            "a ChainedScheduler or SequentialLR)"
+        )
+
+
 def has_batch_norm(model: torch.nn.Module) -> bool:
     """Whether the model's results depend on the per-slot batch."""
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
@@ -177,8 +192,9 @@ def warn_of_parameters_left_out(model: torch.nn.Module, optimizer: Optimizer) ->
     left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in known]
     if left_out:
         print(
-            f"geminid: warning: {left_out[0]} and {len(left_out) - 1} more parameters of the model require gradients "
-            "but are not the optimizer's: whatever else trains them trains them differently on every worker",
+            "geminid: warning: parameters of the model require gradients but are not the optimizer's "
+            f"({len(left_out)}, the first is {left_out[0]}): whatever else trains them trains them differently on "
+            "every worker",
             file=sys.stderr,
             flush=True,
         )

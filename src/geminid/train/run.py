@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import atexit
 import json
+import operator
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -35,7 +36,7 @@ from geminid.goodput.learning_rate import RULES
 from geminid.train import channel, messages
 from geminid.train.agent import Agent, Identity
 from geminid.train.ending import STOPPED_EXIT_CODE
-from geminid.train.optim import check_model, fewest_samples, rule_for, warn_of_parameters_left_out
+from geminid.train.optim import check_helpers, check_model, fewest_samples, rule_for, warn_of_parameters_left_out
 from geminid.train.peers import abandon_group
 from geminid.train.room import keep_printing
 from geminid.train.session import Session
@@ -65,10 +66,9 @@ def init(
         checkpoint_every_s: How often to write one; a scheduler may ask for more. It is written in the background.
         keep_checkpoints: How many of them to keep.
     """
-    if not checkpoint_every_s > 0:
-        raise ValueError(f"checkpoint_every_s is {checkpoint_every_s}: it must be a positive number of seconds")
-    if keep_checkpoints < 1:
-        raise ValueError(f"keep_checkpoints is {keep_checkpoints}: it must be at least 1")
+    _number("checkpoint_every_s", checkpoint_every_s, "positive", lambda number: number > 0.0)
+    _whole("keep_checkpoints", keep_checkpoints)
+    _whole("seed", seed, least=None)
     environment = os.environ
     identity = Identity.from_environment(environment)
     if identity is None and "RANK" in environment and environment.get("WORLD_SIZE", "1") not in ("", "1"):
@@ -91,6 +91,29 @@ def init(
         reports=Path(reports) if reports else None,
         options=options,
     )
+
+
+def _whole(name: str, value: Any, least: int | None = 1) -> int:
+    """The value, if it is a whole number that is large enough.
+
+    Raises:
+        ValueError: it is not.
+    """
+    number = None if isinstance(value, bool) or not hasattr(value, "__index__") else operator.index(value)
+    if number is None or (least is not None and number < least):
+        enough = f" of at least {least}" if least is not None else ""
+        raise ValueError(f"{name} is {value!r}: it must be a whole number{enough}")
+    return number
+
+
+def _number(name: str, value: Any, kind: str, fits: Callable[[float], bool]) -> None:
+    """Make sure that a value is a number of some kind.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(value, int | float) or not fits(value):
+        raise ValueError(f"{name} is {value!r}: it must be a {kind} number")
 
 
 def _options(text: str | None) -> dict[str, Any]:
@@ -186,16 +209,14 @@ class Run:
         if self._session is not None:
             raise RuntimeError("run.prepare() was called before: a run has one model, optimizer and loader")
         check_model(model)
+        check_helpers(scaler, lr_scheduler)
+        _number("warmup_epochs", warmup_epochs, "non-negative", lambda number: number >= 0.0)
         warn_of_parameters_left_out(model, optimizer)
         rule = self._options.get("scaling_rule", scaling_rule)
         rule = rule_for(optimizer) if rule == "auto" else rule
         if rule not in RULES:
             raise ValueError(f"scaling_rule is {rule!r}: it must be one of auto, {', '.join(RULES)}")
-        if min_per_slot_batch is None:
-            min_per_slot_batch = min(
-                fewest_samples(model), max_per_slot_batch or 2, getattr(loader, "batch_size", 1) or 1
-            )
-        limits = self._limits(loader, max_batch_size, min_per_slot_batch, max_per_slot_batch)
+        limits = self._limits(loader, max_batch_size, min_per_slot_batch, max_per_slot_batch, fewest_samples(model))
         self._settings.scaling_rule, self._settings.warmup_epochs = rule, warmup_epochs
         self._session = Session(
             model,
@@ -212,7 +233,12 @@ class Run:
         return model, optimizer, ElasticLoader(loader, self._session, limits.initial)
 
     def _limits(
-        self, loader: DataLoader[Any], largest: int | None, smallest_per_slot: int, largest_per_slot: int | None
+        self,
+        loader: DataLoader[Any],
+        largest: int | None,
+        smallest_per_slot: int | None,
+        largest_per_slot: int | None,
+        fewest: int,
     ) -> BatchLimits:
         own = self._options
         if not isinstance(loader, DataLoader):
@@ -221,11 +247,20 @@ class Run:
         if initial is None:
             raise ValueError("the loader has no batch_size: it must have one, which the learning rate was chosen for")
         largest = own.get("max_batch_size", largest)
-        largest = initial if largest is None else largest
-        smallest_per_slot = own.get("min_per_slot_batch", smallest_per_slot)
-        largest_per_slot = own.get("max_per_slot_batch", largest_per_slot)
+        largest = initial if largest is None else _whole("max_batch_size", largest)
         if largest < initial:
             raise ValueError(f"max_batch_size is {largest}: it must be at least the loader's batch_size, {initial}")
+        largest_per_slot = own.get("max_per_slot_batch", largest_per_slot)
+        if largest_per_slot is not None:
+            _whole("max_per_slot_batch", largest_per_slot)
+        smallest_per_slot = own.get("min_per_slot_batch", smallest_per_slot)
+        if smallest_per_slot is None:
+            smallest_per_slot = min(fewest, initial, largest_per_slot or fewest)
+        most = largest if largest_per_slot is None else min(largest, largest_per_slot)
+        if _whole("min_per_slot_batch", smallest_per_slot) > most:
+            raise ValueError(
+                f"min_per_slot_batch is {smallest_per_slot}: it must be at most {most}, the largest batch for one slot"
+            )
         return BatchLimits(
             initial=initial,
             largest=largest,
@@ -247,8 +282,7 @@ class Run:
         session = self._prepared()
         if self._looped:
             raise RuntimeError("run.epochs() was called before: a run has one loop over epochs, with all of them")
-        if count < 0:
-            raise ValueError(f"the number of epochs is {count}: it must not be negative")
+        _whole("the number of epochs", count, least=0)
         if by not in ("samples", "progress"):
             raise ValueError(f"by is {by!r}: it must be 'samples' or 'progress'")
         self._looped, session.settings.unit = True, by
