@@ -51,6 +51,15 @@ def test_a_users_policy_that_cannot_be_used_is_told_why(body: str, sentence: str
     assert sentence in str(refused.value)
 
 
+def test_a_users_policy_may_be_a_dataclass_whose_annotations_are_texts(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    head = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+    head += "from geminid.policies.base import Policy\n"
+    body = "    name = paper = objective = 'x'\n    speed: float = 1.0\n    def decide(self, view): ...\n"
+    file.write_text(f"{head}@dataclass\nclass Mine(Policy):\n{body}", encoding="utf-8")
+    assert vars(make_policy(f"{file}:Mine:speed=2", load_policy))["speed"] == 2.0
+
+
 def vars_of(policy: object) -> set[tuple[str, object]] | object:
     return {option.field: getattr(policy, option.field) for option in options_of(type(policy))}.items()  # type: ignore[arg-type]
 

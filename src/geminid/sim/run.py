@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import multiprocessing
 import queue
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -174,6 +175,7 @@ def load_policy(text: str) -> type[Policy]:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
+    sys.modules[specification.name] = module  # dataclasses whose annotations are texts look them up there
     try:
         specification.loader.exec_module(module)
     except Exception as error:
