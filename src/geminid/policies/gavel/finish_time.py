@@ -2,7 +2,7 @@
 
 ρ_i = (t_i + R_i/Σ_j T_ij·x_ij) / (C_i + R_i/T_iso,i): how long the job will have taken in all, against a static equal
 share. A bound ρ asks of job i a throughput of R_i/(ρ·D_i − t_i), D_i the denominator, which is convex in ρ: tangents
-and a linear program find the exact optimum, where the published code bisects.
+and a linear program find the exact optimum. (The published code hands the ratios to a general conic solver.)
 """
 
 from __future__ import annotations
