@@ -119,6 +119,21 @@ def test_a_newcomer_does_not_come_into_the_middle_of_what_survivors_do_between_e
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
 
 
+@pytest.mark.parametrize("options", [(), ("--stream",)])
+def test_a_worker_that_is_stopped_between_epochs_saves_the_beginning_of_the_next(tmp_path, launcher, options):
+    """Its peer is gone, and it is told to stop when it wants to agree with it: nobody gets to do the epoch's end."""
+    options = ("--samples", 64, "--epochs", 3, "--evaluate", 1.0, "--agree", *options)
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, most_failures=1) as job:
+        job.resized("ab")
+        job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))
+        leader, other = job.status.workers
+        os.kill(other.pid, signal.SIGKILL)
+        os.kill(leader.pid, signal.SIGTERM)
+        assert job.ended() == "finished", job.status.reason
+    assert exactly_once(job, 64, 3)
+    assert reasons(job) == ["was killed (SIGKILL)"]
+
+
 def test_what_the_leader_does_after_training_may_take_long(tmp_path, launcher):
     patience = replace(PATIENCE, step=1.0, grace=1.0)
     options = ("--samples", 64, "--epochs", 1, "--conclude", 2.5)

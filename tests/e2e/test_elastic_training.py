@@ -203,7 +203,7 @@ def damage(folder, dice, how):
 @settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
 @given(
     happenings=st.lists(st.sampled_from(HAPPENINGS), min_size=3, max_size=6),
-    options=st.sampled_from([(), ("--workers", 1), ("--stream",)]),
+    options=st.sampled_from([(), ("--workers", 1), ("--stream",), ("--agree",)]),
     seed=st.integers(0, 10**6),
 )
 @example(happenings=["bcd", "freeze leader", "kill other", "truncate", "kill all", "a"], options=(), seed=1)

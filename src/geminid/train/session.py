@@ -614,6 +614,7 @@ class Session:
 
     def _stop(self) -> NoReturn:
         """Do what is this worker's business before it stops, and end the script."""
+        self._course.end_epoch_if_over()
         self._leave_group()
         try:
             self._ending.stop()
