@@ -67,6 +67,13 @@ def gone(pid: int) -> bool:
     return True
 
 
+def pid_of(live: Live, job_id: str) -> int:
+    """The process of a plain command, once it has said who it is."""
+    process = live.home / "jobs" / job_id / "plain.json"
+    until(lambda: "pid" in json.loads(process.read_text()))
+    return int(json.loads(process.read_text())["pid"])
+
+
 def until(reached, timeout_s: float = 30.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not reached():
@@ -133,7 +140,7 @@ def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
         orphan = live.submit("sleep", "1000", slots=1, max_retries=0, priority=1000)
         live.client.patch(f"jobs/{elastic}", {"min_slots": 1, "max_slots": 1})
         live.until(orphan, lambda job: job["phase"] == "running")
-        pid = json.loads((live.home / "jobs" / orphan / "plain.json").read_text())["pid"]
+        pid = pid_of(live, orphan)
         live.kill()
         shutil.copytree(live.home / "jobs" / orphan, live.home / "jobs" / "j999")  # of a job that no log knows
         live.up()
@@ -249,8 +256,7 @@ def test_secrets_are_nowhere_to_be_read():
         sleeping = live.submit("sleep", "1000", slots=1)
         live.until(patient, lambda job: job["samples"] > 0)
         live.until(sleeping, lambda job: job["phase"] == "running")
-        (shim,) = [json.loads((live.home / "jobs" / sleeping / "plain.json").read_text())["pid"]]
-        for pid in (*live.worker_pids(patient), shim):
+        for pid in (*live.worker_pids(patient), pid_of(live, sleeping)):
             assert b"hunter2" not in Path(f"/proc/{pid}/environ").read_bytes()
             opened = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
             assert not [name for name in opened if name.startswith(str(live.home)) and "/jobs/" not in name], opened
