@@ -164,6 +164,30 @@ def test_a_leader_that_dies_after_training_is_started_again_to_finish_what_it_di
     assert job.of_kind(GroupFormed)[-1].restored
 
 
+class Slow:
+    """A launcher that takes its time, as on a machine that has others to serve."""
+
+    def __init__(self, launcher, seconds):
+        self._launcher, self.seconds = launcher, seconds
+
+    def start(self, launch):
+        sleep(self.seconds)
+        return self._launcher.start(launch)
+
+
+def test_workers_are_not_silent_while_their_supervisor_is_busy_with_others(tmp_path, launcher):
+    slow = Slow(launcher, 0.0)
+    options = ("--samples", 800, "--epochs", 3, "--pause", 0.05, "--until", tmp_path / "hurry")
+    with Job(tmp_path, "counting.py", *options, launcher=slow) as job:
+        job.resized("a")
+        slow.seconds = PATIENCE.hang + 1.0
+        job.resized("ab")
+        (tmp_path / "hurry").touch()
+        assert job.ended() == "finished"
+    assert exactly_once(job, 800, 3)
+    assert reasons(job) == []
+
+
 def test_workers_that_fail_again_and_again_are_started_later_and_later(tmp_path, launcher):
     """The first time at once; then after 1, 2 … s, until the job is given up, or stopped meanwhile."""
     script = tmp_path / "fails.py"

@@ -114,7 +114,8 @@ def test_a_service_killed_at_every_write_point_loses_nothing_and_runs_nothing_tw
         assert {job["phase"] for job in jobs.values()} == {"succeeded"}
         assert len({job["id"] for job in jobs.values()}) == len(wanted)
         assert sorted((live.home / "ran").read_text().split()) == sorted(wanted)  # each exactly once
-        assert live.hurry(elastic, "a", epochs=EPOCHS)["failures"] == 0
+        done = live.hurry(elastic, "a", epochs=EPOCHS)
+        assert done["failures"] == 0, "\n".join(line["text"] for line in done["story"])
         assert len(check_invariants(live).jobs) == len(wanted) + 1
 
 

@@ -232,14 +232,15 @@ class Supervisor:
         self._lines.open()
         self._selector.register(self._wake_in, selectors.EVENT_READ, self._wake)
         for worker, known in self._workers.items():
+            known.heard_at_s = monotonic()
             self._watch(worker, known)
         try:
             self._carry_out(self._group.resumed())
             while not ((self._phase.over and not self._workers) or self._detached):
-                for key, _ in self._selector.select(TICK_S):
-                    key.data()
+                self._attend(TICK_S)
                 while self._commands:
                     self._commands.popleft()()
+                self._attend(0.0)
                 self._tick()
                 self._publish()
         except BaseException as problem:
@@ -252,6 +253,19 @@ class Supervisor:
             raise
         finally:
             self._close()
+
+    def _attend(self, timeout_s: float) -> None:
+        """Hear what workers have to say: all of it, if something else took long, before anybody is said to be silent.
+
+        Starting a worker may take seconds on a busy machine, and whoever spoke meanwhile has not been heard.
+        """
+        while True:
+            ready, began_s = self._selector.select(timeout_s), monotonic()
+            for key, _ in ready:
+                key.data()
+            if monotonic() - began_s < TICK_S:
+                return
+            timeout_s = 0.0
 
     def _close(self) -> None:
         self._lines.close()
