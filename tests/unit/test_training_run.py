@@ -23,6 +23,7 @@ from geminid.train import rng  # noqa: E402
 from geminid.train.checkpoint import read  # noqa: E402
 from geminid.train.messages import Plan  # noqa: E402
 from geminid.train.trainstate import _sum_of_bits  # noqa: E402
+from geminid.train.tuner import Layout  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -574,6 +575,27 @@ def test_clipping_sees_whole_steps_whichever_parts_of_the_model_a_pass_uses():
             nn.utils.clip_grad_norm_(model.parameters(), 0.3)
             optimizer.step()
     assert close(model, expected)
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "fewest"),
+    [
+        (8, {}, 2),
+        (8, {"min_per_slot_batch": 1}, 1),
+        (8, {"min_per_slot_batch": 4}, 2),
+        (8, {"max_per_slot_batch": 1}, 1),
+        (1, {}, 1),
+    ],
+)
+def test_models_with_batch_norm_get_two_samples_a_slot_unless_told_otherwise(batch, options, fewest):
+    run, model = geminid.init(), nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), DataLoader(toy(), batch_size=batch), **options)
+    session = run._session
+    assert session.limits.smallest_per_slot == options.get("min_per_slot_batch", fewest)
+    for size in (2, 3):
+        session.place.layout = Layout(size)
+        assert session._feed._share(0, size * fewest, Plan(8)).alone is False
+        assert session._feed._share(0, size * fewest - 1, Plan(8)).alone is True
 
 
 def test_batch_norm_is_warned_of_when_the_batch_on_a_slot_changes(capsys):

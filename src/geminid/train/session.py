@@ -66,7 +66,7 @@ class Session:
         self.place = Place()
         source = source_of(loader, settings.seed)
         self._epoch_samples = source.length(0)
-        self._feed = Feed(source, self.place, fewest=fewest_samples(model))
+        self._feed = Feed(source, self.place, fewest=min(fewest_samples(model), limits.smallest_per_slot))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = parameters[0].device
         scaler_steps = ScalerSteps(scaler, may_step=self._may_step) if scaler is not None else None
