@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -36,3 +37,20 @@ def test_the_short_demo_ends_well_and_leaves_nothing_behind(folder):
     assert result["resizes"] >= 1
     assert max(job["most_slots"] for job in result["jobs"]) == 2
     assert [path.name for path in folder.iterdir() if path.name.startswith("geminid-")] == []
+
+
+def test_a_demo_that_is_killed_leaves_nothing_behind(folder):
+    demo = subprocess.Popen([sys.executable, "-m", "geminid", "demo", "--short", "--slots", "2", "--json"])
+    services = []
+    until(lambda: services.extend(folder.glob("geminid-*/service.json")) or services)
+    service = json.loads(services[0].read_text())["pid"]
+    demo.kill()
+    demo.wait()
+    until(lambda: not Path(f"/proc/{service}").exists() and not list(folder.glob("geminid-*")))
+
+
+def until(holds, patience_s=90.0):
+    deadline = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to be"
+        time.sleep(0.1)
