@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from geminid.serve.executors import remote
+from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodeserver import NodeServer
 from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes
 from geminid.train.launcher import SLOT_GONE, Launch, started_at
@@ -74,26 +76,36 @@ def test_what_cannot_be_started_says_so(nodes, tmp_path):
 
 def test_a_process_ends_with_whatever_holds_its_slot(server, tmp_path):
     holders = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
-    held = [{"pid": holder.pid, "started_at": started_at(holder.pid)} for holder in holders]
-    nodes = Nodes(lambda event: None, holders_of=lambda launch: held)
+    held = {"0": None}
+    nodes = Nodes(lambda event: None, holders_on=lambda node: held)
     nodes.know("n", *server.address, "secret")
-    until(lambda: nodes.knows("n"))
-    process = nodes.start(launch(tmp_path, "sleep", "600"))
+    on = {slot: launch(tmp_path, "sleep", "600", name=f"j{slot}/w1") for slot in ("0", "1")}
+    on = {slot: replace(one, environment={SLOTS: slot}) for slot, one in on.items()}
+    process = nodes.start(on["0"])
     until(lambda: process.pid)
-    later = nodes.start(launch(tmp_path, "true", name="j2/w1"))
-    until(lambda: later.exit_code() is not None)
-    assert later.exit_code() == 0
-    holders[1].kill()
+    refused = nodes.start(on["1"])  # nobody holds its slot
+    until(lambda: refused.exit_code() is not None)
+    assert refused.exit_code() == SLOT_GONE
+    held |= {slot: {"pid": one.pid, "started_at": started_at(one.pid)} for slot, one in zip("01", holders, strict=True)}
+    nodes.hold("n")
+    other = nodes.start(on["1"])
+    until(lambda: other.pid)
+    holders[0].kill()
     until(lambda: process.exit_code() is not None)
     assert process.exit_code() == SLOT_GONE
     assert not runs(process.pid)
-    holders[1].wait()
-    refused = nodes.start(launch(tmp_path, "true", name="j3/w1"))
-    until(lambda: refused.exit_code() is not None)
-    assert refused.exit_code() == SLOT_GONE
-    holders[0].kill()
-    holders[0].wait()
-    for one in (process, later, refused):
+    assert runs(other.pid)
+    again = nodes.start(on["0"])
+    until(lambda: again.exit_code() is not None)
+    assert again.exit_code() == SLOT_GONE
+    held["1"] = held["0"]  # one that is gone already
+    nodes.hold("n")
+    until(lambda: other.exit_code() is not None)
+    assert other.exit_code() == SLOT_GONE
+    for one in holders:
+        one.kill()
+        one.wait()
+    for one in (process, refused, other, again):
         one.close()
     nodes.close()
 

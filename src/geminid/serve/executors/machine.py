@@ -20,6 +20,9 @@ from geminid.train.launcher import python_command
 #: The node that this machine is; with devices of several types, a node ``local-TYPE`` for each.
 NODE = "local"
 
+#: In the environment of a process: its slots of its node, with commas.
+SLOTS = "GEMINID_SLOTS"
+
 NO_DEVICES = "must be left out: nvidia-smi finds no CUDA devices on this machine"
 
 #: Scripts are read up to this size to see whether they use the training library.
@@ -126,7 +129,7 @@ def slot_environment(slots: Sequence[int], devices: Sequence[str] = ()) -> Mappi
     """What a process needs to see its slots and no others: of these devices, by slot, or none."""
     visible = ",".join(devices[slot] for slot in slots) if devices else ""
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if devices else {}  # numbers mean what nvidia-smi says
-    return {"CUDA_VISIBLE_DEVICES": visible, "GEMINID_SLOTS": ",".join(map(str, slots)), **order}
+    return {"CUDA_VISIBLE_DEVICES": visible, SLOTS: ",".join(map(str, slots)), **order}
 
 
 def uses_library(command: Sequence[str], working_dir: str | None) -> bool:

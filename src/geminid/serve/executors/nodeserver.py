@@ -5,7 +5,8 @@ the key of the process that they are about, and may be repeated: a key is starte
 
 | from the service | meaning |
 |---|---|
-| ``{"do": "start", "key", "command", "environment", "folder", "holders"}`` | start a process, its output into a log |
+| ``{"do": "start", "key", "command", "environment", "folder", "slots"}`` | start a process, its output into a log |
+| ``{"do": "hold", "slots": {slot: {"pid", "started_at"}}}`` | which processes hold slots; null: one will |
 | ``{"do": "follow", "key", "offset"}`` | send the log from there on |
 | ``{"do": "signal", "key", "signal"}`` | to the process and all that it started |
 | ``{"do": "forget", "key"}`` | how it ended has been heard, and its log is complete |
@@ -20,8 +21,8 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"told": "ended", "key", "code", "reason"}`` | after the last piece of its log |
 
 The processes end with the server, whichever way that ends; and the server ends when no service has come for long. What
-an earlier server of the same folder left behind is ended before anything is started. A process also ends when one of
-its ``holders`` does: processes (``pid``, ``started_at``) that hold its slots. Its code is ``SLOT_GONE`` then.
+an earlier server of the same folder left behind is ended before anything is started. A process with ``slots`` runs only
+while they are held: it ends when a process does that holds one of them, and its code is ``SLOT_GONE`` then.
 
 Nor do processes run on when this node is cut off. A service that is gone is waited for; but if for ``LEASE_S`` neither
 it was heard nor anybody else would vouch that this node still counts, the processes are stopped (``SIGSTOP``) until
@@ -40,14 +41,14 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
-from geminid.train.launcher import SLOT_GONE, Launch, WorkerProcess, how_it_ended, started_at
+from geminid.train.launcher import SLOT_GONE, Launch, WorkerProcess, started_at
 
 #: Logs are looked at so often, and passed on in pieces of at most so many bytes.
 LOGS_S, PIECE_BYTES = 0.3, 1 << 16
@@ -71,7 +72,7 @@ class _Kept:
     """A process and its log.
 
     ``sent`` is how much of the log the service has, None if it does not follow; ``cut`` how much was dropped here;
-    ``holders`` are pidfds of what holds its slots, and ``unheld`` tells whether one of them has ended.
+    ``slots`` are those that it runs on, and ``unheld`` tells whether one of them was taken away.
     """
 
     log: Path
@@ -81,8 +82,16 @@ class _Kept:
     code: int | None = None
     reason: str = ""
     told: bool = False
-    holders: list[int] = field(default_factory=list)
+    slots: frozenset[str] = frozenset()
     unheld: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    """A process that holds a slot, and its pidfd, by which its end is heard."""
+
+    identity: Mapping[str, Any]
+    descriptor: int
 
 
 class NodeServer:
@@ -106,6 +115,7 @@ class NodeServer:
         self._end_leftovers()
         self._launcher = WarmLauncher(keep=True)
         self._kept: dict[str, _Kept] = {}
+        self._holders: dict[str, _Holder | None] = {}
         self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._line: Line | None = None
@@ -146,6 +156,10 @@ class NodeServer:
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, Line):  # of the service, and of those who have not said yet who they are
                 key.fileobj.close()
+        for holder in self._holders.values():
+            if holder is not None:
+                self._unwatch(holder)
+        self._holders.clear()
         self._listener.close()
         self._launcher.close()
 
@@ -236,6 +250,10 @@ class NodeServer:
     def _obey(self, document: Mapping[str, Any]) -> None:
         if document["do"] == "end":
             self._ended = True
+        if document["do"] == "hold":
+            for slot, holder in document["slots"].items():
+                self._hold(slot, holder)
+            return
         if document["do"] in ("end", "ping"):
             return
         key = document["key"]
@@ -262,43 +280,57 @@ class NodeServer:
         job, _, worker = key.partition("/")
         logs = self._folder / job / "logs"
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kept = self._kept[key] = _Kept(logs / f"{worker}.log", sent=0)
+        kept = self._kept[key] = _Kept(logs / f"{worker}.log", sent=0, slots=frozenset(document["slots"]))
         folder = Path(document["folder"] or self._folder / job)
         environment = {**self._environment, **document["environment"]}
         launch = Launch(tuple(document["command"]), environment, folder, kept.log)
         try:
-            kept.holders = [_opened(one) for one in document.get("holders", ())]
             kept.log.unlink(missing_ok=True)
-            kept.process = self._launcher.start(launch)
-        except ProcessLookupError:
-            kept.code, kept.reason = SLOT_GONE, how_it_ended(SLOT_GONE)
+            if kept.slots <= self._holders.keys():
+                kept.process = self._launcher.start(launch)
+            else:
+                kept.code = SLOT_GONE
         except OSError as problem:
             kept.code, kept.reason = NOT_STARTED, f"could not be started: {problem.strerror or problem}"
         if kept.process is None:
             kept.log.touch()
-            self._unwatch(kept)
             self._tell_end(key)
             return
         self._remember()
         self._selector.register(kept.process, selectors.EVENT_READ, lambda: self._over(key))
-        for holder in kept.holders:
-            self._selector.register(holder, selectors.EVENT_READ, lambda: self._unhold(key))
         self._tell({"told": "started", "key": key, "pid": kept.process.pid})
 
-    def _unhold(self, key: str) -> None:
-        """A slot of a process has been taken away: it must not be used any more."""
-        kept = self._kept[key]
-        self._unwatch(kept)
-        kept.unheld = True
-        assert kept.process is not None
-        kept.process.signal(signal.SIGKILL)
+    def _hold(self, slot: str, identity: Mapping[str, Any] | None) -> None:
+        """A slot is held by this process, or by one that will be named."""
+        holder = self._holders.get(slot)
+        if holder is not None:
+            if holder.identity == identity:
+                return
+            self._unwatch(holder)
+        self._holders[slot] = None
+        if identity is None:
+            return
+        try:
+            if started_at(identity["pid"]) != identity["started_at"]:
+                raise ProcessLookupError
+            holder = self._holders[slot] = _Holder(identity, os.pidfd_open(identity["pid"]))
+            self._selector.register(holder.descriptor, selectors.EVENT_READ, lambda: self._unhold(slot))
+        except ProcessLookupError:
+            self._unhold(slot)
 
-    def _unwatch(self, kept: _Kept) -> None:
-        for holder in kept.holders:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(holder)
-            os.close(holder)
-        kept.holders = []
+    def _unhold(self, slot: str) -> None:
+        """A slot has been taken away: it must not be used any more."""
+        holder = self._holders.pop(slot)
+        if holder is not None:
+            self._unwatch(holder)
+        for kept in self._kept.values():
+            if slot in kept.slots and kept.process is not None and kept.code is None:
+                kept.unheld = True
+                kept.process.signal(signal.SIGKILL)
+
+    def _unwatch(self, holder: _Holder) -> None:
+        self._selector.unregister(holder.descriptor)
+        os.close(holder.descriptor)
 
     def _over(self, key: str) -> None:
         kept = self._kept[key]
@@ -309,7 +341,6 @@ class NodeServer:
         self._selector.unregister(kept.process)
         kept.process.signal(signal.SIGKILL)  # whatever it left in its process group ends with it
         kept.process.close()
-        self._unwatch(kept)
         kept.code = SLOT_GONE if kept.unheld else code
         self._remember()
         self._send_log(key)
@@ -352,17 +383,6 @@ class NodeServer:
         for old in self._folder.iterdir():
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
-
-
-def _opened(holder: Mapping[str, Any]) -> int:
-    """A pidfd of a process.
-
-    Raises:
-        ProcessLookupError: it is gone.
-    """
-    if started_at(holder["pid"]) != holder["started_at"]:
-        raise ProcessLookupError
-    return os.pidfd_open(holder["pid"])
 
 
 class Line:

@@ -66,9 +66,6 @@ PLAIN, SERVICE_ID = "plain.json", "ray.id"
 #: Stands for nodes that only the service before this one knew.
 BEFORE = ""
 
-#: What is known of a slot that is not held: no process is started there.
-NOT_HELD: Mapping[str, Any] = {"devices": [], "holder": {"pid": 0, "started_at": -1}}
-
 
 class NoCluster(Exception):
     """There is no Ray cluster to be had; one sentence says why."""
@@ -115,7 +112,7 @@ class RayExecutor(SupervisedExecutor):
         self._exits: dict[str, PlainExit] = {}
         self._storage, self._ship = storage, ship
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
-        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on, self._holders_of)
+        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on, self._holders_on)
         self._bridge = _Bridge(address, _service_id(folder), lambda document: self._forward(_Bridged(document)))
         try:
             self._await_nodes()
@@ -237,11 +234,11 @@ class RayExecutor(SupervisedExecutor):
                 return self._look_at(document)
             case _Bridged(document={"told": "leased"} as document):
                 job_id, _ = self._pending.pop(document["id"], ("", ()))
-                self._held |= document["held"]
+                self._take_seats(document["held"])
                 self._places.setdefault(job_id, {}).update(document["places"])
             case _Bridged(document={"told": "unshippable"} as document):
                 job_id, _ = self._pending.pop(document["id"], ("", ()))
-                self._held |= document["held"]
+                self._take_seats(document["held"])
                 if job_id in self._wanted and job_id not in self._running:
                     del self._wanted[job_id]
                     return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
@@ -251,6 +248,9 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "refused"} as document):
                 self._pending.pop(document["id"], None)
                 return self._mark_taken(document["slots"])
+            case _Bridged(document={"told": "seated"} as document):
+                waiting = [slot for slot, seat in self._held.items() if seat["holder"] is None]
+                self._take_seats({slot: seat for slot, seat in document["held"].items() if slot in waiting})
             case _Bridged(document={"told": "lost"} as document):
                 return self._lose_slots(document["slots"])
         return []
@@ -274,9 +274,9 @@ class RayExecutor(SupervisedExecutor):
                 self._nodes.know(name, place["host"], place["port"], place["token"])
         if document["found"] is not None:  # the first word of a bridge: what earlier ones held
             found = document["found"]
-            changed = [slot for slot, seat in self._held.items() if found.get(slot) != seat]
+            changed = [slot for slot, seat in self._held.items() if _is_another(found.get(slot), seat)]
             told += self._lose_slots([slot for slot in changed if self._where(slot)[0] in self._seen])
-            self._held |= {slot: seat for slot, seat in found.items() if slot not in changed}
+            self._take_seats({slot: seat for slot, seat in found.items() if slot not in changed})
         draining = frozenset(name for name, node in self._seen.items() if node["draining"])
         told += [r.NodeDrained(node=name, drained=True, by="Ray") for name in sorted(draining - self._draining)]
         told += [r.NodeDrained(node=name, drained=False, by="Ray") for name in sorted(self._draining - draining)]
@@ -409,16 +409,22 @@ class RayExecutor(SupervisedExecutor):
                 self._held.pop(slot, None)
             self._bridge.send({"do": "release", "slots": list(slots)})
 
-    def _holders_of(self, launch: Launch) -> list[Mapping[str, int]]:
-        """The processes that hold the slots of one that is to be started."""
-        node = launch.slot.rpartition("/")[0]
-        slots = [f"{node}/{index}" for index in launch.environment["GEMINID_SLOTS"].split(",")]
-        return [self._held.get(slot, NOT_HELD)["holder"] for slot in slots]
+    def _take_seats(self, held: Mapping[str, Mapping[str, Any]]) -> None:
+        """Slots are held for us; their agents know by whom before anything is started there."""
+        self._held |= {slot: seat for slot, seat in held.items() if seat["holder"] or slot not in self._held}
+        for node in {self._where(slot)[0] for slot in held}:
+            self._nodes.hold(node)
+
+    def _holders_on(self, node: str) -> dict[str, Mapping[str, Any] | None]:
+        """The processes that hold the slots of a node for us, by index."""
+        mine = [(self._where(slot), seat) for slot, seat in dict(self._held).items()]
+        return {str(index): seat["holder"] for (name, index), seat in mine if name == node}
 
     def _environment_of(self, job: LiveJob, node: str, slots: Sequence[str]) -> dict[str, str]:
         """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
         found = dict(slot_environment([self._where(slot)[1] for slot in slots]))
-        devices = [device for slot in slots for device in self._held.get(slot, NOT_HELD)["devices"]]
+        seats = [self._held[slot] for slot in slots if slot in self._held]  # no process starts on a slot that is not
+        devices = [device for seat in seats for device in seat["devices"]]
         place = self._places.get(job.id, {}).get(node, {"environment": {}})
         threads = {"OMP_NUM_THREADS": "1"} if self._known[node].gpu_type == "cpu" else {}
         return {
@@ -683,6 +689,11 @@ def _service_id(folder: Path) -> str:
     if not path.exists():
         path.write_text(secrets.token_hex(4), encoding="utf-8")
     return path.read_text(encoding="utf-8").strip()
+
+
+def _is_another(found: Mapping[str, Any] | None, known: Mapping[str, Any]) -> bool:
+    """Whether a slot is not held any more by whom it was; it may not have been known yet by whom."""
+    return found is None or (known["holder"] is not None and found != known)
 
 
 def heartbeat_s(slots: int) -> float:

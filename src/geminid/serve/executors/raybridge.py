@@ -17,6 +17,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 |---|---|
 | ``{"told": "nodes", "nodes", "found"}`` | all nodes with slots; at first, all slots that an earlier bridge held, too |
 | ``{"told": "leased", "id", "held", "places"}`` | by whom each slot is held, and where the code is on each node |
+| ``{"told": "seated", "held"}`` | by whom CPU slots are held, for whose actors nobody had to wait |
 | ``{"told": "refused", "id", "slots"}`` | these could not be had |
 | ``{"told": "lost", "slots"}`` | these were taken back: what held them for us has ended |
 | ``{"told": "unshippable", "id", "held", "reason"}`` | the slots are held, but the code could not be brought there |
@@ -35,7 +36,7 @@ import sys
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -73,6 +74,9 @@ SHIP_S = 300.0
 
 #: A slot that cannot be held within so long is somebody else's; to sit down in it may take so long.
 LEASE_S, SEAT_S = 5.0, 60.0
+
+#: What is told of a CPU slot before its actor is there: that it has no devices.
+UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
 
 #: So many requests are carried out at a time; those that bring code to nodes take long.
 WORKERS = 32
@@ -266,25 +270,25 @@ class Bridge:
                 missing = [slot for slot in slots if slot not in self._leases]
             for slot in missing:
                 groups[slot] = self._hold(slot)
+            later = all(self._units[slot.rpartition("/")[0]][1] != "GPU" for slot in slots)
             deadline_s = monotonic() + LEASE_S
             late = [slot for slot, group in groups.items() if not group.wait(max(0.01, deadline_s - monotonic()))]
             if not late:
                 with self._lock:
                     self._leases |= groups  # now they count as ours
+                    groups = {slot: self._leases[slot] for slot in slots}
                 if code is not None:
                     try:
                         shipping = self._ship(job, code, {slot.rpartition("/")[0] for slot in slots})
                     except Exception as problem:  # too large, or ill described
                         told = _unshippable(problem)
-                held = self._sit(slots)
+                held = dict.fromkeys(slots, UNSEATED) if later else self._sit(groups)
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
             late = slots
         if late:
-            with self._lock:
-                self._leases |= groups
-            for slot in groups:
-                self._release(slot)
+            for slot in missing:
+                self._release(slot, groups.get(slot))
             self._said = None
             self._tell({"told": "refused", "id": number, "slots": late})
             return
@@ -297,6 +301,8 @@ class Bridge:
             with self._lock:
                 held = {slot: seat for slot, seat in held.items() if slot in self._leases}
             self._line.send({**told, "id": number, "held": held})
+        if later:
+            self._sit_later(groups)
 
     def _ship(self, job: str, code: str, nodes: set[str]) -> dict[str, Any]:
         """Have Ray bring a job's folder to some nodes, with what its ``runtime_env.yaml`` asks for; their answers."""
@@ -333,10 +339,8 @@ class Bridge:
             bundle_label_selector=[{"ray.io/node-id": node_id}],
         )
 
-    def _sit(self, slots: Sequence[str]) -> dict[str, Any]:
+    def _sit(self, groups: Mapping[str, PlacementGroup]) -> dict[str, Any]:
         """Have an actor in each of some slots that are held for us; who they are, and what they have."""
-        with self._lock:
-            groups = {slot: self._leases[slot] for slot in slots}
         actors = {}
         for slot, group in groups.items():
             name, _, index = slot.rpartition("/")
@@ -357,8 +361,25 @@ class Bridge:
             )
         seats = ray.get([actor.seat.remote() for actor in actors.values()], timeout=SEAT_S)
         with self._lock:
-            self._seats |= {slot: (actor, actor.stay.remote()) for slot, actor in actors.items()}
-        return dict(zip(actors, seats, strict=True))
+            mine = self._ours(groups)
+            self._seats |= {slot: (actors[slot], actors[slot].stay.remote()) for slot in mine}
+        return {slot: seat for slot, seat in zip(actors, seats, strict=True) if slot in mine}
+
+    def _ours(self, groups: Mapping[str, PlacementGroup]) -> list[str]:
+        """Which slots are still held as they were; the others were given back, and may be held anew."""
+        return [slot for slot, group in groups.items() if self._leases.get(slot) is group]
+
+    def _sit_later(self, groups: Mapping[str, PlacementGroup]) -> None:
+        """Have actors in slots that are used already; those that cannot be sat in are given up."""
+        try:
+            self._tell({"told": "seated", "held": self._sit(groups)})
+        except (ray.exceptions.RayError, KeyError):
+            with self._lock:
+                lost = self._ours(groups)
+            for slot in lost:
+                self._release(slot)
+            self._tell({"told": "lost", "slots": lost})
+            self._said = None
 
     def _lose(self, alive: set[str]) -> None:
         """See which slots were taken back. Those of nodes that are gone are gone with them, which is told otherwise."""
@@ -387,9 +408,10 @@ class Bridge:
             pass
         return True
 
-    def _release(self, slot: str) -> None:
+    def _release(self, slot: str, group: PlacementGroup | None = None) -> None:
+        """Give a slot back, or what was to hold it."""
         with self._lock:
-            group = self._leases.pop(slot, None)
+            group = self._leases.pop(slot, group)
             self._seats.pop(slot, None)
         if group is not None:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -412,9 +434,9 @@ class Bridge:
     def _sit_again(self) -> dict[str, Any]:
         """By whom the slots are held that an earlier bridge held; those that cannot be sat in are given up."""
         found: dict[str, Any] = {}
-        for slot in list(self._leases):
+        for slot, group in list(self._leases.items()):
             try:
-                found |= self._sit([slot])
+                found |= self._sit({slot: group})
             except (ray.exceptions.RayError, KeyError):
                 self._release(slot)
         return found

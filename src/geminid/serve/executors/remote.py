@@ -18,12 +18,13 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodeserver import FENCE_S, PING_S, Line
 from geminid.train.launcher import AdoptedProcess, Launch
 
@@ -133,17 +134,17 @@ class RemoteProcess:
 class Nodes:
     """The lines to all nodes; also a launcher, whose processes run where their slot is (``node/slot``).
 
-    ``folder_on`` says where a job's code was brought to on a node, if it was, and ``holders_of`` by which processes
-    there the slots of a new one are held.
+    ``folder_on`` says where a job's code was brought to on a node, if it was, and ``holders_on`` by which process there
+    each of its slots is held.
     """
 
     def __init__(
         self,
         on_event: Callable[[NodeHere | NodeGone | NodeEnded], None],
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
-        holders_of: Callable[[Launch], Sequence[Mapping[str, int]]] = lambda launch: (),
+        holders_on: Callable[[str], Mapping[str, Mapping[str, Any] | None]] = lambda node: {},
     ) -> None:
-        self._on_event, self._folder_on, self._holders_of = on_event, folder_on, holders_of
+        self._on_event, self._folder_on, self._holders_on = on_event, folder_on, holders_on
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._doubts: dict[str, _Doubt] = {}
@@ -213,6 +214,10 @@ class Nodes:
         for key in strangers:
             self.end(key, node)
 
+    def hold(self, node: str) -> None:
+        """Have a node know who holds its slots; it is told at the beginning of every line as well."""
+        self._do(lambda: self._hold(node))
+
     def tell(self, node: str, document: Mapping[str, Any]) -> None:
         """Send something to a node's server, if there is a line."""
         self._do(lambda: self._send(node, document))
@@ -237,7 +242,7 @@ class Nodes:
             "environment": dict(launch.environment),
             "folder": self._folder_on(launch.name.partition("/")[0], node)
             or ("" if launch.folder == Path() else str(launch.folder)),
-            "holders": list(self._holders_of(launch)),
+            "slots": [slot for slot in launch.environment.get(SLOTS, "").split(",") if slot],
         }
         process = RemoteProcess(self, node, key, launch.log, start=document)
         with self._lock:
@@ -392,6 +397,11 @@ class Nodes:
             except OSError:
                 self._hang_up(node)
 
+    def _hold(self, name: str) -> None:
+        holders = self._holders_on(name)
+        if holders:
+            self._send(name, {"do": "hold", "slots": dict(holders)})
+
     def _begin(self, process: RemoteProcess, document: Mapping[str, Any]) -> None:
         if process.node not in self._nodes:
             process.over(AdoptedProcess.UNKNOWN_CODE, f"node {process.node} is not there")
@@ -441,6 +451,7 @@ class Nodes:
             node.running, node.ended = set(document["running"]), dict(document["ended"])
             mine = [one for one in self._processes.values() if one.node == name and one.key not in node.unsent]
             self._changed.notify_all()
+        self._hold(name)
         for key, request in node.unsent.items():
             node.running.add(key)
             self._send(name, request)
