@@ -164,9 +164,9 @@ def scale(
     json: Json = False,
 ) -> None:
     """What the service costs on large clusters, from measurements of its parts; the first bottleneck."""
-    from geminid.serve.scale import measure
+    from geminid.serve.scale import HEARING, NODE_SLOTS, measure
 
-    sizes = [int(size) for size in nodes.split(",") if size.strip().isdigit() and int(size) > 0]
+    sizes = whole_numbers("nodes", nodes, 1)
     rows = []
     with error_console.status("…") as status:
         for size in sizes:
@@ -181,3 +181,6 @@ def scale(
             ["part", "a second", "each", "share of a core"],
             [[row.part, f"{row.per_s:,.3g}", f"{row.each_ms:,.3g} ms", f"{100 * row.share:.1f} %"] for row in mine],
         )
+        hearing = sum(row.share for row in mine if row.part.startswith(HEARING))
+        console.print(f"the first bottleneck: {mine[0].part}")
+        console.print(f"one core watches and hears {size / hearing:,.0f} nodes of {NODE_SLOTS} slots")

@@ -64,8 +64,8 @@ from geminid.train.messages import FromSupervisor, Message, Plan
 from geminid.train.room import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
 from geminid.train.takeover import Handover
 
-#: How often the clock is looked at.
-TICK_S = 0.2
+#: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often.
+TICKS_PER_HANG, LONGEST_TICK_S = 20.0, 0.5
 
 #: Workers that fail again and again are started anew after 1, 2, 4 … s, at most so long; older failures do not count.
 LONGEST_DELAY_S, RECENT_FAILURE_S = 30.0, 60.0
@@ -236,12 +236,16 @@ class Supervisor:
             self._watch(worker, known)
         try:
             self._carry_out(self._group.resumed())
+            tick_s = min(self.spec.patience.hang / TICKS_PER_HANG, LONGEST_TICK_S)
+            tick_at_s = monotonic()
             while not ((self._phase.over and not self._workers) or self._detached):
-                self._attend(TICK_S)
+                self._attend(max(0.0, tick_at_s - monotonic()))
                 while self._commands:
                     self._commands.popleft()()
-                self._attend(0.0)
-                self._tick()
+                if monotonic() >= tick_at_s:
+                    tick_at_s = monotonic() + tick_s
+                    self._attend(0.0)
+                    self._tick()
                 self._publish()
         except BaseException as problem:
             self._phase, self._reason = JobPhase.FAILED, f"the supervisor failed: {problem!r}"
