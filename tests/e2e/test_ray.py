@@ -111,7 +111,8 @@ def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
     enough = tmp_path / "enough"
     slowly = ("--pause", 0.1, "--until", enough)  # however long the next service takes to come up
     job = ray.counting("d", "--samples", 400, "--epochs", 40, "--max-batch", 64, *slowly, min_slots=3, max_slots=3)
-    plain = ray.submit("sh", "-c", "sleep 9; echo still here", name="sleeper")
+    waiting = f"until [ -e {enough} ]; do sleep 0.2; done; echo still here"
+    plain = ray.submit("sh", "-c", waiting, name="waiting")
     ray.settled(job, 3)
     ray.settled(plain, 1)
     workers, step = ray.worker_pids(job), ray.job(job)["step"]
