@@ -39,6 +39,7 @@ import selectors
 import shutil
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -190,7 +191,9 @@ class NodeServer:
         if self._stopped_at_s is None and now_s - max(self._heard_at_s, self._vouched_at_s) > self._lease_s:
             self._stopped_at_s = now_s
             self._signal_all(signal.SIGSTOP)
+            _say(f"nobody has said for {self._lease_s:g} s that this node counts: its processes are stopped")
         elif self._stopped_at_s is not None and self._vouched_at_s > self._stopped_at_s:
+            _say(f"this node counts: its processes go on after {now_s - self._stopped_at_s:.1f} s")
             self._stopped_at_s = None
             self._heard_at_s = now_s
             self._signal_all(signal.SIGCONT)
@@ -383,6 +386,12 @@ class NodeServer:
         for old in self._folder.iterdir():
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _say(text: str) -> None:
+    """Something for whoever reads the log of this process."""
+    with contextlib.suppress(OSError):
+        print(f"geminid: {text}", file=sys.stderr, flush=True)
 
 
 class Line:
