@@ -49,8 +49,8 @@ LINGER_S = 3.0
 #: On a cluster that is scaled, an agent whose node nobody has needed for so long is ended: Ray may take the node away.
 REST_S = 5.0
 
-#: How long to wait for the first node, and then for the agents of the others.
-FIRST_NODE_S, AGENTS_S = 60.0, 10.0
+#: How long to wait for the first node, then for the agents of the others, and for those of nodes that jobs were on.
+FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 
 #: A bridge that ended is started again after so long, twice as long each time, up to a limit.
 BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
@@ -137,6 +137,18 @@ class RayExecutor(SupervisedExecutor):
             why = self._bridge.trouble or "no node of it has a GPU, a geminid_slot or a CPU"
             raise NoCluster(f"the Ray cluster cannot be used: {why}")
 
+    def _await_agents(self, jobs: Sequence[LiveJob]) -> list[r.Record]:
+        """Wait for nodes that Ray has and that jobs were on: the jobs are to be taken over, not to be started again."""
+        places = [job.state.placement for job in jobs if job.phase.holds_slots and job.state.placement is not None]
+        needed = {name for place in places for name in place.node_names}
+        told: list[r.Record] = []
+        deadline_s = monotonic() + JOBS_AGENTS_S
+        while (needed & self._seen.keys()) - self._up and monotonic() < deadline_s:
+            with contextlib.suppress(Empty):
+                told += self._digest(self._heard.get(timeout=0.2))
+        self._cluster = self._make_cluster()
+        return told
+
     # --- What the service asks ---
 
     def check(self, spec: JobSpec) -> list[Problem]:
@@ -149,9 +161,10 @@ class RayExecutor(SupervisedExecutor):
 
     def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives on the nodes, end what nobody wants, tell what is gone."""
+        came = self._await_agents(jobs)
         for job in jobs:
             self._fence_before(job)
-        told = super().open(post, jobs)
+        told = came + super().open(post, jobs)
         self._doubt_missing()
         self._forward = post
         with contextlib.suppress(Empty):
