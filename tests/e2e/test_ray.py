@@ -156,16 +156,20 @@ def test_what_others_use_is_left_to_them_and_a_hanging_worker_is_replaced(ray):
     assert "hung" in ray.story(job)
 
 
-def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray):
+def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray, tmp_path):
     """Ray's own view of who has what, and what happens when somebody ends what holds a slot."""
-    job = ray.spread("j", 3, epochs=40)
+    slowly = ("--pause", 0.1, "--until", tmp_path / "enough")
+    job = ray.counting("j", "--samples", 400, "--epochs", 40, "--max-batch", 64, *slowly, min_slots=3, max_slots=3)
+    ray.settled(job, 3)
+    assert ray.run("set", job, "--min-slots", 1).returncode == 0
     seats = "[a for a in ray.util.list_named_actors(True) if a['name'].startswith('geminid/')]"
     free = "ray.available_resources().get('geminid_slot')"
     ray.wait_for(lambda: json.loads(ray.cluster.run(f"print(json.dumps([{free}, len({seats})]))")) == [5.0, 3])
     workers = ray.worker_pids(job)
     ray.cluster.run(f"ray.kill(ray.get_actor(**{seats}[0]))")
-    ray.wait_for(lambda: "Ray has taken" in ray.story(job))
+    ray.wait_for(lambda: "taken" in ray.story(job))
     assert sum(map(alive, workers)) == 2
+    (tmp_path / "enough").touch()
     done = ray.over(job)
     assert (done["phase"], done["failures"]) == ("succeeded", 0)
     assert ray.exactly_once("j", 400, 40)
