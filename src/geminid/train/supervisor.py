@@ -67,6 +67,9 @@ from geminid.train.takeover import Handover
 #: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often.
 TICKS_PER_HANG, LONGEST_TICK_S = 20.0, 0.5
 
+#: What took longer than this may have kept workers from being heard.
+LONG_S = 0.2
+
 #: Workers that fail again and again are started anew after 1, 2, 4 … s, at most so long; older failures do not count.
 LONGEST_DELAY_S, RECENT_FAILURE_S = 30.0, 60.0
 
@@ -267,7 +270,7 @@ class Supervisor:
             ready, began_s = self._selector.select(timeout_s), monotonic()
             for key, _ in ready:
                 key.data()
-            if monotonic() - began_s < TICK_S:
+            if monotonic() - began_s < LONG_S:
                 return
             timeout_s = 0.0
 
