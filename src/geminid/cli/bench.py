@@ -551,34 +551,34 @@ def fidelity(
         )
     if json:
         print_json([asdict(row) for row in rows])
-        return
-    print_table(
-        "Mean JCTs and makespans, published and ours",
-        [
-            "policy",
-            "workload",
-            "metric",
-            "published",
-            "ours",
-            *(["range"] if seeds > 1 else []),
-            "difference",
-            "allowed",
-        ],
-        [
+    else:
+        print_table(
+            "Mean JCTs and makespans, published and ours",
             [
-                row.policy,
-                row.workload,
-                row.metric.replace("_", " "),
-                f"{row.published_s:,.1f} s",
-                f"{row.ours_s:,.1f} s",
-                *([f"{row.lowest_s:,.0f} – {row.highest_s:,.0f} s"] if seeds > 1 else []),
-                f"[{'green' if row.within else 'red'}]{100 * row.difference:+.1f} %[/]",
-                f"± {100 * row.tolerance:.0f} %",
-            ]
-            for row in rows
-        ],
-        text_columns=3,
-    )
+                "policy",
+                "workload",
+                "metric",
+                "published",
+                "ours",
+                *(["range"] if seeds > 1 else []),
+                "difference",
+                "allowed",
+            ],
+            [
+                [
+                    row.policy,
+                    row.workload,
+                    row.metric.replace("_", " "),
+                    f"{row.published_s:,.1f} s",
+                    f"{row.ours_s:,.1f} s",
+                    *([f"{row.lowest_s:,.0f} – {row.highest_s:,.0f} s"] if seeds > 1 else []),
+                    f"[{'green' if row.within else 'red'}]{100 * row.difference:+.1f} %[/]",
+                    f"± {100 * row.tolerance:.0f} %",
+                ]
+                for row in rows
+            ],
+            text_columns=3,
+        )
     if not all(row.within for row in rows):
         raise typer.Exit(1)
 
