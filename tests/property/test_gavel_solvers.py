@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linear_sum_assignment
 
-from geminid.policies.gavel.allox import allox
+from geminid.policies.gavel.allox import allox, in_lines
 from geminid.policies.gavel.auction import themis_auction
 from geminid.policies.gavel.finish_time import finish_time_fairness
 from geminid.policies.gavel.in_order import first_in_first_out, shortest_job_first
@@ -283,3 +284,21 @@ def test_shares_add_up_to_the_weights_at_each_level_whatever_the_rules(data: st.
     problem = AllocationProblem(("v100",), np.array([1.0]), jobs, np.ones((len(jobs), 1)))
     time = water_filling(problem, hierarchy=tree).by_job(problem).sum(axis=1)
     np.testing.assert_allclose(time, expected, atol=1e-6)
+
+
+@given(st.integers(0, 2**32 - 1))
+@settings(max_examples=60, deadline=None)
+def test_allox_is_the_assignment_of_jobs_to_places_from_the_end_of_each_slots_line(seed: int) -> None:
+    """As the paper has it, one column for every slot and place, through another solver."""
+    rng = np.random.default_rng(seed)
+    jobs, types = int(rng.integers(1, 25)), int(rng.integers(1, 4))
+    slots = rng.integers(1, 5, types).astype(float)
+    duration_s = rng.lognormal(3.0, 1.0, (jobs, types))
+    every_place = np.concatenate(
+        [np.outer(duration_s[:, j], np.repeat(np.arange(1, jobs + 1), int(slots[j]))) for j in range(types)], axis=1
+    )
+    rows, columns = linear_sum_assignment(every_place)
+    total_s, starts = in_lines(duration_s, slots)
+    assert total_s == pytest.approx(every_place[rows, columns].sum())
+    assert len({job for job, _ in starts}) == len(starts)
+    assert all(sum(where == j for _, where in starts) <= slots[j] for j in range(types))

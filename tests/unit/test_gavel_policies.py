@@ -493,6 +493,21 @@ def test_the_papers_orderings_hold_for_profiled_jobs() -> None:
     assert aware.mean() > packed.mean() > adaptive.mean()
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("max_min_fairness_water_filling_perf", "finish_time_fairness_perf", "min_total_duration_perf", "fifo_perf"),
+        *("max_sum_throughput_perf", "max_sum_throughput_normalized_by_cost_perf_SLOs", "hierarchical_perf"),
+        *("allox", "themis", "isolated"),
+    ],
+)
+def test_every_objective_can_read_goodputs(name: str) -> None:
+    """Jobs that tune their batch sizes are done sooner under all of them."""
+    fixed, tuned = (simulate(f"{name}{more}", small(1, 0.2)) for more in ("", ":adaptive=true"))
+    assert fixed["unfinished_jobs"] == tuned["unfinished_jobs"] == 0
+    assert tuned["avg_jct_s"] < fixed["avg_jct_s"]
+
+
 def test_the_makespan_policy_has_the_smallest_makespan_of_jobs_that_come_at_once() -> None:
     """On every workload, with rounds that are short beside it: the last job of one of them ends after 40 minutes."""
     names = ("min_total_duration_perf", "max_min_fairness_perf", "finish_time_fairness_perf", "max_sum_throughput_perf")
