@@ -23,7 +23,7 @@ from geminid.goodput.table import JobModel
 from geminid.job import Adaptivity
 from geminid.policies.autoscale import wishes
 from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, JobView, slots_of
-from geminid.policies.claims import FairShares, Queue, Used, finish_time_factors, priority_factors
+from geminid.policies.claims import FairShares, Queue, Used, deadline_factors, finish_time_factors, priority_factors
 from geminid.policies.geminid import Geminid
 from geminid.policies.geminid_objective import (
     JobArrays,
@@ -360,6 +360,16 @@ def test_what_is_left_over_is_lent_once_and_quotas_hold_against_anybody() -> Non
     assert Counter(name[0] for name in unlimited) == {"c": 8, "x": 16}
 
 
+@pytest.mark.parametrize("weight", [1.0, 50.0, 1000.0])
+def test_a_quota_holds_where_only_some_types_will_do(weight: float) -> None:
+    prod = [opaque(f"p{i}", queue="prod", gpu_types=frozenset({"v100"})) for i in range(8)]
+    prefers = {"queue": "dev", "preferred_types": frozenset({"v100"}), "weight": weight}
+    dev = [opaque(f"d{i}", **prefers) for i in range(16)]
+    policy = Geminid(queues=("prod:1:8", "dev:1:8"))
+    found = Counter(name[0] for name in slots(policy.decide(view(*prod, *dev, cluster="t4:2x4,v100:2x4"))))
+    assert found == {"p": 8, "d": 8}
+
+
 @pytest.mark.parametrize("half_life_s", [None, 86400.0])
 def test_weights_of_queues_count(half_life_s: float | None) -> None:
     jobs = [opaque(f"a{i}", queue="a") for i in range(16)] + [opaque(f"b{i}", queue="b") for i in range(16)]
@@ -415,12 +425,23 @@ def test_what_was_used_before_counts_and_jobs_say_what_they_count_with() -> None
 
 
 def test_a_deadline_that_can_be_met_is_urgent() -> None:
-    fits = job("d", work=1e6, deadline_s=600.0 + 600.0)
+    fits = job("d", work=1e6, deadline_s=600.0 + 400.0)
     others = [job(f"j{i}", work=1e6) for i in range(8)]
     urgent = slots(Geminid().decide(view(fits, *others)))
     calm = slots(Geminid().decide(view(replace(fits, facts=replace(fits.facts, deadline_s=None)), *others)))
-    assert urgent["d"] >= calm["d"]
+    assert urgent["d"] > calm["d"]
     assert urgent["d"] >= max(urgent[f"j{i}"] for i in range(8))
+
+
+def test_a_deadline_is_given_up_little_by_little() -> None:
+    """What a job needs at best is an estimate, and more slots than it was measured on may make it after all."""
+    late = [job("d", deadline_s=600.0 + left_s) for left_s in (1000.0, 100.0, 99.0, 50.0, 25.0, -1.0)]
+    factors = deadline_factors(view(*late), np.full(6, 100.0))
+    assert factors == pytest.approx([8**0.1, 8.0, 8 ** ((4 - 100 / 99) / 3), 8 ** (2 / 3), 1.0, 1.0])
+    fresh = replace(job("d", deadline_s=600.0 + 400.0), most_slots_measured=1)
+    policy = Geminid()
+    policy.decide(view(fresh, *(job(f"j{i}") for i in range(30))))
+    assert policy.factors("d")["deadline"] > 2.0
 
 
 def test_a_budget_keeps_a_job_frugal() -> None:

@@ -2,7 +2,7 @@
 
 First at equal cost: every policy pays the published cold costs of a change of slots. Then live: ours pays what a live
 rescale costs, the baseline keeps the cold costs that it was published with. And with estimates that are wrong. What
-could be won at all is shown by every job alone on the whole cluster: no policy gets its median job done sooner.
+could be won by better decisions between jobs is shown by every job alone on the whole cluster.
 
 A policy's constants must not be chosen for single traces: resampled workloads have the jobs and the arrivals of a
 trace, both drawn anew.

@@ -72,8 +72,8 @@ def problem(
 ) -> tuple[Choices, list[Configuration]]:
     """Jobs as a policy sees them: speed-ups k^a with a in 0.4 to 0.95, differing by type, most of them limited in size.
 
-    Utilities are the square roots of speed-ups, weighted by rank: the shape that the geminid policy uses. All jobs
-    differ, unless they are to be of so many ``kinds``.
+    Utilities are the square roots of speed-ups, as in the geminid policy, weighted by rank^−½: a few jobs count far
+    more than the others, as with priorities. All jobs differ, unless they are to be of so many ``kinds``.
     """
     rng = np.random.default_rng(seed)
     sizes = np.array(CONFIGURATION_SLOTS, dtype=float)

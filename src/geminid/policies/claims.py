@@ -28,7 +28,11 @@ MOST_LEVELS = 20
 MOST_FAVOUR = 4.0
 #: A job that needs all of the time until its deadline on its fastest configuration counts as much as so many jobs.
 MOST_URGENT = 8.0
-#: A job that has waited longer counts no more: by then nothing stands before it, and weights must stay finite.
+#: A deadline is given up where a job would need so many times the time that is left, on its fastest configuration: it
+#: may be four times as fast once it has been measured on more slots, or have less to do than it says.
+LOST = 4.0
+#: A job that has waited longer counts no more: by then nothing but fifteen levels of priority stands before it, and
+#: weights must stay finite.
 MOST_OVERDUE = 1e9
 #: How much more a slot of a preferred type is worth.
 PREFERENCE = 1.25
@@ -80,7 +84,7 @@ class FairShares:
     """What owners (and queues) have used of the cluster lately; usage counts half after ``half_life_s``."""
 
     half_life_s: float
-    _used: dict[str, float] = field(default_factory=dict)
+    _used: dict[tuple[str, str], float] = field(default_factory=dict)
     _service: dict[str, float] = field(default_factory=dict)
     _at_s: float = 0.0
 
@@ -96,7 +100,7 @@ class FairShares:
     def update(self, view: ClusterView) -> None:
         """Charge what jobs have had since the last decision."""
         decay = 0.5 ** ((view.now_s - self._at_s) / self.half_life_s)
-        self._used = {name: used * decay for name, used in self._used.items() if used * decay > 1.0}
+        self._used = {account: used * decay for account, used in self._used.items() if used * decay > 1.0}
         self._at_s = view.now_s
         service = {}
         for job in view.jobs:
@@ -111,19 +115,20 @@ class FairShares:
         if len(accounts) < 2:
             return np.ones(len(jobs))
         # A queue's owners share what it is entitled to: ten of them are not worth ten queues.
-        owners = Counter(name.partition("/")[0] for name in accounts)
-        entitled = {name: weights.get(queue := name.partition("/")[0], 1.0) / owners[queue] for name in accounts}
-        whole, used = sum(entitled.values()), sum(self._used.get(name, 0.0) for name in accounts)
+        owners = Counter(queue for queue, _ in accounts)
+        entitled = {account: weights.get(account[0], 1.0) / owners[account[0]] for account in accounts}
+        whole, used = sum(entitled.values()), sum(self._used.get(account, 0.0) for account in accounts)
         if used <= 0:
             return np.ones(len(jobs))
         favour = {
-            name: math.sqrt(entitled[name] / whole / max(self._used.get(name, 0.0) / used, 1e-3)) for name in accounts
+            account: math.sqrt(entitled[account] / whole / max(self._used.get(account, 0.0) / used, 1e-3))
+            for account in accounts
         }
         return np.clip([favour[_account(job.facts)] for job in jobs], 1.0 / MOST_FAVOUR, MOST_FAVOUR)
 
 
-def _account(user: JobFacts | Used) -> str:
-    return f"{user.queue}/{user.owner}"
+def _account(user: JobFacts | Used) -> tuple[str, str]:
+    return user.queue, user.owner
 
 
 def priority_factors(jobs: Sequence[JobView]) -> Array:
@@ -133,14 +138,13 @@ def priority_factors(jobs: Sequence[JobView]) -> Array:
 
 
 def deadline_factors(view: ClusterView, fastest_s: Array) -> Array:
-    """Jobs that need much of the time until their deadline go first, as long as they can still make it."""
+    """Jobs that need much of the time until their deadline go first, less and less once they hardly can make it."""
     factors = np.ones(len(view.jobs))
     for row, job in enumerate(view.jobs):
         if job.facts.deadline_s is not None:
             until_s = job.facts.deadline_s - view.now_s
             need = fastest_s[row] / until_s if until_s > 0 else math.inf
-            if need <= 1.0:
-                factors[row] = MOST_URGENT**need
+            factors[row] = MOST_URGENT ** max(min(need, (LOST - need) / (LOST - 1.0)), 0.0)
     return factors
 
 

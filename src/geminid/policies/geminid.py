@@ -313,9 +313,19 @@ class Geminid(Policy):
         weight = np.array([*(q.weight for q in queues), DEFAULT_QUEUE.weight])
         granted = np.minimum(quota, limit)
         found = solve(replace(choices, group_capacity=granted), start=start, finish_above=None)
+        for _ in range(MOST_RAISES):  # a quota may be there, but not of the types that a queue's jobs can use
+            used, waits = _used_by_group(choices, found), np.zeros(len(limit), dtype=bool)
+            waits[choices.group[(found.choice < 0) & (choices.utility.max(axis=1) > 0.0)]] = True
+            short = waits & (used + 1.0 <= granted) & (np.arange(len(limit)) < len(queues))
+            if not short.any():
+                break
+            raised = np.where(short[choices.group], SHORT_OF_QUOTA, 1.0)[:, None]
+            choices = replace(
+                choices, utility=np.where(choices.utility > 0.0, choices.utility * raised, choices.utility)
+            )
+            found = solve(replace(choices, group_capacity=granted), start=None, finish_above=None)
         for again in range(MOST_LENDINGS):
-            served = np.flatnonzero(found.choice >= 0)
-            used = np.bincount(choices.group[served], choices.slots[found.choice[served]], len(limit))
+            used = _used_by_group(choices, found)
             left_over = whole - float(used.sum())
             hungry = wanted & (granted < limit) & ((found.prices.groups > 0.0) | (used > granted - 1.0))
             if left_over < 1.0 or not hungry.any():
@@ -344,6 +354,19 @@ DEFAULT_QUEUE = Queue("default")
 
 #: What quotas leave over is lent so many times: who cannot use all of a share leaves it to the others.
 MOST_LENDINGS = 4
+
+
+#: A queue that falls short of its quota counts this much more, so many times at most.
+SHORT_OF_QUOTA, MOST_RAISES = 100.0, 3
+
+
+def _used_by_group(choices: Choices, found: Priced) -> Array:
+    """The slots that each group of jobs has."""
+    if choices.group is None:
+        return np.zeros(0)
+    served = np.flatnonzero(found.choice >= 0)
+    used: Array = np.bincount(choices.group[served], choices.slots[found.choice[served]], choices.groups).astype(float)
+    return used
 
 
 def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:

@@ -39,13 +39,13 @@ class Kinds:
         _, example, of_job, jobs = np.unique(
             _fingerprints(problem), return_index=True, return_inverse=True, return_counts=True
         )
-        if len(example) > few:
+        if len(example) > few or not np.array_equal(problem.utility, problem.utility[example][of_job]):
             return None
         return Kinds(of_job.astype(np.intp), example.astype(np.intp), jobs.astype(float))
 
 
 def _fingerprints(problem: Choices) -> Array:
-    """A number for each job that is the same for jobs that are alike, and for no others but by an incredible chance."""
+    """A number for each job that is the same for jobs that are alike, and hardly ever for others."""
     rng = np.random.default_rng(0)
     configurations = problem.utility.shape[1]
     possible = problem.utility > 0.0

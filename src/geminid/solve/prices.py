@@ -54,7 +54,8 @@ def solve(
 
     ``start`` are prices of an earlier, similar problem. ``tolerance`` is how exactly the prices are found, relative to
     the optimum; the certificate also holds what rounding lost. Where a handful of jobs leaves a certificate above
-    ``finish_above`` (None: never mind), an integer program of what is still open closes it.
+    ``finish_above`` (None: never mind), an integer program of what is still open closes it. (Where there are few kinds
+    of jobs, neither is needed: prices and all come from small programs.)
     """
     jobs, configurations = problem.utility.shape
     if not jobs or not configurations:
