@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,7 +21,7 @@ from geminid.policies.base import JobFacts
 from geminid.policies.fifo import Fifo
 from geminid.policies.geminid import Geminid
 from geminid.serve.documents import market_document
-from geminid.serve.forecast import forecast, waiting_order
+from geminid.serve.forecast import Forecaster, forecast, waiting_order
 from geminid.serve.server import DEFAULT_POLICY
 from geminid.serve.state import Limits, LiveJob, Stretch
 from geminid.serve.translation import view_of
@@ -284,3 +285,23 @@ def test_operators_see_prices_certificate_and_wishes() -> None:
     assert "of their best goodput per dollar" in told["wishes"][0]["reason"]
     assert market_document(policy, Cluster.parse("cpu:2x2,t4:1x4"))["prices"] == {}
     assert market_document(Fifo(), engine.cluster) == {"prices": {}, "gap": None, "wishes": []}
+
+
+def test_a_forecast_is_made_anew_for_whoever_looks_also_where_nothing_has_happened(monkeypatch):
+    """A job of which nothing is known is expected to run for as long again as it has: more with every look."""
+    made = []
+
+    class Counting(Forecaster):
+        def _forecast(self, jobs, now_s):
+            made.append(now_s)
+            return {"j1": {"start_s": None, "finish_s": (1.0, 2.0), "guessed": True, "unlike": False}}
+
+    monkeypatch.setattr("geminid.serve.forecast.EVERY_S", 0.0)
+    now_s = iter([10.0, 20.0])
+    state = SimpleNamespace(seq=1, submitted=1, jobs={})
+    service = SimpleNamespace(published=SimpleNamespace(state=state), clock=SimpleNamespace(now_s=lambda: next(now_s)))
+    forecaster = Counting(service)
+    for finish_at_s in ([11.0, 12.0], [21.0, 22.0]):
+        forecaster.freshen(patience_s=5.0)
+        assert forecaster.of("j1")["finish_at_s"] == finish_at_s
+    assert made == [10.0, 20.0]

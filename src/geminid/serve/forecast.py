@@ -253,7 +253,10 @@ class Forecaster:
         published = self._service.published
         with self._lock:
             busy = self._busy_until_s == inf
-            if busy or published.state.seq == self._seq or not (anyway or time.monotonic() >= self._busy_until_s):
+            nothing_new = (
+                published.state.seq == self._seq and not self._made
+            )  # jobs grow older also where nothing happens
+            if busy or nothing_new or not (anyway or time.monotonic() >= self._busy_until_s):
                 return
             self._busy_until_s = inf
             self._idle.clear()
