@@ -301,7 +301,8 @@ def test_a_forecast_is_made_anew_for_whoever_looks_also_where_nothing_has_happen
     state = SimpleNamespace(seq=1, submitted=1, jobs={})
     service = SimpleNamespace(published=SimpleNamespace(state=state), clock=SimpleNamespace(now_s=lambda: next(now_s)))
     forecaster = Counting(service)
-    for finish_at_s in ([11.0, 12.0], [21.0, 22.0]):
-        forecaster.freshen(patience_s=5.0)
+    for looks, finish_at_s in enumerate(([11.0, 12.0], [21.0, 22.0]), start=1):
+        while len(made) < looks:  # one is not made right after another
+            forecaster.freshen(patience_s=5.0)
         assert forecaster.of("j1")["finish_at_s"] == finish_at_s
     assert made == [10.0, 20.0]

@@ -36,21 +36,20 @@ class Kinds:
         few = min(MOST_KINDS, len(problem.utility) // LEAST_JOBS_PER_KIND)
         if len(np.unique(problem.utility.max(axis=1))) > few:  # as in most problems: a quick look is enough
             return None
+        worth = np.where(problem.utility > 0.0, problem.utility, -1.0)
         _, example, of_job, jobs = np.unique(
-            _fingerprints(problem), return_index=True, return_inverse=True, return_counts=True
+            _fingerprints(worth, problem), return_index=True, return_inverse=True, return_counts=True
         )
-        if len(example) > few or not np.array_equal(problem.utility, problem.utility[example][of_job]):
+        if len(example) > few or not np.array_equal(worth, worth[example][of_job]):
             return None
         return Kinds(of_job.astype(np.intp), example.astype(np.intp), jobs.astype(float))
 
 
-def _fingerprints(problem: Choices) -> Array:
+def _fingerprints(worth: Array, problem: Choices) -> Array:
     """A number for each job that is the same for jobs that are alike, and hardly ever for others."""
     rng = np.random.default_rng(0)
-    configurations = problem.utility.shape[1]
-    possible = problem.utility > 0.0
     # Sums of products in a fixed order: a matrix product may round the same row differently from place to place.
-    marks = (np.where(possible, problem.utility, -1.0) * rng.random(configurations)).sum(axis=1)
+    marks = (worth * rng.random(worth.shape[1])).sum(axis=1)
     if problem.group is not None:
         marks = marks + rng.random(problem.groups + 1)[problem.group]
     return np.asarray(marks)
