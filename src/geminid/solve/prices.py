@@ -92,9 +92,7 @@ def _by_kinds(problem: Choices, kinds: Kinds, tolerance: float) -> Priced | None
     prices, choice = relaxed
     rounding = Rounding(problem, prices.all)
     rounding.take(choice)
-    rounding.fill()
-    if rounding.exchange(tolerance, thorough=True):
-        rounding.fill()
+    rounding.improve(tolerance, thorough=True)
     bound = rounding.bound
     enough = LARGE_GAP if float(problem.capacity.sum()) >= LARGE_SLOTS else FINISH_ABOVE
     if bound - rounding.value > enough * bound:
@@ -126,9 +124,7 @@ def _round(
     """Everybody's best choice, made feasible and full."""
     rounding = Rounding(problem, prices.all)
     rounding.repair()
-    rounding.fill()
-    if rounding.exchange(tolerance, thorough=thorough):
-        rounding.fill()
+    rounding.improve(tolerance, thorough=thorough)
     bound = rounding.bound
     if finish_above is not None and bound - rounding.value > finish_above * bound:
         bound = rounding.finish(finish_above)

@@ -162,6 +162,12 @@ class Rounding:
                 return
             self._fill(free, share)
 
+    def improve(self, tolerance: float, *, thorough: bool) -> None:
+        """Fill what is free, exchange what is better elsewhere, and fill what that has left."""
+        self.fill()
+        if self.exchange(tolerance, thorough=thorough):
+            self.fill()
+
     def _fill(self, free: Array, share: float) -> None:
         resource, slots = self.problem.resource, self.problem.slots
         worth = np.maximum(self.prices[resource], 1e-12) * np.minimum(slots, free[resource])
@@ -200,7 +206,7 @@ class Rounding:
         delta[each, row] += self.use[column] - self.use[before]
         return delta
 
-    def exchange(self, tolerance: float, *, thorough: bool = False) -> bool:
+    def exchange(self, tolerance: float, *, thorough: bool) -> bool:
         """Try pairs of changes: one job gives up what another gains more from. Whether any was made.
 
         A better decision loses nowhere more than what this one loses in total, which leaves few changes to try. Where
