@@ -73,6 +73,13 @@ def test_whoever_waits_starts_when_the_others_end():
     assert told["j2"]["finish_s"][0] > told["j2"]["start_s"][0]
 
 
+def test_nobody_is_promised_a_cordoned_slot_when_the_command_on_it_ends():
+    one = Cluster.parse("cpu:1x1")
+    running, waiting = job("j1", slots=(0,), elastic=False), job("j2", elastic=False)
+    assert set(forecast([running, waiting], one, "fifo", 0.0)) == {"j1", "j2"}
+    assert set(forecast([running, waiting], one, "fifo", 0.0, cordoned={"j1": [1]})) == {"j1"}
+
+
 def test_places_in_the_queue_are_those_of_the_policy():
     """Shortest first, whoever came first; jobs that the forecast left out come last."""
     running = job("j1", work=6_000, slots=(0, 1, 2, 3), min_slots=4, max_slots=4)

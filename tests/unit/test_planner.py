@@ -138,3 +138,91 @@ def test_a_job_that_took_long_to_start_is_not_stopped_the_moment_it_trains():
     kept = scene.planner._protected_until_s(scene.planner.engine.jobs["j1"])
     assert kept == pytest.approx(clock.at_s + 2.0)
     assert scene.plan()["j1"] == place
+
+
+def run(scene: Scene, *job_ids: str) -> None:
+    """Have jobs run where they are planned to."""
+    for job_id in job_ids:
+        place = scene.state.jobs[job_id].target
+        assert place is not None
+        scene.tell(r.JobStarting(job_id=job_id, placement=place))
+        scene.tell(r.JobFormed(job_id=job_id, placement=place))
+        scene.planner.sync([job_id])
+
+
+def cordon(scene: Scene, slot: int, *, undo: bool = False) -> None:
+    scene.tell(r.SlotCordoned(node="a", slot=slot, cordoned=not undo, by="op"))
+    scene.planner.sync([])
+
+
+def on(scene: Scene, job_id: str) -> tuple[int, ...]:
+    place = scene.state.jobs[job_id].target
+    return () if place is None else tuple(slot for _, slot in place.slots())
+
+
+def test_a_plain_command_stays_on_a_cordoned_slot_until_it_ends_and_nobody_follows_it():
+    scene = Scene(nodes(a="cpu"))
+    scene.submit("j1", slots=1)
+    scene.plan()
+    run(scene, "j1")
+    (mine,) = on(scene, "j1")
+    cordon(scene, mine)  # another slot is free, where it would have to begin again
+    assert scene.plan()["j1"] == Placement.of({"a": [mine]})
+    scene.submit("j2", slots=1)
+    scene.submit("j3", slots=1)
+    scene.plan()
+    assert on(scene, "j1") == (mine,)
+    assert on(scene, "j2") == (1 - mine,)
+    run(scene, "j2")
+    scene.tell(r.JobEnded(job_id="j1", how="succeeded"))
+    scene.planner.sync(["j1"])
+    assert scene.plan()["j3"] is None
+    cordon(scene, mine, undo=True)
+    assert scene.plan()["j3"] == Placement.of({"a": [mine]})
+
+
+def test_a_drain_stops_a_plain_command_even_on_a_cordoned_slot():
+    scene = Scene(nodes(a="cpu"))
+    scene.submit("j1", slots=1)
+    scene.plan()
+    run(scene, "j1")
+    cordon(scene, on(scene, "j1")[0])
+    scene.tell(r.NodeDrained(node="a", drained=True, by="op"))
+    scene.planner.sync([])
+    assert scene.plan()["j1"] is None
+
+
+def test_an_elastic_job_that_has_nowhere_to_go_stays_on_a_cordoned_slot_and_leaves_when_it_can():
+    scene = Scene(nodes(a="cpu"))
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    for job_id in ("j1", "j2"):
+        scene.submit(job_id, elastic=True, min_slots=1, max_slots=1)
+    scene.plan()
+    run(scene, "j1", "j2")
+    clock.at_s += 100.0
+    (mine,) = on(scene, "j1")
+    cordon(scene, mine)
+    scene.submit("j3", slots=1, priority=900)
+    before = scene.plan()
+    assert before["j1"] == Placement.of({"a": [mine]})  # whoever else is preempted for j3
+    assert {job_id for job_id, place in before.items() if place} in ({"j1", "j2"}, {"j1", "j3"})
+    scene.tell(r.JobWished(job_id="j3", wish="cancel", by="op"))
+    scene.tell(r.JobWished(job_id="j2", wish="cancel", by="op"))
+    scene.planner.sync(["j2", "j3"])
+    clock.at_s += 100.0
+    assert scene.plan()["j1"] == Placement.of({"a": [1 - mine]})
+
+
+def test_a_command_is_not_stopped_for_a_cordon_under_somebody_who_has_just_started():
+    scene = Scene(Cluster.of_groups([NodeGroup(gpu_type="cpu", slots=3, name="a")]))
+    scene.submit("j1", elastic=True, min_slots=1, max_slots=2)
+    scene.submit("j2", slots=1)
+    two, one = Placement.of({"a": [0, 1]}), Placement.of({"a": [2]})
+    scene.tell(r.Planned(targets={"j1": two, "j2": one}, reasons={}))
+    scene.planner.start_over()
+    run(scene, "j1", "j2")
+    cordon(scene, 0)
+    after = scene.plan()
+    assert after["j2"] == one
+    assert after["j1"] is not None

@@ -49,7 +49,7 @@ def drain(
     undo: UndoOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Take a node out of service: jobs save and move off it."""
+    """Take a node out of service: jobs save and move off it at once; plain commands begin again elsewhere."""
     with reporting_trouble():
         client().post(at("nodes", node, "undrain" if undo else "drain"))
         _tell_node(node, f"{node} {'takes work again' if undo else 'takes no more work'}", json)
@@ -60,13 +60,17 @@ def cordon(
     undo: UndoOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Take a single slot out of service."""
+    """Have a single slot take no new work. Elastic jobs leave it live as soon as they can, commands when they end."""
     node, _, number = slot.rpartition("/")
     if not node or not number.isdigit():
         raise InvalidInput([Problem("slot", slot, "must have the form NODE/SLOT, as in local/0")])
     with reporting_trouble():
         client().post(at("slots", node, number, "uncordon" if undo else "cordon"))
-        _tell_node(node, f"{slot} {'takes work again' if undo else 'takes no more work'}", json)
+        told = f"{slot} {'takes work again' if undo else 'takes no new work'}"
+        holder = next((one["jobs"][int(number)] for one in client().get("nodes") if one["name"] == node), None)
+        if holder is not None and not undo:
+            told += f"; {holder} is on it until it ends, or moves off if it is elastic"
+        _tell_node(node, told, json)
 
 
 def _tell_node(name: str, sentence: str, json: bool) -> None:

@@ -160,6 +160,10 @@ class Engine:
         """The active jobs, by identifier, in the order of their arrival."""
         return self._jobs
 
+    def cordoned(self, node: int) -> int:
+        """How many slots of a node are out of service one by one."""
+        return self._cordoned.get(node, 0)
+
     def view(self) -> ClusterView:
         """What the policy would see now."""
         jobs: Sequence[JobView] = tuple(self._jobs.values())

@@ -13,14 +13,16 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
+from operator import sub
 from typing import Any
 
 from geminid.cluster import Cluster
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.policies.base import ClusterView, Decision, JobView
+from geminid.serve.cordons import kept_slots
 from geminid.serve.documents import market_document
 from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.planner import settled_s
@@ -54,14 +56,24 @@ Forecast = dict[str, Any]
 
 @dataclass(slots=True)
 class Sparing(AroundAPolicy):
-    """Another policy that is woken the less often the further off it is: what is far off is not known that well."""
+    """Another policy that is woken the less often the further off it is: what is far off is not known that well.
+
+    ``cordoned`` are slots of every node that are nobody's any more once a job is over.
+    """
 
     name = "sparing"
     paper = "none"
     objective = "another policy's"
 
+    cordoned: Mapping[str, Sequence[int]] = field(default_factory=dict)
+
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy; where nothing happens, it is not asked again before a share of the time since now is over."""
+        for job_id in self.cordoned.keys() - {job.id for job in view.jobs}:
+            usable, free = (
+                tuple(map(sub, slots, self.cordoned[job_id])) for slots in (view.usable_slots, view.free_slots)
+            )
+            view = replace(view, usable_slots=usable, free_slots=free)
         decision = self.policy.decide(view)
         if decision.wake_at_s is None:
             return decision
@@ -109,8 +121,12 @@ def forecast(
     quotas: Callable[[str], Mapping[str, int]] = lambda job_id: {},
     may_borrow: Callable[[str], bool] = lambda name: False,
     patience_s: float = PATIENCE_S,
+    cordoned: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, Forecast]:
-    """Intervals for the start and the finish of every active job that can start, in seconds from now."""
+    """Intervals for the start and the finish of every active job that can start, in seconds from now.
+
+    ``cordoned`` are those of the cluster's slots that are gone with a job that is still on them, by job and node.
+    """
     active = [job for job in jobs if job.wants_slots and can_start(job, cluster, quotas(job.id), may_borrow)]
     active.sort(key=lambda job: (job.target is None, -job.spec.priority, job.state.submitted_at_s))
     if not active:
@@ -123,7 +139,7 @@ def forecast(
     for pace in PACES:
         world = what_if(considered, cluster, now_s, pace=pace)
         guarded = restrained(policy, jobs, now_s, quotas, may_borrow, patience_s)
-        simulator = world.simulator(cluster, Sparing(guarded))
+        simulator = world.simulator(cluster, Sparing(guarded, cordoned=cordoned or {}))
         with contextlib.suppress(NoProgress):  # somebody can never start: the others are as forecast
             simulator.run()
         for job in simulator.jobs.values():
@@ -280,8 +296,19 @@ class Forecaster:
         try:
             if cluster is None:
                 return {}
+            cordoned = {
+                job_id: [sum(owner == node.name for owner, _ in slots) for node in cluster.nodes]
+                for job_id, slots in kept_slots(state, service.cluster).items()
+            }
             return forecast(
-                jobs, cluster, service.policy_text, now_s, state.quotas_of, state.may_borrow, service.patience_s
+                jobs,
+                cluster,
+                service.policy_text,
+                now_s,
+                state.quotas_of,
+                state.may_borrow,
+                service.patience_s,
+                cordoned,
             )
         except Exception as problem:  # a forecast is nice to have; whatever is wrong with it, the service goes on
             log.warning("no forecast: %s: %s", type(problem).__name__, problem)
@@ -304,11 +331,13 @@ def waiting_order(jobs: Iterable[LiveJob], made: Mapping[str, Forecast]) -> list
 
 
 def in_service(cluster: Cluster, state: ServiceState) -> Cluster | None:
-    """The cluster without what is drained and cordoned; None if nothing is left of it."""
-    out = Counter(name for name, _ in state.cordoned)
+    """The cluster without what is drained, gone or cordoned, but for what jobs stay on; None if nothing is left."""
+    closed = state.out_of_service.difference(*kept_slots(state, cluster).values())
+    out = Counter(name for name, _ in closed)
+    gone = state.drained | state.down
     nodes = [
         replace(node, slots=node.slots - out[node.name]) if out[node.name] else node
         for node in cluster.nodes
-        if node.name not in state.drained and node.slots > out[node.name]
+        if node.name not in gone and node.slots > out[node.name]
     ]
     return replace(cluster, nodes=tuple(nodes)) if nodes else None

@@ -87,7 +87,7 @@ class Guard(AroundAPolicy):
         until = {job.id: self.protected(job) for job in view.jobs if job.allocation}
         usable = list(view.usable_slots)
         kept: dict[str, JobView] = {}
-        for job in view.jobs:
+        for job in sorted(view.jobs, key=lambda job: -until.get(job.id, 0.0)):  # first who must not be touched at all
             if until.get(job.id, 0.0) > view.now_s and job.stands(usable):
                 kept[job.id] = job
                 for node, slots in job.allocation:

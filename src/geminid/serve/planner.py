@@ -24,6 +24,7 @@ from geminid.jobstate import JobPhase
 from geminid.policies.base import JobView, Policy
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
+from geminid.serve.cordons import Slot, kept_slots
 from geminid.serve.guard import Guard, Timed
 from geminid.serve.state import LiveJob, ServiceState, observation_of
 from geminid.serve.translation import facts_of, fits, name_slots, recall_usage, view_of
@@ -109,6 +110,7 @@ class Planner:
         self.decisions = self.rejected = 0
         self.decision_ms = 0.0
         recall_usage(policy, state.jobs.values(), clock.now_s())
+        self._kept: Mapping[str, frozenset[Slot]] = {}
         self.engine = self._new_engine()
 
     def follow(self, cluster: Cluster) -> None:
@@ -137,7 +139,7 @@ class Planner:
                 told = "was drained" if record.drained else "takes work again"
                 self._ask(f"node {record.node} {told}", frees=not record.drained)
             case r.SlotCordoned() | r.SlotsTaken() if record.node in self.cluster.node_index:
-                self.engine.take(self._cordons(now_s, record.node))
+                self._count_cordons(self.engine)
                 frees = isinstance(record, r.SlotCordoned) and not record.cordoned
                 self._ask(_told(record), frees=frees)
             case r.QuotaSet():
@@ -184,6 +186,7 @@ class Planner:
                     asks_otherwise = facts.min_slots != view.facts.min_slots or facts.max_slots != view.facts.max_slots
                     self._wanted |= asks_otherwise or facts.weight != view.facts.weight
                     engine.take(e.Revised(now_s, facts))
+        self._count_cordons(engine)
 
     def _ask(self, cause: str, *, frees: bool | None = None, wanted: bool = True) -> None:
         """Have a decision made soon, because of something that happened: it frees slots, or needs some, or either."""
@@ -249,9 +252,21 @@ class Planner:
             records.append(plan)
         return records
 
-    def _cordons(self, now_s: float, node: str) -> e.SlotsCordoned:
-        out = sum(owner == node for owner, _ in self._state.out_of_service)
-        return e.SlotsCordoned(now_s, self.cluster.node_index[node], out)
+    def _count_cordons(self, engine: Engine) -> None:
+        """Tell the engine how many slots of each node are out of service: not those that jobs stay on."""
+        now_s = max(self._clock.now_s(), engine.now_s)
+
+        def least(job: LiveJob) -> int:
+            view = engine.jobs.get(job.id)
+            fixed = view is not None and self._left_alone_until_s(view) > now_s
+            return job.target.num_slots if fixed and job.target is not None else job.spec.min_slots
+
+        self._kept = kept_slots(self._state, self.cluster, least)
+        out = self._state.out_of_service.difference(*self._kept.values())
+        counts = Counter(self.cluster.node_index[node] for node, _ in out if node in self.cluster.node_index)
+        for node in range(len(self.cluster.nodes)):
+            if counts[node] != engine.cordoned(node):
+                engine.take(e.SlotsCordoned(now_s, node, counts[node]))
 
     def _new_engine(self) -> Engine:
         """An engine that knows what the state knows."""
@@ -261,11 +276,10 @@ class Planner:
             engine.take(e.NodeDrained(now_s, self.cluster.node_index[node]))
         for node in self._state.down & set(self.cluster.node_index):
             engine.take(e.NodeDown(now_s, self.cluster.node_index[node]))
-        for node in {node for node, _ in self._state.out_of_service} & set(self.cluster.node_index):
-            engine.take(self._cordons(now_s, node))
         for job in self._state.jobs.values():
             if self._can_run(job):
                 self._restore(engine, job, now_s)
+        self._count_cordons(engine)
         return engine
 
     def _can_run(self, job: LiveJob) -> bool:
@@ -294,7 +308,8 @@ class Planner:
         wanted = {job_id: view.allocation for job_id, view in self.engine.jobs.items() if view.allocation}
         current = {job_id: jobs[job_id].target for job_id in wanted}
         held = {job.id: job.state.placement for job in jobs.values() if job.state.placement is not None}
-        named = name_slots(wanted, current, self.cluster, self._state.out_of_service, held)
+        out = self._state.out_of_service.difference(*self._kept.values())
+        named = name_slots(wanted, current, self.cluster, out, held)
         targets = {job_id: named.get(job_id) for job_id in self.engine.jobs if named.get(job_id) != jobs[job_id].target}
         if not targets:
             return None
@@ -320,6 +335,10 @@ class Planner:
 
     def _protected_until_s(self, view: JobView) -> float:
         """Until when a running job keeps its slots whatever the policy says."""
+        return float("inf") if view.id in self._kept else self._left_alone_until_s(view)
+
+    def _left_alone_until_s(self, view: JobView) -> float:
+        """The same, wherever its slots are."""
         job = self._state.jobs.get(view.id)
         if job is None:
             return 0.0
