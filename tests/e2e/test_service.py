@@ -358,5 +358,5 @@ def test_free_slots_are_given_at_once_wide_jobs_have_their_turn_and_a_cordon_shr
         live.run("cordon", "local/1")
         job = live.until(elastic, lambda job: (job["slots"], job["phase"]) == (1, "running"))
         assert not [line for line in job["story"] if line["text"].startswith("stopping")]
-        assert any("local/1 was taken out of service" in line["text"] for line in job["story"])
+        assert any("slot local/1 is cordoned" in line["text"] for line in job["story"])
         live.hurry(elastic, "a")

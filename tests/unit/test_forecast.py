@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -244,17 +246,28 @@ def test_explanations_name_the_numbers():
     waiting = explain(engine.view(), "j2", prices={"cpu": 0.5}, quotas=[Quota("owner bob", 9, 2)])
     assert waiting is not None
     assert waiting.reason == "all but 1 of 4 slots are held by 1 other job"
-    assert "it needs 2 slots; 1 of 4 usable are free" in waiting.numbers
+    assert "it needs 2 slots; 1 of 4 usable is free" in waiting.numbers
     assert any("j1 (ann) holds 3 slots" in number for number in waiting.numbers)
     assert "the quota of owner bob is 9 slots, of which 2 are used" in waiting.numbers
     for slots, used, told, hint in (
         (4, 3, "the quota of owner bob is 4 slots, of which 3 are used", "geminid quota owner bob 5"),
+        (
+            4,
+            6,
+            "the quota of owner bob is 4 slots, and 6 are used: commands that run are left alone until they end",
+            "geminid quota owner bob 8",
+        ),
         (1, 0, "it needs 2 slots, and the quota of owner bob is 1: it cannot start", "geminid quota owner bob 2"),
     ):
         limited = explain(engine.view(), "j2", quotas=[Quota("owner bob", slots, used)])
         assert limited is not None
         assert limited.reason == told
         assert any(hint in suggestion for suggestion in limited.suggestions)
+    borrowed = Quota("owner bob", 1, 2, borrow=True).told()
+    assert (
+        borrowed
+        == "the quota of owner bob is 1 slot, all used, and 1 more slot is borrowed while nobody else can use it"
+    )
     wanting = (
         "it can start when at least 1 more slot is free; j1 (3 slots) is as small as can be and must end or give way"
     )
@@ -304,12 +317,38 @@ def test_a_forecast_is_made_anew_for_whoever_looks_also_where_nothing_has_happen
             return {"j1": {"start_s": None, "finish_s": (1.0, 2.0), "guessed": True, "unlike": False}}
 
     monkeypatch.setattr("geminid.serve.forecast.EVERY_S", 0.0)
+    monkeypatch.setattr("geminid.serve.forecast.LATE", 1e9)
     now_s = iter([10.0, 20.0])
     state = SimpleNamespace(seq=1, submitted=1, jobs={})
     service = SimpleNamespace(published=SimpleNamespace(state=state), clock=SimpleNamespace(now_s=lambda: next(now_s)))
     forecaster = Counting(service)
+    one = job("j1", slots=(0,))
     for looks, finish_at_s in enumerate(([11.0, 12.0], [21.0, 22.0]), start=1):
         while len(made) < looks:  # one is not made right after another
-            forecaster.freshen(patience_s=5.0)
-        assert forecaster.of("j1")["finish_at_s"] == finish_at_s
+            asyncio.run(forecaster.freshen())
+        while forecaster._made_at_s < 10.0 * looks:
+            time.sleep(0.001)
+        assert forecaster.of(one, 0.0)["finish_at_s"] == finish_at_s
     assert made == [10.0, 20.0]
+
+
+def test_a_late_forecast_is_not_told_and_a_job_that_has_started_has_no_time_to_start():
+    class Slow(Forecaster):
+        def _forecast(self, jobs, now_s):
+            return {"j1": {"start_s": (1.0, 2.0), "finish_s": (3.0, 4.0), "guessed": False, "unlike": False}}
+
+    state = SimpleNamespace(seq=1, submitted=1, jobs={})
+    service = SimpleNamespace(published=SimpleNamespace(state=state), clock=SimpleNamespace(now_s=lambda: 10.0))
+    forecaster = Slow(service)
+    waiting, running = job("j1"), job("j1", slots=(0,))
+    while forecaster.of(waiting, 0.0) is None:
+        asyncio.run(forecaster.freshen())
+    forecaster._took_s, forecaster._busy_until_s = 0.5, 0.0  # it took longer than anybody waits for
+    assert forecaster.of(waiting, 0.0) == {"start_at_s": [11.0, 12.0], "finish_at_s": [13.0, 14.0], "guessed": False}
+    assert forecaster.of(waiting, 11.5)["start_at_s"] == [11.5, 12.0]  # nothing that is to come lies in the past
+    assert forecaster.of(running, 0.0)["start_at_s"] is None
+    assert forecaster.of(replace(waiting, wish="pause"), 0.0) is None
+    forecaster._made_when_s -= 600.0  # nobody has looked for ten minutes
+    assert forecaster.of(waiting, 0.0) is None
+    asyncio.run(forecaster.freshen())  # whoever looks now has one of now
+    assert forecaster.of(waiting, 0.0) is not None

@@ -278,7 +278,9 @@ def test_a_job_ends_when_its_budget_is_spent(tmp_path):
         job = running.submit(budget_gpu_s=0.2)
         jobs = running.until(lambda jobs: jobs[job].phase is JobPhase.CANCELLED)
         assert jobs[job].service_gpu_s(0.0) >= 0.2
-        assert any("its budget of 0.2 slot-seconds" in line.text for line in jobs[job].story)
+        assert jobs[job].over_budget
+        assert jobs[job].state.reason == "its gpu_time_budget of 0.2 slot-seconds is used up"
+        assert jobs[job].story[-1].text == f"cancelled: {jobs[job].state.reason}"
 
 
 def test_a_repeated_request_has_one_effect(tmp_path):

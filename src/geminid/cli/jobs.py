@@ -112,6 +112,7 @@ def queue(
 def job_row(job: dict[str, Any]) -> list[str]:
     """A job as a row of the queue's table."""
     phase = job["phase"] if job["position"] is None else f"{job['phase']} (#{job['position']})"
+    phase += " (over budget)" if job["over_budget"] else ""
     colour = COLOURS.get(job["phase"])
     most = job["max_slots"]
     size = f"{job['slots']}" if most == job["min_slots"] else f"{job['slots']} of {job['min_slots']}–{most or 'any'}"
@@ -149,10 +150,11 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         return
     limits, eta = told["limits"], told.get("eta") or {}
     work = "" if told["work_samples"] is None else f" of {told['work_samples']:,.0f}"
+    budget = "" if told["budget_gpu_s"] is None else f" of its budget of {told['budget_gpu_s']:g}"
     sizes = f"{told['min_slots']} to {told['max_slots'] or 'any'}"
     facts = {
         "job": f"{told['id']} {told['name']} of {told['owner']}, queue {told['queue']}, priority {told['priority']}",
-        "phase": told["phase"] + (f": {told['reason']}" if told["reason"] else ""),
+        "phase": _why(told["phase"], told["reason"]),
         "command": " ".join(told["spec"]["command"]),
         "kind": "elastic" if told["elastic"] else "plain command",
         "slots": f"{told['slots']} (planned {told['target_slots']}, may have {sizes})",
@@ -169,7 +171,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         f" {limits['smallest_per_slot']} to {limits['largest_per_slot']} a slot,"
         f" {limits['parameter_count']:,} parameters",
         "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in told["metrics"].items()),
-        "used": f"{told['gpu_s']:.0f} slot-seconds, {told['rescales']} resizes, {told['failures']} failures",
+        "used": f"{told['gpu_s']:.0f} slot-seconds{budget}, {told['rescales']} resizes, {told['failures']} failures",
         "starts in": interval(eta.get("start_at_s"), guessed=bool(eta.get("guessed"))),
         "ends in": interval(eta.get("finish_at_s"), guessed=bool(eta.get("guessed"))),
     }
@@ -185,6 +187,11 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         pause = "" if line["pause_s"] is None else f" [dim](paused {line['pause_s']:.2f} s)[/]"
         at = time.strftime("%H:%M:%S", time.localtime(line["at_s"]))
         console.print(f"{at}  {escape(line['text'])}{pause}", soft_wrap=True)
+
+
+def _why(phase: str, reason: str) -> str:
+    """A phase and its reason, without saying it twice."""
+    return reason if reason.startswith(phase) else f"{phase}: {reason}" if reason else phase
 
 
 def logs(
@@ -239,8 +246,10 @@ def explain(job: JobArgument, json: JsonOption = False) -> None:
     for number in told["numbers"]:
         console.print(f"  · {escape(number)}", soft_wrap=True)
     if told["factors"]:
-        product = " × ".join(f"{name} {value:.3g}" for name, value in told["factors"].items())
-        console.print(f"  · it counts {math.prod(told['factors'].values()):.3g} = {product}", soft_wrap=True)
+        factors = [f"{name} {value:.3g}" for name, value in told["factors"].items() if f"{value:.3g}" != "1"]
+        product = f": {' × '.join(factors)}" if factors else ""
+        counts = f"{math.prod(told['factors'].values()):.3g} in the policy's decision"
+        console.print(f"  · it counts {counts}{product} (1 is neither more nor less)", soft_wrap=True)
     for name, price in told["prices"].items():
         console.print(f"  · a slot of {name} is worth {price:.4g} to the jobs that want one more (the policy's price)")
     if told["sizes"]:
@@ -272,8 +281,10 @@ def wait(
     timeout: Annotated[float | None, typer.Option(min=0.0, metavar="S", help="Give up after so many seconds.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Wait until jobs are over; ends with 0 if all succeeded, 1 if one did not, 124 if it took too long."""
-    from geminid.serve.client import TIMED_OUT, Trouble
+    """Wait until jobs are over; ends with 0 if all succeeded, 1 if one failed or was cancelled, 6 if one used up its
+    gpu_time_budget, 124 if it took too long.
+    """
+    from geminid.serve.client import FAILED, OVER_BUDGET, TIMED_OUT, Trouble
 
     deadline = None if timeout is None else time.monotonic() + timeout
     absence = Absence()
@@ -301,7 +312,7 @@ def wait(
             why = f": {state['reason']}" if state["reason"] else ""
             console.print(f"{state['id']} {state['phase']} after {state['jct_s']:.1f} s{escape(why)}", soft_wrap=True)
     if any(state["phase"] != "succeeded" for state in told):
-        code = max(code, 1)
+        code = max(code, OVER_BUDGET if any(state["over_budget"] for state in told) else FAILED)
     if code:
         raise typer.Exit(code)
 

@@ -107,10 +107,13 @@ def quota(
         console.print("no quotas are set")
     else:
         rows = [
-            [row["of"], escape(row["name"]), f"{row['slots']}", f"{row['used']}", "yes" if row["borrow"] else ""]
+            [
+                *(row["of"], escape(row["name"]), "yes" if row["borrow"] else "", f"{row['slots']}"),
+                *(f"{row['used'] - row['beyond']}", f"{row['beyond'] or ''}"),
+            ]
             for row in told
         ]
-        print_table("Quotas", ["of", "name", "slots", "used", "may borrow"], rows, text_columns=2)
+        print_table("Quotas", ["of", "name", "may borrow", "slots", "used", "beyond"], rows, text_columns=3)
 
 
 def usage(json: JsonOption = False) -> None:

@@ -218,7 +218,7 @@ class Engine:
                 continue
             reason = plan.reasons.get(job.id, "")
             if not wanted:
-                stops.append(Stop(job.id, job.allocation, reason or "others go first"))
+                stops.append(Stop(job.id, job.allocation, reason or _why_nothing(job, plan, jobs, self._usable)))
                 self._release(job.id)
             elif job.allocation:
                 grants.append(Rescale(job.id, job.allocation, wanted, reason))
@@ -321,6 +321,16 @@ def _origin(error: BaseException) -> str:
         where = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
         trace = trace.tb_next
     return where
+
+
+def _why_nothing(job: JobView, plan: Plan, jobs: Mapping[str, JobView], usable: Sequence[int]) -> str:
+    """Why a running job gets nothing any more, where the policy does not say."""
+    if not job.stands(usable):
+        return "its slots are out of service"
+    gaining = any(
+        jobs[other].partner == job.id or jobs[other].allocation != got for other, got in plan.allocations.items()
+    )
+    return "others go first" if gaining else "the policy gives it no slots"
 
 
 def _keeps(job: JobView, plan: Plan, jobs: Mapping[str, JobView]) -> bool:

@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 from geminid.goodput.batchplan import best_plan
 from geminid.policies.base import ClusterView, JobView
 
-#: So many jobs or causes are named where there may be many.
-MOST_NAMED = 3
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
@@ -57,8 +54,14 @@ class Quota:
 
     def told(self) -> str:
         """In words."""
-        told = f"the quota of {self.of} is {_count(self.slots, 'slot')}, of which {self.used} are used"
-        return told + ("; more may be borrowed where nobody else can use it" if self.borrow else "")
+        told = f"the quota of {self.of} is {_count(self.slots, 'slot')}"
+        if self.used <= self.slots:
+            told += f", of which {self.used} {'is' if self.used == 1 else 'are'} used"
+            return told + ("; more may be borrowed where nobody else can use it" if self.borrow else "")
+        beyond = self.used - self.slots
+        if self.borrow:
+            return f"{told}, all used, and {_are(beyond, 'more slot')} borrowed while nobody else can use it"
+        return f"{told}, and {self.used} are used: commands that run are left alone until they end"
 
 
 def explain(
@@ -117,25 +120,6 @@ def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
     return tuple(result)
 
 
-def why_resized(
-    job: JobView, slots: int, gpu_type: str | None, causes: Sequence[str], others: Mapping[str, int]
-) -> str:
-    """Why a job is to have other slots than it has: what happened, who else changes, and what its model expects of it.
-
-    ``others`` are the changes of the other jobs' slots at the same time.
-    """
-    told = list(causes[-MOST_NAMED:])
-    against = sorted((-change, name) for name, change in others.items() if change * (slots - job.slots) < 0)
-    if slots != job.slots and against:
-        less = slots < job.slots
-        given = [f"{abs(n)} {'to' if less else 'from'} {name}" for n, name in (against if less else reversed(against))]
-        told.append(", ".join(given[:MOST_NAMED]) + (" and others" if len(given) > MOST_NAMED else ""))
-    expected = expected_speed(job, slots) if gpu_type == job.gpu_type else None
-    if expected is not None:
-        told.append(f"expected speed × {expected:.2f}")
-    return "; ".join(told)
-
-
 def expected_speed(job: JobView, slots: int) -> float | None:
     """How many times as fast as it is a job should be with other slots of its type; None if that is not known."""
     if job.model is None or job.gpu_type is None or slots in (0, job.slots) or not job.slots:
@@ -157,7 +141,7 @@ def _waiting(
     total = sum(view.cluster.nodes[i].slots for i in nodes)
     usable, free = sum(view.usable_slots[i] for i in nodes), sum(max(view.free_slots[i], 0) for i in nodes)
     holders = [other for other in view.jobs if any(node in nodes for node, _ in other.allocation)]
-    numbers = [f"it needs {_count(need, 'slot')}; {free} of {usable} usable are free"]
+    numbers = [f"it needs {_count(need, 'slot')}; {free} of {usable} usable {'is' if free == 1 else 'are'} free"]
     if usable < total:
         numbers.append(f"{total - usable} of {total} slots are drained or cordoned")
     if usable < need:
@@ -166,7 +150,7 @@ def _waiting(
         return reason, numbers, ["undrain a node or uncordon slots", *fewer]
     numbers += [
         f"{other.id} ({other.facts.owner or 'nobody'}) holds {_count(other.slots, 'slot')}"
-        f" for {other.executed_s(view.now_s):.0f} s, weight {other.facts.weight:g}"
+        f" for {other.executed_s(view.now_s):.0f} s{_priority(other, job)}"
         for other in sorted(holders, key=lambda other: -other.slots)[:8]
     ]
     ahead = [other for other in view.jobs if not other.allocation and other.facts.weight > job.facts.weight]
@@ -176,7 +160,8 @@ def _waiting(
         if not other.allocation and other.id != job.id and other.facts.submitted_s < job.facts.submitted_s
     ]
     numbers.append(
-        f"{_count(len(before), 'waiting job')} came before it, {len(ahead)} weigh more than its {job.facts.weight:g}"
+        f"{_count(len(before), 'waiting job')} came before it, {len(ahead)} {'has' if len(ahead) == 1 else 'have'}"
+        " a higher priority"
     )
     strict = [quota for quota in quotas if not quota.borrow]
     tightest = min(strict, key=lambda quota: quota.left, default=None)
@@ -198,6 +183,12 @@ def _waiting(
         suggestions.append(f"with min_slots {free} it could start now")
     held = f"all but {free} of {usable}" if free else f"all {usable}"
     return f"{held} slots are held by {_count(len(holders), 'other job')}", numbers, suggestions
+
+
+def _priority(other: JobView, job: JobView) -> str:
+    """How another's priority compares, where it does not equal."""
+    times = other.facts.weight / job.facts.weight
+    return "" if times == 1.0 else f", by its priority counts {times:.3g} times as much"
 
 
 def _what_must_end(missing: int, holders: Sequence[JobView]) -> str:

@@ -35,8 +35,8 @@ from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails, last_words
-from geminid.serve.service import ENDS, Published, Refused, Service
-from geminid.serve.state import LiveJob, job_to_dict, printable
+from geminid.serve.service import Published, Refused, Service
+from geminid.serve.state import ENDS, LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
 from geminid.serve.whatif import with_forerunners
 
@@ -202,7 +202,7 @@ def make_app(
     def document(job: LiveJob, *, details: bool = False) -> dict[str, Any]:
         now_s = max(service.published.now_s, service.clock.now_s())
         made = (documents.job_details if details else documents.job_document)(job, now_s, positions().get(job.id))
-        return {**made, "eta": None if job.phase.is_terminal else forecaster.of(job.id)}
+        return {**made, "eta": forecaster.of(job, now_s)}
 
     # Answers are made here as they are, because FastAPI would look at every value once more.
 
@@ -253,7 +253,7 @@ def make_app(
             and (queue is None or job.spec.queue == queue)
             and (job.phase.value == state if state is not None else all or not job.phase.is_terminal)
         ]
-        await asyncio.to_thread(forecaster.freshen)
+        await forecaster.freshen()
         places, now_s = positions(), max(published.now_s, service.clock.now_s())
         if len(chosen) > limit and not all:
             first = {job.id for job in sorted(chosen, key=lambda job: places.get(job.id, 0))[:limit]}
@@ -263,7 +263,7 @@ def make_app(
             [
                 {
                     **documents.job_document(job, now_s, places.get(job.id)),
-                    "eta": None if job.phase.is_terminal else forecaster.of(job.id),
+                    "eta": forecaster.of(job, now_s),
                 }
                 for job in chosen
             ]
@@ -278,7 +278,7 @@ def make_app(
                 raise Refused(503, "the service is ending")
             await asyncio.sleep(0.1)
         if not found(job_id).phase.is_terminal:
-            await asyncio.to_thread(forecaster.freshen)
+            await forecaster.freshen()
         job, lines = found(job_id), list[str]()
         if job.phase is JobPhase.FAILED or (job.phase is JobPhase.PENDING and job.state.failures):
             lines = await asyncio.to_thread(last_words, service.executor.folder_of(job_id) / "logs", LAST_LINES)
@@ -342,6 +342,7 @@ def make_app(
             return JSONResponse({**made, "sizes": [], "prices": {}, "factors": {}})
         plain = asdict(told)
         made |= {"explanation": plain.pop("reason"), **plain, "slots": job.state.num_slots}
+        made["numbers"] = [*made["numbers"], *documents.circumstances(job, published.state, service.clock.now_s())]
         made["factors"] = documents.factors_of(service.policy, job_id)
         leaving = [other for other in published.state.jobs.values() if other.phase is JobPhase.STOPPING]
         if leaving and job.phase is not JobPhase.STOPPING:
@@ -512,13 +513,17 @@ def make_app(
 def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str]]:
     """Why a job is not among those that a policy may give slots, and what would change it."""
     if job.phase.is_terminal:
-        return f"it {ENDS[job.phase]}" + (f": {job.state.reason}" if job.state.reason else ""), []
+        more = ["submit it again with a larger gpu_time_budget"] if job.over_budget else []
+        reason = job.state.reason
+        if reason.startswith(job.phase.value):  # cancelled by somebody
+            return f"it was {reason}", more
+        return f"it {ENDS[job.phase]}" + (f": {reason}" if reason else ""), more
     resume = [f"geminid resume {job.id}"]
     if job.phase is JobPhase.PAUSED:
-        return "it waits until it is resumed", resume
+        return f"it was {job.wished or 'paused'}, and waits until it is resumed", resume
     if job.wish != "run":
-        what = "cancelled" if job.wish == "cancel" else "paused"
-        told = f"it is being {what}: its processes have been told to end, and hold their slots until they have"
+        what, why = "cancelled" if job.wish == "cancel" else "paused", f" ({job.wished})" if job.wished else ""
+        told = f"it is being {what}{why}: its processes have been told to end, and hold their slots until they have"
         return told, resume if job.wish == "pause" else []
     if job.held_until_s > now_s:
         return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", []

@@ -22,7 +22,7 @@ from geminid.train.launcher import started_at
 SERVICE = "service.json"
 
 #: Exit codes, by what went wrong.
-FAILED, BAD_INPUT, NO_SERVICE, NOT_ALLOWED, NOT_FOUND, TIMED_OUT = 1, 2, 3, 4, 5, 124
+FAILED, BAD_INPUT, NO_SERVICE, NOT_ALLOWED, NOT_FOUND, OVER_BUDGET, TIMED_OUT = 1, 2, 3, 4, 5, 6, 124
 
 
 class Trouble(Exception):

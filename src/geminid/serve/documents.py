@@ -54,6 +54,8 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "learning_rate_factor": job.learning_rate_factor,
         "metrics": dict(job.metrics),
         "gpu_s": job.service_gpu_s(now_s),
+        "budget_gpu_s": job.spec.budget_gpu_s,
+        "over_budget": job.over_budget,
         "rescales": state.rescales,
         "failures": state.failures,
         "pauses_s": list(job.pauses_s),
@@ -76,7 +78,8 @@ def changing(job: LiveJob, state: ServiceState) -> str:
     if job.target is None:
         if not job.phase.holds_slots:
             return ""
-        return "its slots are given to others: it saves what it has done, stops, and waits for slots again"
+        after = "saves what it has done, stops, and goes on" if job.elastic else "is stopped, and begins again"
+        return f"it has to leave its slots ({job.why or 'others go first'}); it {after} when it has others"
     wanted, slots = set(job.target.slots()), job.target.num_slots
     held = job.state.placement
     before = [
@@ -95,6 +98,21 @@ def changing(job: LiveJob, state: ServiceState) -> str:
     if wanted != set(held.slots()):
         return f"it is on its way from {held.num_slots} to {count}{until}"
     return ""
+
+
+def circumstances(job: LiveJob, state: ServiceState, now_s: float) -> list[str]:
+    """Why a running job has the slots that it has, and that some of them are cordoned."""
+    if job.target is None:
+        return []
+    told = []
+    if job.why:
+        told.append(f"its slots last changed {max(now_s - job.target_since_s, 0.0):.0f} s ago: {job.why}")
+    cordoned = sorted(set(job.target.slots()) & state.cordoned)
+    if cordoned:
+        names = ", ".join(f"{node}/{slot}" for node, slot in cordoned[:3]) + (" and more" if len(cordoned) > 3 else "")
+        until = "until there is room elsewhere" if job.elastic else "until it ends"
+        told.append(f"{names} {'is' if len(cordoned) == 1 else 'are'} cordoned: it stays there {until}")
+    return told
 
 
 def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]]:
@@ -147,7 +165,14 @@ def quota_documents(state: ServiceState) -> list[dict[str, Any]]:
         used["queue", job.spec.queue] += slots
         used["owner", job.spec.owner or ""] += slots
     return [
-        {"of": of, "name": name, "slots": slots, "used": used[of, name], "borrow": (of, name) in state.borrowers}
+        {
+            "of": of,
+            "name": name,
+            "slots": slots,
+            "used": used[of, name],
+            "beyond": max(used[of, name] - slots, 0),
+            "borrow": (of, name) in state.borrowers,
+        }
         for (of, name), slots in sorted(state.quotas.items())
     ]
 

@@ -7,6 +7,7 @@ come later may change it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import threading
@@ -38,6 +39,10 @@ log = logging.getLogger("geminid.serve")
 
 #: A forecast is made anew at most so often, and takes at most this share of the time.
 EVERY_S, SHARE_OF_TIME = 2.0, 0.1
+
+#: Whoever asks waits so long for a forecast that is being made, or so long if the last one is late: so many times as
+#: old as it may become when somebody asks all the time. It is looked for so often.
+PATIENCE_FOR_IT_S, LONG_PATIENCE_S, LATE, LOOK_S = 0.3, 0.8, 2.5, 0.01
 
 #: So many jobs are simulated, those that run and those of the highest priority that came first; of so many after them
 #: it is told roughly when their turn comes, by the slots × time that all before need. Later ones have no forecast.
@@ -196,29 +201,53 @@ class Forecaster:
         self._service = service
         self._made: Mapping[str, Forecast] = {}
         self._made_at_s, self._seq, self._busy_until_s = 0.0, -1, 0.0
-        self._took_s, self._submitted = 0.0, 0
+        self._took_s, self._submitted, self._made_when_s = 0.0, 0, -inf
         self._lock = threading.Lock()
-        self._idle = threading.Event()
-        self._idle.set()
 
-    def freshen(self, patience_s: float = 0.3) -> None:
-        """Have the forecast made anew if it is old, and wait for it a little, if it is likely to be ready then."""
+    async def freshen(self) -> None:
+        """Have the forecast made anew if it is old, and wait for it a little.
+
+        One that is late because nobody has looked for a while is waited for longer; one that others wait for, or that
+        has been made as often as may be, only if it is likely to be ready soon.
+        """
+        patience_s = LONG_PATIENCE_S if self._is_late() else PATIENCE_FOR_IT_S
         until = time.monotonic() + patience_s
         self.begin()
-        if self._took_s < patience_s or not self._made:
-            self._idle.wait(patience_s)
+        if self._took_s < patience_s or self._is_late():
+            await self._ready(until)
             if self._took_s < until - time.monotonic() and self._newcomers():
                 self.begin(anyway=True)
-                self._idle.wait(until - time.monotonic())
+                await self._ready(until)
 
-    def of(self, job_id: str) -> Forecast | None:
-        """The forecast of a job, as times since the epoch; None if there is none (yet)."""
-        found = self._made.get(job_id)
+    async def _ready(self, until: float) -> None:
+        while self._busy_until_s == inf and time.monotonic() < until:
+            await asyncio.sleep(LOOK_S)
+
+    def _is_late(self) -> bool:
+        """Whether the forecast is far older than one is that is made as often as may be."""
+        old_s = time.monotonic() - self._made_when_s
+        often_s = max(EVERY_S, self._took_s / SHARE_OF_TIME) + self._took_s
+        return not self._made or old_s > LATE * often_s
+
+    def of(self, job: LiveJob, now_s: float) -> Forecast | None:
+        """The forecast of a job, as times since the epoch from now on.
+
+        None if it is over or not to run, and if there is none (yet), or only one that is too old. A job that has
+        started has no time to start.
+        """
+        found = self._made.get(job.id) if job.wants_slots and not self._is_late() else None
         if found is None:
             return None
+
+        def at_s(times: Sequence[float]) -> list[float]:
+            return [max(self._made_at_s + seconds, now_s) for seconds in times]
+
+        waits = job.target is None and not job.phase.holds_slots
+        if waits and found["start_s"] is None:  # it had slots when the forecast was made, and has lost them since
+            return None
         return {
-            "start_at_s": None if found["start_s"] is None else [self._made_at_s + at_s for at_s in found["start_s"]],
-            "finish_at_s": [self._made_at_s + at_s for at_s in found["finish_s"]],
+            "start_at_s": at_s(found["start_s"]) if waits else None,
+            "finish_at_s": at_s(found["finish_s"]),
             "guessed": found["guessed"],
         }
 
@@ -275,7 +304,6 @@ class Forecaster:
             if busy or nothing_new or not (anyway or time.monotonic() >= self._busy_until_s):
                 return
             self._busy_until_s = inf
-            self._idle.clear()
         threading.Thread(target=self._make, name="geminid forecast", daemon=True).start()
 
     def _make(self) -> None:
@@ -285,9 +313,9 @@ class Forecaster:
         with self._lock:
             self._made, self._made_at_s, self._seq = made, now_s, published.state.seq
             self._submitted = published.state.submitted
-            self._took_s = time.monotonic() - began
+            self._made_when_s = time.monotonic()
+            self._took_s = self._made_when_s - began
             self._busy_until_s = time.monotonic() + max(EVERY_S, self._took_s / SHARE_OF_TIME)
-        self._idle.set()
 
     def _forecast(self, jobs: Sequence[LiveJob], now_s: float) -> dict[str, Forecast]:
         service = self._service

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from geminid.cluster import Cluster
+from geminid.configuration import Placement
 from geminid.engine import events as e
-from geminid.engine.commands import Rescale, Start, Stop
 from geminid.engine.engine import Engine
-from geminid.engine.explain import why_resized
+from geminid.engine.explain import expected_speed
 from geminid.engine.models import ModelKeeper
 from geminid.jobstate import JobPhase
 from geminid.policies.base import JobView, Policy
@@ -26,7 +26,8 @@ from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.cordons import Slot, kept_slots
 from geminid.serve.guard import Guard, Timed
-from geminid.serve.state import LiveJob, ServiceState, observation_of
+from geminid.serve.reasons import Causes, Change
+from geminid.serve.state import ENDS, LiveJob, ServiceState, observation_of
 from geminid.serve.translation import facts_of, fits, name_slots, recall_usage, view_of
 from geminid.serve.turns import PATIENCE_S
 
@@ -44,12 +45,6 @@ SETTLE_S, SETTLE_PAUSES = 3.0, 3.0
 #: A job that is being started or resized keeps its slots for so long.
 STARTING_S = 60.0
 
-#: So much of what has happened is told as the reason of a change.
-MOST_CAUSES = 8
-
-#: What happened so long before a decision may have been the reason for it.
-RECENT_S = 3.0
-
 #: A policy that has not answered by then is given up on.
 POLICY_LIMIT_S = 10.0
 
@@ -57,20 +52,6 @@ POLICY_LIMIT_S = 10.0
 def settled_s(view: JobView) -> float:
     """When a job that has changed its slots may change them again: a while after it has begun to work on them."""
     return max(view.since_s, view.paused_until_s) + max(SETTLE_S, SETTLE_PAUSES * view.facts.rescale_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cause:
-    """Something that happened, which frees slots or needs some; None for either."""
-
-    at_s: float
-    text: str
-    frees: bool | None
-
-    def explains(self, job_id: str, change: int) -> bool:
-        """Whether a job may have more slots, or less, because of it."""
-        fits = self.frees is None or (change >= 0 if self.frees else change <= 0)
-        return fits and not self.text.startswith(f"{job_id} ")
 
 
 #: So many of a plan's changes are explained in full: what a job's model expects takes its time to compute.
@@ -102,7 +83,7 @@ class Planner:
             patience_s=patience_s,
         )
         self._wanted, self._news = True, False
-        self._causes: deque[_Cause] = deque(maxlen=MOST_CAUSES)
+        self._causes = Causes()
         self._decided_at_s, self._wake_at_s, self._next_round_s = float("-inf"), float("inf"), float("-inf")
         self._last_rejection = ""
         self._desired_nodes: Mapping[str, int] = {}
@@ -111,6 +92,7 @@ class Planner:
         self.decision_ms = 0.0
         recall_usage(policy, state.jobs.values(), clock.now_s())
         self._kept: Mapping[str, frozenset[Slot]] = {}
+        self._named: dict[str, frozenset[Slot]] = {}
         self.engine = self._new_engine()
 
     def follow(self, cluster: Cluster) -> None:
@@ -133,24 +115,65 @@ class Planner:
                 report = e.Reported(now_s, record.job_id, seen, job.gradient, job.done_samples)
                 self.engine.take(report)
                 self._news = True
+            case r.Planned():
+                self._remember_slots(record.targets)
             case r.NodeDrained() if record.node in self.cluster.node_index:
                 node = self.cluster.node_index[record.node]
                 self.engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
-                told = "was drained" if record.drained else "takes work again"
-                self._ask(f"node {record.node} {told}", frees=not record.drained)
-            case r.SlotCordoned() | r.SlotsTaken() if record.node in self.cluster.node_index:
+                if not record.drained:
+                    self._causes.freed(self._slots_of(record.node), f"node {record.node} takes work again")
+                self._wanted = True
+            case r.SlotCordoned() if record.node in self.cluster.node_index:
                 self._count_cordons(self.engine)
-                frees = isinstance(record, r.SlotCordoned) and not record.cordoned
-                self._ask(_told(record), frees=frees)
+                if not record.cordoned:
+                    slot = record.node, record.slot
+                    self._causes.freed([slot], f"slot {record.node}/{record.slot} takes work again")
+                self._wanted = True
+            case r.SlotsTaken() if record.node in self.cluster.node_index:
+                self._count_cordons(self.engine)
+                self._wanted = True
             case r.QuotaSet():
-                slots = "none" if record.slots is None else str(record.slots)
-                self._ask(f"the quota of {record.of} {record.name} became {slots}")
+                slots = "was lifted" if record.slots is None else f"became {record.slots}"
+                of, name = record.of, record.name
+                told = f"the quota of {of} {name} {slots}"
+                self._causes.asked(
+                    now_s, told, lambda job: name == (job.spec.queue if of == "queue" else job.spec.owner)
+                )
+                self._wanted = True
             case r.NodeJoined():
-                self._ask(f"node {record.node} joined", frees=True)
+                self._causes.freed(((record.node, slot) for slot in range(record.slots)), f"node {record.node} joined")
+                self._wanted = True
             case r.NodeLeft():
-                self._ask(f"node {record.node} is gone", frees=False)
+                self._wanted = True
             case r.JobChanged():
-                self._ask(f"{record.by} changed what {record.job_id} asks for", wanted=False)
+                self._notice_change(now_s, record)
+
+    def _notice_change(self, now_s: float, record: r.JobChanged) -> None:
+        """Somebody changed what a job asks for: it may have more slots for it, or fewer."""
+        view, job_id = self.engine.jobs.get(record.job_id), record.job_id
+        job = self._state.jobs.get(job_id)
+        if view is None or job is None:
+            return
+        facts = facts_of(job, self.cluster)
+        grows = [
+            after > before
+            for before, after in ((view.facts.weight, facts.weight), (view.facts.max_slots, facts.max_slots))
+            if after != before
+        ]
+        either = facts.min_slots != view.facts.min_slots or len(set(grows)) > 1
+        changed = {"priority": record.priority, "min_slots": record.min_slots, "max_slots": record.max_slots}
+        values = ", ".join(f"{name} = {value}" for name, value in changed.items() if value is not None)
+        told = f"{record.by} set {values} of {job_id}"
+        self._causes.asked(now_s, told, lambda job: job.id == job_id, None if either or not grows else grows[0])
+
+    def _slots_of(self, node: str) -> list[Slot]:
+        return [(node, slot) for slot in range(self.cluster.node(node).slots)]
+
+    def _remember_slots(self, targets: Mapping[str, Placement | None]) -> None:
+        """The slots of jobs have names, which are gone from the state when the jobs are."""
+        for job_id, place in targets.items():
+            self._named[job_id] = _slots(place)
+            self._causes.planned(self._named[job_id])
 
     def sync(self, touched: Iterable[str]) -> None:
         """Tell the engine what has become of the jobs that records were about, and of those that may be tried again."""
@@ -166,21 +189,21 @@ class Planner:
                     progress = job.state.progress_samples
                     over = e.Completed(now_s, job_id, progress) if done else e.Failed(now_s, job_id, "", final=True)
                     engine.take(over)
-                    self._ask(f"{job_id} {'is done' if done else 'is over'}", frees=True)
+                    self._freed(job_id, ENDS[job.phase])
             elif not self._can_run(job) or job.held_until_s > now_s:
                 if view is not None:
                     engine.take(e.Withdrawn(now_s, job_id))
-                    self._ask(f"{job_id} {'crashed' if job.wants_slots else 'is to stop'}", frees=True)
+                    stopped = "was paused" if job.wish == "pause" else "was cancelled"
+                    self._freed(job_id, "crashed" if job.wants_slots else stopped)
                 elif job.wants_slots:
                     self._wanted = True  # what it waits for is to be wished for
             elif view is None:
                 self._restore(engine, job, now_s)
-                again = bool(job.restarts or job.state.failures)
-                self._ask(f"{job_id} {'waits again' if again else 'arrived'}", frees=False)
+                self._wanted = True
             else:
                 if job.target is None and view.allocation:
                     engine.take(e.Failed(now_s, job_id, job.state.reason))
-                    self._ask(f"{job_id} lost its slots", frees=True)
+                    self._freed(job_id, "lost its slots")
                 facts = facts_of(job, self.cluster)
                 if facts != view.facts:
                     asks_otherwise = facts.min_slots != view.facts.min_slots or facts.max_slots != view.facts.max_slots
@@ -188,10 +211,10 @@ class Planner:
                     engine.take(e.Revised(now_s, facts))
         self._count_cordons(engine)
 
-    def _ask(self, cause: str, *, frees: bool | None = None, wanted: bool = True) -> None:
-        """Have a decision made soon, because of something that happened: it frees slots, or needs some, or either."""
-        self._wanted |= wanted
-        self._causes.append(_Cause(self._clock.now_s(), cause, frees))
+    def _freed(self, job_id: str, what: str) -> None:
+        """Have a decision made soon, because something became of a job, whose slots are free now."""
+        self._causes.freed(self._named.pop(job_id, ()), f"{job_id} {what}")
+        self._wanted = True
 
     def wishes(self) -> dict[str, int]:
         """How many slots of each type there is work for: those that jobs have, and the least that the others need.
@@ -230,6 +253,7 @@ class Planner:
         before = dict(engine.jobs)
         outcome = engine.decide()
         self.decision_ms = 1e3 * (time.perf_counter() - started)
+        had_news = self._news
         self._decided_at_s, self._wanted, self._news = now_s, False, False
         self._next_round_s = now_s + (engine.policy.interval_s or 0.0)
         self._wake_at_s = outcome.wake_at_s if outcome.wake_at_s is not None else float("inf")
@@ -244,10 +268,7 @@ class Planner:
                 records.append(r.Noted(level="alert", text=text[:1000]))
             self._last_rejection = text
             self._wake_at_s = now_s + NEWS_S
-        plan = self._plan(
-            before,
-            {c.job_id: c.reason for c in outcome.commands if isinstance(c, Start | Rescale | Stop) and c.reason},
-        )
+        plan = self._plan(before, outcome.reasons, had_news=had_news)
         if plan is not None:
             records.append(plan)
         return records
@@ -280,6 +301,7 @@ class Planner:
             if self._can_run(job):
                 self._restore(engine, job, now_s)
         self._count_cordons(engine)
+        self._named = {job.id: _slots(job.target) for job in self._state.jobs.values() if job.target is not None}
         return engine
 
     def _can_run(self, job: LiveJob) -> bool:
@@ -302,7 +324,9 @@ class Planner:
             if job.held_until_s and job.held_until_s <= now_s and job.wants_slots and job.id not in self.engine.jobs
         ]
 
-    def _plan(self, before: Mapping[str, JobView], given: Mapping[str, str]) -> r.Planned | None:
+    def _plan(
+        self, before: Mapping[str, JobView], given: Mapping[str, str], *, had_news: bool = False
+    ) -> r.Planned | None:
         """What the engine's allocations change about who has which slots, and why: as the policy says, or as it is."""
         jobs = self._state.jobs
         wanted = {job_id: view.allocation for job_id, view in self.engine.jobs.items() if view.allocation}
@@ -314,23 +338,21 @@ class Planner:
         if not targets:
             return None
         changes = {
-            job_id: (0 if place is None else place.num_slots) - before[job_id].slots
+            job_id: Change(_slots(jobs[job_id].target), _slots(place))
             for job_id, place in targets.items()
             if job_id in before
         }
-        recent = [cause for cause in self._causes if cause.at_s >= self._decided_at_s - RECENT_S]
-        self._causes.clear()
         reasons: dict[str, str] = {}
-        for job_id, change in changes.items():
-            job, view = before[job_id], self.engine.jobs[job_id]
-            because = [c.text for c in recent if c.explains(job_id, change)]
-            if not because and job.allocation:
-                because = ["what jobs have measured"]
-            reason = "; ".join(because)
-            if len(reasons) < MOST_EXPLAINED:
-                others = {name: other for name, other in changes.items() if name != job_id}
-                reason = why_resized(job, job.slots + change, view.gpu_type, because, others)
-            reasons[job_id] = "; ".join(text for text in (given.get(job_id), reason) if text)
+        for i, (job_id, because) in enumerate(
+            self._causes.explain(changes, self._state, self._decided_at_s, given.keys()).items()
+        ):
+            told = [given.get(job_id, ""), because]
+            if not any(told) and before[job_id].allocation:
+                told = ["weighed anew with what jobs have measured" if had_news else "weighed anew"]
+            if i < MOST_EXPLAINED and self.engine.jobs[job_id].gpu_type == before[job_id].gpu_type:
+                expected = expected_speed(before[job_id], len(changes[job_id].after))
+                told.append("" if expected is None else f"expected speed × {expected:.2f}")
+            reasons[job_id] = "; ".join(text for text in told if text)
         return r.Planned(targets=targets, reasons={job_id: reason for job_id, reason in reasons.items() if reason})
 
     def _protected_until_s(self, view: JobView) -> float:
@@ -351,10 +373,5 @@ class Planner:
         return max(settled_s(changed), started_s + job.spec.min_runtime_s)
 
 
-def _told(record: r.SlotCordoned | r.SlotsTaken) -> str:
-    if isinstance(record, r.SlotsTaken):
-        count = len(record.slots)
-        used = "no slot" if count == 0 else "1 slot" if count == 1 else f"{count} slots"
-        return f"others use {used} of {record.node}"
-    what = "was taken out of service" if record.cordoned else "takes work again"
-    return f"slot {record.node}/{record.slot} {what}"
+def _slots(place: Placement | None) -> frozenset[Slot]:
+    return frozenset(() if place is None else place.slots())

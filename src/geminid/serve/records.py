@@ -170,11 +170,12 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWished:
-    """Somebody wants a job to ``run``, to ``pause`` or to be cancelled (``cancel``)."""
+    """Somebody wants a job to ``run``, to ``pause`` or to be cancelled (``cancel``); or it is ``over_budget``."""
 
     job_id: str
     wish: str
     by: str
+    over_budget: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

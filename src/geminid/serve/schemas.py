@@ -41,7 +41,10 @@ class BatchPlan(TypedDict):
 
 
 class Job(TypedDict):
-    """A job. ``slots`` are those that its processes hold, ``target_slots`` those that the last plan gives it."""
+    """A job. ``slots`` are those that its processes hold, ``target_slots`` those that the last plan gives it.
+
+    One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``.
+    """
 
     id: str
     name: str
@@ -75,6 +78,8 @@ class Job(TypedDict):
     learning_rate_factor: float
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     gpu_s: float
+    budget_gpu_s: float | None
+    over_budget: bool
     rescales: int
     failures: int
     pauses_s: list[float]
@@ -172,12 +177,16 @@ class Node(TypedDict):
 
 
 class QuotaLine(TypedDict):
-    """The most slots of a queue's or an owner's jobs together, and those in use; more, if they may ``borrow``."""
+    """The most slots of a queue's or an owner's jobs together, and those in use; more, if they may ``borrow``.
+
+    ``beyond`` are those of ``used`` that are more than ``slots``: borrowed, or of commands from before it was set.
+    """
 
     of: Literal["queue", "owner"]
     name: str
     slots: int
     used: int
+    beyond: int
     borrow: bool
 
 

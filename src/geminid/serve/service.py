@@ -33,7 +33,7 @@ from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.retention import Retention, remove_folders
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.state import ENDS, LiveJob, ServiceState
 from geminid.serve.store import Store, StoreProblem
 from geminid.serve.turns import PATIENCE_S
 
@@ -50,10 +50,6 @@ LONGEST_END_S = 600.0
 
 #: So many requests and happenings are handled in one batch at most.
 MOST_IN_BATCH = 500
-
-
-#: How a job can be over, in words.
-ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
 
 
 class Refused(Exception):
@@ -410,7 +406,7 @@ class Service:
         """Jobs that have used all of the GPU time that they may."""
         now_s = self.clock.now_s()
         return [
-            r.JobWished(job_id=job.id, wish="cancel", by=f"its budget of {job.spec.budget_gpu_s:g} slot-seconds")
+            r.JobWished(job_id=job.id, wish="cancel", by="geminid", over_budget=True)
             for job in self._state.jobs.values()
             if job.spec.budget_gpu_s is not None
             and job.wish == "run"
@@ -531,8 +527,6 @@ def _existing(state: ServiceState, job_id: str) -> LiveJob:
 
 
 def _why_stopped(job: LiveJob) -> str:
-    if job.wish == "cancel":
-        return "cancelled"
-    if job.wish == "pause":
-        return "paused"
-    return job.state.reason if job.phase.is_terminal else "others go first"
+    if job.wish != "run":
+        return job.wished
+    return job.state.reason if job.phase.is_terminal else job.why or "others go first"

@@ -22,6 +22,9 @@ from geminid.job import JobSpec
 from geminid.jobstate import TRANSITIONS, IllegalTransition, JobPhase, JobState
 from geminid.serve import records as r
 
+#: How a job can be over, in words.
+ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
+
 #: How much of a job's story is kept.
 LONGEST_STORY = 200
 
@@ -94,8 +97,10 @@ class Limits:
 class LiveJob:
     """A job, as the service knows it.
 
-    ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``. ``held_until_s`` keeps a job that crashed from
-    being started again at once. ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
+    ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``, and ``wished`` tells who does. ``held_until_s``
+    keeps a job that crashed from being started again at once. ``why`` is why the last plan gave it the slots that it
+    has, or took them. It is ``over_budget`` if it is cancelled for having used all the slots × time that it may.
+    ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
     ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
     ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
     were in a row, without progress in between: beyond the ``failed_samples`` at which one was before. It has trained on
@@ -107,7 +112,10 @@ class LiveJob:
     request: str | None = None
     digest: str = ""
     target: Placement | None = None
+    why: str = ""
     wish: str = "run"
+    wished: str = ""
+    over_budget: bool = False
     held_until_s: float = 0.0
     limits: Limits | None = None
     measured: tuple[tuple[str, Profile], ...] = ()
@@ -372,6 +380,7 @@ class ServiceState:
         self.jobs[job_id] = replace(
             job.told(at_s, text),
             target=target,
+            why=printable(reason),
             target_since_s=at_s,
             executed_before_s=executed,
             restarts=job.restarts + (moved or (target is not None and job.state.first_started_at_s is not None)),
@@ -544,7 +553,7 @@ class ServiceState:
             in_a_row = job.fruitless if job.elastic else None
             state = state.crash(at_s=at_s, reason=record.reason, counts=counts, in_a_row=in_a_row)
         else:
-            state = state.move(JobPhase.PENDING, at_s=at_s, reason=record.reason)
+            state = state.move(JobPhase.PENDING, at_s=at_s, reason=record.reason or state.reason)
         held_until_s = job.held_until_s
         if record.how == "crashed":
             in_a_row = job.fruitless if job.elastic else state.failures
@@ -554,12 +563,13 @@ class ServiceState:
         ended = replace(job, state=state, held_until_s=held_until_s)
         if state.phase is JobPhase.PENDING and job.wish != "run":
             to = JobPhase.PAUSED if job.wish == "pause" else JobPhase.CANCELLED
-            ended = replace(ended, state=state.move(to, at_s=at_s, reason=record.reason))
+            ended = replace(ended, state=state.move(to, at_s=at_s, reason=job.wished or record.reason))
         if record.how in ("crashed", "lost", "unstarted"):
             ended = replace(ended, samples=ended.saved_samples)
         if ended.phase is not JobPhase.PENDING or job.phase is not JobPhase.STOPPING:
             ended = self._unplanned(at_s, ended)
-        text = f"{ended.phase.value}: {record.reason}" if record.reason else ended.phase.value
+        why = ended.state.reason or record.reason
+        text = ended.phase.value if not why or why.startswith(ended.phase.value) else f"{ended.phase.value}: {why}"
         return ended.told(at_s, text)
 
     def _unplanned(self, at_s: float, job: LiveJob) -> LiveJob:
@@ -571,18 +581,21 @@ class ServiceState:
 
     def _wish(self, at_s: float, job: LiveJob, record: r.JobWished) -> LiveJob:
         state = job.state
+        words = {"run": "resumed", "pause": "paused", "cancel": "cancelled"}
+        told = f"{words[record.wish]} by {record.by}"
+        if record.over_budget:
+            told = f"its gpu_time_budget of {job.spec.budget_gpu_s:g} slot-seconds is used up"
         if record.wish == "run" and state.phase is JobPhase.PAUSED:
-            state = state.move(JobPhase.PENDING, at_s=at_s, reason=f"resumed by {record.by}")
+            state = state.move(JobPhase.PENDING, at_s=at_s, reason=told)
         elif record.wish == "pause" and state.phase is JobPhase.PENDING:
-            state = state.move(JobPhase.PAUSED, at_s=at_s, reason=f"paused by {record.by}")
+            state = state.move(JobPhase.PAUSED, at_s=at_s, reason=told)
         elif record.wish == "cancel" and state.phase in (JobPhase.PENDING, JobPhase.PAUSED):
-            state = state.move(JobPhase.CANCELLED, at_s=at_s, reason=f"cancelled by {record.by}")
+            state = state.move(JobPhase.CANCELLED, at_s=at_s, reason=told)
         wish = "cancel" if job.wish == "cancel" else record.wish  # nothing calls a cancelled job back
-        wished = replace(job, state=state, wish=wish)
+        wished = replace(job, state=state, wish=wish, wished=told, over_budget=job.over_budget or record.over_budget)
         if record.wish != "run":
             wished = self._unplanned(at_s, wished)
-        words = {"run": "resumed", "pause": "paused", "cancel": "cancelled"}
-        return wished.told(at_s, f"{words[record.wish]} by {record.by}")
+        return wished.told(at_s, told)
 
     # --- What must hold ---
 

@@ -354,7 +354,8 @@ class SupervisedExecutor(ABC):
         if isinstance(running, _Plain):
             if running.slots == slots:
                 return []
-            moving = r.JobStopping(job_id=job_id, reason="it has to move to other slots")
+            why = f": {job.why}" if job.why else ""
+            moving = r.JobStopping(job_id=job_id, reason=f"it has to move to other slots{why}")
             if self._recalled(job_id, running):
                 return [moving, _stopped(job_id), *self._lead(job_id)]
             self._end(running, save=True)
