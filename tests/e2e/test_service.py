@@ -122,8 +122,24 @@ def test_only_those_with_a_token_get_in_and_only_to_their_own(live):
     assert refused.value.code == 4
     with pytest.raises(Trouble, match="only an admin"):
         ann.post("nodes/local/drain")
+    with pytest.raises(Trouble, match=r"and only .* and admins may read its logs") as refused:
+        list(ann.frames(f"jobs/{job}/logs"))
+    assert refused.value.code == 4
+    assert [row["id"] for row in ann.get("jobs")] == [job]  # everybody sees the queue
+    shown = ann.get(f"jobs/{job}")
+    assert shown["spec"]["name"] == "test"
+    told = [shown["spec"], *(event["spec"] for event in ann.get("events", job=job) if "spec" in event)]
+    assert not [spec for spec in told if {"command", "working_dir", "env"} & set(spec)]
+    assert ann.get("snapshot")["jobs"][-1]["state"]["spec"]["command"] == ["hidden"]
+    live.env["GEMINID_TOKEN"] = made
+    assert "only" in live.run("show", job).stdout
+    del live.env["GEMINID_TOKEN"]
+    assert live.job(job)["spec"]["command"] == ["sleep", "60"]
     mine = ann.post("jobs", {"name": "mine", "command": ["true"], "owner": "bob"})
     assert mine["owner"] == "ann"
+    assert ann.get(f"jobs/{mine['id']}")["spec"]["command"] == ["true"]
+    assert not b"".join(piece for _, _, piece in ann.frames(f"jobs/{mine['id']}/logs"))
+    assert live.json("status")["pid"] == live.pid
     expired = Client(url, live.run("token", "bob", "--days", "0").stdout.strip())
     with pytest.raises(Trouble, match="a valid token is needed"):
         expired.get("jobs")
@@ -339,6 +355,40 @@ def test_jobs_outlive_the_service_and_nothing_runs_twice():
         assert (done["phase"], done["failures"]) == ("succeeded", 0)
         assert live.exactly_once("a", 300, 30)
         assert any("gone when the service came back" in line["text"] for line in done["story"])
+
+
+def test_an_elastic_job_that_ends_while_the_service_is_away_is_over_and_not_run_again():
+    with Live(1) as live:
+        job = live.counting("a", "--samples", 50, "--epochs", 2, "--conclude", 4)
+        live.until(job, lambda job: job["samples"] == 100)
+        live.kill()
+        deadline = time.monotonic() + 60
+        while not list((live.home / "jobs" / job).glob("*.ended")):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        written = (live.home / "a").stat().st_mtime_ns
+        live.up()
+        assert live.over(job)["phase"] == "succeeded"
+        assert (live.home / "a").stat().st_mtime_ns == written
+        assert live.exactly_once("a", 50, 2)
+
+
+def test_tries_of_a_command_are_apart_in_its_log_and_a_spent_budget_is_told(live):
+    failing = live.submit("sh", "-c", "printf once; exit 3", max_retries=1)
+    spent = live.submit("sleep", "60", gpu_time_budget="1s")
+    assert live.over(failing)["failures"] == 2
+    first, between, second = live.run("logs", failing).stdout.splitlines()
+    assert (first, second) == ("once", "once")
+    assert between.startswith("==> started again at 2")
+    waited = live.run("wait", spent)
+    why = "its gpu_time_budget of 1 slot-seconds is used up"
+    assert waited.returncode == 6
+    assert why in waited.stdout
+    assert why in live.run("explain", spent).stdout
+    assert why in live.run("show", spent).stdout
+    assert "cancelled (over budget)" in live.run("queue", "--all").stdout.replace("\n", " ")
+    told = live.job(spent)
+    assert (told["over_budget"], told["reason"], told["budget_gpu_s"]) == (True, why, 1.0)
 
 
 def test_free_slots_are_given_at_once_wide_jobs_have_their_turn_and_a_cordon_shrinks_live():

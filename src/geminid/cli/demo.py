@@ -123,7 +123,7 @@ def demo(
         bool, typer.Option("--json", help="Print one JSON object at the end instead of tables.")
     ] = False,
 ) -> None:
-    """Run the scheduler on this machine with six real elastic training jobs; three to four minutes at most."""
+    """Run the scheduler on this machine with six real elastic training jobs: two to four minutes (at most seven)."""
     if importlib.util.find_spec("torch") is None:
         give_up("the demo trains with PyTorch, which is not installed: pip install 'geminid[torch]'")
     if not (EXAMPLES / "images.py").is_file():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import sys
 import time
 import uuid
@@ -155,7 +156,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
     facts = {
         "job": f"{told['id']} {told['name']} of {told['owner']}, queue {told['queue']}, priority {told['priority']}",
         "phase": _why(told["phase"], told["reason"]),
-        "command": " ".join(told["spec"]["command"]),
+        "command": shlex.join(told["spec"].get("command", [])) or f"only for {told['owner']} and admins to see",
         "kind": "elastic" if told["elastic"] else "plain command",
         "slots": f"{told['slots']} (planned {told['target_slots']}, may have {sizes})",
         "progress": f"{told['progress_samples']:,.0f}{work} useful samples, {told['samples']:,} consumed,"

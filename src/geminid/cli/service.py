@@ -156,7 +156,8 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
     jobs = ", ".join(f"{count} {phase}" for phase, count in told["jobs"].items()) or "none"
     types = ", ".join(f"{slots} × {name}" for name, slots in told["gpu_types"].items())
     facts = {
-        "service": f"{told['url']}, up for {humanize_duration(round(told['uptime_s']))}, version {told['version']}",
+        "service": f"{told['url']} (process {told['pid']}),"
+        f" up for {humanize_duration(round(told['uptime_s']))}, version {told['version']}",
         "policy": told["policy"],
         "slots": f"{told['slots_held']} of {told['slots']} in use ({types})",
         "jobs": jobs,

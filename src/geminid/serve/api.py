@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -173,9 +174,13 @@ def make_app(
             raise Refused(404, f"there is no job {job_id[:100]}")
         return job
 
+    def may_read(request: Request, job: LiveJob) -> bool:
+        """Whether somebody may see a job's command and what it prints: those of others are their own affair."""
+        return who(request).is_admin or job.spec.owner == who(request).user
+
     def own(request: Request, job_id: str) -> LiveJob:
         job = found(job_id)
-        if not who(request).is_admin and job.spec.owner != who(request).user:
+        if not may_read(request, job):
             raise Refused(403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} may change it")
         return job
 
@@ -270,8 +275,8 @@ def make_app(
         )
 
     @app.get(f"{PREFIX}/jobs/{{job_id}}", response_model=schemas.JobDetails)
-    async def job(job_id: str, wait_s: Annotated[float, Query(ge=0.0)] = 0.0) -> JSONResponse:
-        """One job; with ``wait_s``, when it is over, or after so long."""
+    async def job(request: Request, job_id: str, wait_s: Annotated[float, Query(ge=0.0)] = 0.0) -> JSONResponse:
+        """One job; with ``wait_s``, when it is over, or after so long. Its command and last lines are its owner's."""
         until = time.monotonic() + min(wait_s, LONGEST_WAIT_S)
         while not found(job_id).phase.is_terminal and time.monotonic() < until:
             if ending():
@@ -280,6 +285,9 @@ def make_app(
         if not found(job_id).phase.is_terminal:
             await forecaster.freshen()
         job, lines = found(job_id), list[str]()
+        if not may_read(request, job):
+            made = document(job, details=True)
+            return JSONResponse({**made, "spec": documents.without_private(made["spec"]), "last_lines": []})
         if job.phase is JobPhase.FAILED or (job.phase is JobPhase.PENDING and job.state.failures):
             lines = await asyncio.to_thread(last_words, service.executor.folder_of(job_id) / "logs", LAST_LINES)
         return JSONResponse({**document(job, details=True), "last_lines": lines})
@@ -359,6 +367,7 @@ def make_app(
         responses={200: {"description": "What it printed, as plain text"}},
     )
     async def logs(
+        request: Request,
         job_id: str,
         follow: bool = False,
         tail: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
@@ -371,7 +380,9 @@ def make_app(
         With ``frames``, each piece follows a line of JSON that says which ``log`` it is from, how many ``bytes`` it has
         and where it ends there; whoever is cut off goes on with these places: ``at=w1:312,w2:40``.
         """
-        found(job_id)
+        if not may_read(request, found(job_id)):
+            owner = found(job_id).spec.owner
+            raise Refused(403, f"job {job_id} belongs to {owner}, and only {owner} and admins may read its logs")
         reader = LogReader(service.executor.folder_of(job_id) / "logs", worker, tails if follow else Tails())
         if at is not None:
             reader.go_on({name: int(place) for name, _, place in (part.partition(":") for part in at.split(","))})
@@ -449,19 +460,28 @@ def make_app(
 
     @app.get(f"{PREFIX}/events", response_model=list[schemas.Event])
     async def events(
+        request: Request,
         after: Annotated[int | None, Query(ge=0, le=LARGEST_SEQ)] = None,
         job: Annotated[str | None, Query(max_length=100)] = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
     ) -> JSONResponse:
-        """The log: the newest records, or those after a number; with ``job``, those about it."""
+        """The log: the newest records, or those after a number; with ``job``, those about it.
+
+        Commands of jobs are their owners' to see.
+        """
         entries = await asyncio.to_thread(last_entries, home, limit, after, job)
-        return JSONResponse([entry.to_plain() for entry in entries])
+        told = [entry.to_plain() for entry in entries]
+        for entry in told:
+            if "spec" in entry and not (who(request).is_admin or entry["spec"].get("owner") == who(request).user):
+                entry["spec"] = documents.without_private(entry["spec"])
+        return JSONResponse(told)
 
     @app.get(f"{PREFIX}/status", response_model=schemas.Status)
     async def status(request: Request) -> JSONResponse:
         """The service at a glance."""
         extra = {
             "url": url,
+            "pid": os.getpid(),
             "version": __version__,
             "uptime_s": time.time() - started_s,
             "user": who(request).user,
@@ -483,6 +503,9 @@ def make_app(
         for plain in jobs:
             plain["state"]["spec"].pop("env", None)
             del plain["digest"]
+        for job, plain in zip(chosen, jobs, strict=True):
+            if not may_read(request, job):  # a job needs some command
+                plain["state"]["spec"] = {**documents.without_private(plain["state"]["spec"]), "command": ["hidden"]}
         return JSONResponse(
             {
                 "now_s": service.clock.now_s(),

@@ -13,6 +13,9 @@ from geminid.policies.base import Policy
 from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState, total_batch
 
+#: What of a job's file is for its owner and admins alone.
+PRIVATE = ("command", "working_dir", "env")
+
 #: Why jobs wait, for metrics.
 REASONS = ("capacity", "quota", "paused", "retry")
 
@@ -60,6 +63,11 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "failures": state.failures,
         "pauses_s": list(job.pauses_s),
     }
+
+
+def without_private(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """What everybody may see of a job's file: all but what exactly is run, where and with what environment."""
+    return {name: value for name, value in spec.items() if name not in PRIVATE}
 
 
 def job_details(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:

@@ -222,6 +222,7 @@ class Status(TypedDict):
     """The service at a glance."""
 
     url: str
+    pid: int
     version: str
     uptime_s: float
     user: str

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic, sleep
 
 from geminid.train import channel
@@ -33,6 +34,7 @@ from geminid.train.messages import (
     Stop,
     Welcome,
 )
+from geminid.train.takeover import training_is_over
 
 #: How long to wait before looking for a lost supervisor again.
 RECONNECT_S = 0.5
@@ -115,6 +117,8 @@ class Agent:
             if isinstance(message, Ready | Finished):
                 self._standing[type(message)] = message
             self._backlog.append(message)
+        if isinstance(message, Finished) and self.identity.address.path is not None:
+            training_is_over(Path(self.identity.address.path).parent, self.identity.worker)
         os.write(self._wake_out, b"\0")
 
     @property

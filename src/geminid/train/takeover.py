@@ -1,4 +1,7 @@
-"""What one supervisor writes down for the next: the job's token, its group, and its workers."""
+"""What one supervisor writes down for the next: the job's token, its group, and its workers.
+
+And what a worker writes down for a supervisor that is away: that training was over, and its script has ended well.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,12 @@ from pathlib import Path
 from typing import Any
 
 NAME = "supervisor.json"
+
+#: What a worker leaves whose script has ended well after training.
+ENDED = "{worker}.ended"
+
+#: Where to leave it, once training is over in this process.
+_over: list[Path] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,3 +55,29 @@ class Handover:
         except (ValueError, TypeError, KeyError) as problem:
             print(f"geminid: warning: {saved} is not used: {problem!r}", file=sys.stderr, flush=True)
             return None
+
+
+def training_is_over(folder: Path, worker: str) -> None:
+    """Training is over in this process, which is a worker of the job of a folder."""
+    _over[:] = [folder / ENDED.format(worker=worker)]
+
+
+def write_end() -> None:
+    """The script has ended well: if training was over, leave word of it. Without, the script is run again."""
+    for path in _over:
+        try:
+            path.touch(mode=0o600)
+        except OSError as problem:
+            print(f"geminid: warning: {path} was not written: {problem.strerror}", file=sys.stderr, flush=True)
+
+
+def ended_well(folder: Path) -> bool:
+    """Whether the leader of the last group of a job has left word that all was done."""
+    left = Handover.read(folder)
+    return left is not None and bool(left.members) and (folder / ENDED.format(worker=left.members[0])).exists()
+
+
+def forget_end(folder: Path) -> None:
+    """A job is run again: how its script ended before counts no more."""
+    for path in folder.glob(ENDED.format(worker="*")):
+        path.unlink(missing_ok=True)

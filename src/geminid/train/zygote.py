@@ -34,6 +34,7 @@ from geminid.train import channel
 from geminid.train.agent import mind_until_init
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
 from geminid.train.room import keep_printing, open_log
+from geminid.train.takeover import write_end
 
 #: Of prctl(2): the signal that a process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
@@ -214,6 +215,8 @@ def _become(start: dict[str, Any], line: int) -> NoReturn:
             threading._shutdown()  # type: ignore[attr-defined]
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
+        if code == 0:
+            write_end()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

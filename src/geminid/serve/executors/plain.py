@@ -15,6 +15,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,7 @@ class PlainCommand:
         start = secrets.token_hex(8)
         with locked(str(folder)):
             write(str(folder / PROCESS), {"start": start})
+        _separate(folder / "logs" / "out.log")
         shim = (sys.executable, "-I", "-S", str(SHIM), str(folder), start, *command)
         process = PlainLauncher().start(Launch(shim, environment, where, folder / "logs" / "out.log"))
         return cls(folder, process, ended)
@@ -116,6 +118,18 @@ class PlainCommand:
             self._process.close()
             self._gone = True
         ended(self)
+
+
+def _separate(log: Path) -> None:
+    """Put a line between what a command printed before and what it prints when it is started again."""
+    with contextlib.suppress(OSError):  # a full disk is no reason not to run
+        if log.exists() and log.stat().st_size:
+            with log.open("rb+") as file:
+                file.seek(-1, os.SEEK_END)
+                ended = file.read() == b"\n"
+            at = time.strftime("%Y-%m-%d %H:%M:%S")
+            with log.open("ab") as file:
+                file.write(f"{'' if ended else chr(10)}==> started again at {at} <==\n".encode())
 
 
 def exit_of(folder: Path) -> PlainExit | None:

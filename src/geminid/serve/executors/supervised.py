@@ -34,6 +34,7 @@ from geminid.train.launcher import Launcher
 from geminid.train.room import SHORTAGES
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience, Supervisor
+from geminid.train.takeover import ended_well, forget_end
 
 #: Progress is told so often: in the first seconds on new slots, and later.
 REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0
@@ -394,6 +395,7 @@ class SupervisedExecutor(ABC):
             shutil.rmtree(folder, ignore_errors=True)  # of another job, whose log is gone: not this one's checkpoints
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if job.elastic:
+            forget_end(folder)
             supervisor = self._supervise(job, adopt=False)
             running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots))
             self._todo.append((job.id, lambda: self._resize(job.id, running, begin=True)))
@@ -593,6 +595,8 @@ class SupervisedExecutor(ABC):
         """Take over a job that held slots when the last service ended."""
         told: list[r.Record] = []
         if job.elastic:
+            if job.phase is not JobPhase.STOPPING and ended_well(self.folder_of(job.id)):
+                return [r.JobEnded(job_id=job.id, how="succeeded", reason="it ended while the service was away")]
             workers = self._live_workers(job.id)
             if not workers:
                 return [
