@@ -38,7 +38,10 @@ class Job(Supervisor):
 
     def trained(self, samples: int) -> None:
         """Wait until it has consumed this many samples."""
-        self.wait(lambda status: status.progress is not None and status.progress.samples >= samples)
+        try:
+            self.wait(lambda status: status.progress is not None and status.progress.samples >= samples)
+        except TimeoutError as late:
+            raise TimeoutError(f"{late}: {self.status}, {self.events[-12:]}") from late
 
     def of_kind(self, kind: type) -> list:
         """The events of one kind."""

@@ -326,9 +326,8 @@ def test_jobs_train_on_through_resizes_and_failures_on_a_full_disk(tmp_path, lau
         job.trained(job.status.progress.samples + 40)
         assert job.status.phase == "running", (job.status.reason, job.logs[-2000:])
         small_disk.unlink()
-        workers = {worker.worker for worker in job.status.workers}
         deadline = monotonic() + 20.0
-        while set(Handover.read(tmp_path / "job").workers) != workers:
+        while set(Handover.read(tmp_path / "job").workers) != {worker.worker for worker in job.status.workers}:
             assert monotonic() < deadline
             sleep(0.1)
         hurry.touch()
