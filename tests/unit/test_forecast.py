@@ -202,6 +202,11 @@ def test_a_plain_command_is_a_guess_and_makes_guesses_of_those_behind_it():
     assert late / early > 5
 
 
+def test_a_command_ends_when_its_budget_does_at_the_latest():
+    found = forecast([job("j1", elastic=False, min_slots=2, max_slots=2, budget_gpu_s=30.0)], CLUSTER, "fifo", 0.0)
+    assert max(found["j1"]["finish_s"]) == pytest.approx(15.0, abs=1.0)
+
+
 def test_a_what_if_leaves_out_what_is_done_and_what_must_not_run():
     halfway = job("j1", slots=(0,))
     started = halfway.state.move(JobPhase.STARTING, at_s=1.0, placement=Placement.of({"cpu-0": [0]}))

@@ -45,10 +45,12 @@ def test_a_drain_and_a_lost_node_are_told_as_such():
 
 def test_only_those_who_get_a_slot_that_became_free_are_told_so():
     causes = Causes()
-    causes.freed(slots(0), "j9 succeeded")
-    causes.freed(slots(3), "j8 was paused")
+    causes.freed(0.0, slots(0), "j9 succeeded")
+    causes.freed(0.0, slots(3), "j8 was paused")
     changes = {"j1": change(slots(1), slots(0, 1)), "j2": change(frozenset(), slots(2))}
     assert causes.explain(changes, state(), 0.0) == {"j1": "j9 succeeded", "j2": ""}
+    assert causes.explain(changes, state(), 2 * RECENT_S)["j1"] == ""
+    causes.freed(0.0, slots(0), "j9 succeeded")
     causes.planned(slots(0))
     assert causes.explain(changes, state(), 0.0)["j1"] == ""
 
@@ -69,3 +71,9 @@ def test_what_was_asked_for_explains_no_change_the_other_way():
     causes = Causes()
     causes.asked(0.0, "ann set max_slots = 4 of j1", lambda job: job.id == "j1", more=True)
     assert causes.explain({"j1": change(slots(0, 1), slots(0))}, state(), 0.0) == {"j1": ""}
+
+
+def test_a_job_that_came_later_did_not_wait_for_a_slot():
+    causes = Causes()
+    causes.freed(-5.0, slots(0), "j9 succeeded")
+    assert causes.explain({"j1": change(frozenset(), slots(0))}, state(), 0.0) == {"j1": ""}

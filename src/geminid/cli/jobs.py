@@ -126,11 +126,16 @@ def job_row(job: dict[str, Any]) -> list[str]:
         size,
         "" if job["done"] is None else f"{100 * job['done']:.0f} %",
         "" if job["batch"] is None else f"{job['batch']}",
-        humanize_duration(round(job["age_s"])),
+        _seconds(job["age_s"]),
         interval(eta.get("start_at_s"), guessed=bool(eta.get("guessed"))) if job["slots"] == 0 else "",
         interval(eta.get("finish_at_s"), guessed=bool(eta.get("guessed"))),
         f"{job['rescales']}",
     ]
+
+
+def _seconds(seconds: float) -> str:
+    """A duration to the second."""
+    return humanize_duration(round(seconds)) if seconds >= 0.5 else "0s"
 
 
 def interval(times: list[float] | None, *, guessed: bool, now_s: float | None = None) -> str:
@@ -138,7 +143,7 @@ def interval(times: list[float] | None, *, guessed: bool, now_s: float | None = 
     if times is None:
         return ""
     now_s = time.time() if now_s is None else now_s
-    early, late = (humanize_duration(max(0, round(at_s - now_s))) for at_s in times)
+    early, late = (_seconds(max(0.0, at_s - now_s)) for at_s in times)
     return (early if early == late else f"{early}–{late}") + (" ?" if guessed else "")
 
 
@@ -433,8 +438,8 @@ def _print_dry_run(told: dict[str, Any]) -> None:
         console.print("there is no forecast for it")
     else:
         for what, times in (("starts", told["start_s"]), ("ends", told["finish_s"])):
-            early, late = (humanize_duration(round(at_s)) for at_s in times)
-            console.print(f"{what} in {early} to {late}")
+            early, late = map(_seconds, times)
+            console.print(f"{what} in {early}" if early == late else f"{what} in {early} to {late}")
         if told["unlike"]:
             console.print("nothing like it has run before: how long it takes is a guess")
         elif told["guessed"]:

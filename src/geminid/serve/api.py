@@ -383,7 +383,11 @@ def make_app(
         if not may_read(request, found(job_id)):
             owner = found(job_id).spec.owner
             raise Refused(403, f"job {job_id} belongs to {owner}, and only {owner} and admins may read its logs")
-        reader = LogReader(service.executor.folder_of(job_id) / "logs", worker, tails if follow else Tails())
+        folder = service.executor.folder_of(job_id) / "logs"
+        if worker is not None and not (folder / f"{worker}.log").exists() and not follow:
+            known = sorted(path.stem for path in folder.glob("*.log"))
+            raise Refused(404, f"job {job_id} has no log of a worker {worker}; it has {', '.join(known) or 'none yet'}")
+        reader = LogReader(folder, worker, tails if follow else Tails())
         if at is not None:
             reader.go_on({name: int(place) for name, _, place in (part.partition(":") for part in at.split(","))})
         else:
@@ -555,6 +559,8 @@ def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str]]:
 
 def _must(told: str) -> str:
     """What FastAPI says of a mistake, as we say it."""
+    if told.startswith("String should match pattern"):
+        return "must not have such characters, nor be so long"
     return f"{told[:1].lower()}{told[1:]}".replace("input should", "must", 1)
 
 

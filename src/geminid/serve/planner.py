@@ -121,13 +121,13 @@ class Planner:
                 node = self.cluster.node_index[record.node]
                 self.engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
                 if not record.drained:
-                    self._causes.freed(self._slots_of(record.node), f"node {record.node} takes work again")
+                    self._causes.freed(now_s, self._slots_of(record.node), f"node {record.node} takes work again")
                 self._wanted = True
             case r.SlotCordoned() if record.node in self.cluster.node_index:
                 self._count_cordons(self.engine)
                 if not record.cordoned:
                     slot = record.node, record.slot
-                    self._causes.freed([slot], f"slot {record.node}/{record.slot} takes work again")
+                    self._causes.freed(now_s, [slot], f"slot {record.node}/{record.slot} takes work again")
                 self._wanted = True
             case r.SlotsTaken() if record.node in self.cluster.node_index:
                 self._count_cordons(self.engine)
@@ -141,7 +141,8 @@ class Planner:
                 )
                 self._wanted = True
             case r.NodeJoined():
-                self._causes.freed(((record.node, slot) for slot in range(record.slots)), f"node {record.node} joined")
+                joined = [(record.node, slot) for slot in range(record.slots)]
+                self._causes.freed(now_s, joined, f"node {record.node} joined")
                 self._wanted = True
             case r.NodeLeft():
                 self._wanted = True
@@ -213,7 +214,7 @@ class Planner:
 
     def _freed(self, job_id: str, what: str) -> None:
         """Have a decision made soon, because something became of a job, whose slots are free now."""
-        self._causes.freed(self._named.pop(job_id, ()), f"{job_id} {what}")
+        self._causes.freed(self._clock.now_s(), self._named.pop(job_id, ()), f"{job_id} {what}")
         self._wanted = True
 
     def wishes(self) -> dict[str, int]:

@@ -17,7 +17,7 @@ from geminid.serve.state import LiveJob, ServiceState
 #: So many slots, jobs or requests are named where there may be many.
 MOST_NAMED = 3
 
-#: What somebody asked for so long ago is not told any more as the reason of a change.
+#: What happened, or was asked for, so long ago is not told any more as the reason of a change.
 RECENT_S = 10.0
 
 #: So many requests are remembered.
@@ -56,12 +56,12 @@ class _Asked:
 class Causes:
     """What happened that plans may be a consequence of."""
 
-    _freed: dict[Slot, str] = field(default_factory=dict)
+    _freed: dict[Slot, tuple[float, str]] = field(default_factory=dict)
     _asked: list[_Asked] = field(default_factory=list)
 
-    def freed(self, slots: Iterable[Slot], text: str) -> None:
+    def freed(self, at_s: float, slots: Iterable[Slot], text: str) -> None:
         """Slots have become free, or came into service."""
-        self._freed |= dict.fromkeys(slots, text)
+        self._freed |= dict.fromkeys(slots, (at_s, text))
 
     def asked(self, at_s: float, text: str, about: Callable[[LiveJob], bool], more: bool | None = None) -> None:
         """Somebody wants it otherwise for some jobs, who may have ``more`` for it, or less (None: either)."""
@@ -80,6 +80,7 @@ class Causes:
         Jobs that are ``told_already`` what limits them are not told who asked for it.
         """
         self._asked = [one for one in self._asked if now_s - one.at_s <= RECENT_S]
+        self._freed = {slot: freed for slot, freed in self._freed.items() if now_s - freed[0] <= RECENT_S}
         takers = {slot: job_id for job_id, change in changes.items() for slot in change.gained}
         givers = {slot: job_id for job_id, change in changes.items() for slot in change.lost}
         told = {}
@@ -93,16 +94,22 @@ class Causes:
                 or any(self._concerns(one, other, state, grows=True) for other in given)
                 or any(self._concerns(one, other, state, grows=False) for other in got)
             ]
-            free = {self._freed[slot]: None for slot in sorted(change.gained) if slot in self._freed}
+            free = self._was_waited_for(change.gained, state.jobs.get(job_id))
             texts = [
                 *_out_of_service(change.lost, state),
                 *asked[:MOST_NAMED],
-                *list(free)[:MOST_NAMED],
+                *free[:MOST_NAMED],
                 *_listed([f"{count} to {other}{_for(changes[other], state)}" for other, count in given.most_common()]),
                 *_listed([f"{count} from {other}" for other, count in got.most_common()]),
             ]
             told[job_id] = "; ".join(texts)
         return told
+
+    def _was_waited_for(self, slots: Iterable[Slot], job: LiveJob | None) -> list[str]:
+        """Why slots became free while a job was there that has them now; each reason once."""
+        since_s = 0.0 if job is None else job.state.submitted_at_s
+        found = [self._freed[slot] for slot in sorted(slots) if slot in self._freed]
+        return list(dict.fromkeys(text for at_s, text in found if at_s >= since_s))
 
     @staticmethod
     def _concerns(one: _Asked, job_id: str, state: ServiceState, *, grows: bool) -> bool:

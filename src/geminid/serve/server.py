@@ -20,7 +20,7 @@ from pathlib import Path
 
 from geminid import __version__
 from geminid.serve.auth import Tokens, first_token, write_private
-from geminid.serve.client import FAILED, SERVICE, Client, Trouble
+from geminid.serve.client import BAD_INPUT, FAILED, SERVICE, Client, Trouble
 from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import chosen_devices, machine
@@ -232,7 +232,8 @@ def start_detached(options: Options) -> dict[str, object]:
         if child.poll() is not None:
             said = out.read_bytes()[before:].decode("utf-8", "replace")
             told = [line.removeprefix("error: ") for line in said.splitlines() if line]
-            raise Trouble(FAILED, told[-1] if told else f"the service ended with exit code {child.returncode}")
+            code = BAD_INPUT if child.returncode == BAD_INPUT else FAILED
+            raise Trouble(code, told[-1] if told else f"the service ended with exit code {child.returncode}")
         with contextlib.suppress(OSError, ValueError, KeyError, Trouble):
             document: dict[str, object] = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
             if document["pid"] == child.pid:

@@ -8,6 +8,7 @@ one that has no such forerunner as long again as it has run already.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -120,7 +121,7 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
         else:
             guessed.add(job.id)
             left_s, factor = _guessed_s(job, like, now_s)
-            left_s *= factor**pace
+            left_s = min(left_s * factor**pace, _until_spent_s(job, now_s))
             if factor == UNKNOWN_FACTOR:
                 unlike.add(job.id)
         standing[job.id] = standing_view(job, facts, placed.get(job.id, ()), cluster, now_s)
@@ -293,6 +294,13 @@ def _fitted(profile: Profile) -> ThroughputFit:
             _fits.clear()
         _fits[profile] = fit(profile)
     return _fits[profile]
+
+
+def _until_spent_s(job: LiveJob, now_s: float) -> float:
+    """How long a plain command has until all the slots × time that it may use is used up, and it is ended."""
+    if job.elastic or job.spec.budget_gpu_s is None:
+        return math.inf
+    return max(job.spec.budget_gpu_s - job.service_gpu_s(now_s), 0.1) / job.spec.min_slots
 
 
 def _guessed_s(job: LiveJob, like: LiveJob | None, now_s: float) -> tuple[float, float]:

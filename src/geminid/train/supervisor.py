@@ -724,4 +724,6 @@ class Supervisor:
 
 def _failed(known: Known, code: int) -> str:
     """How a worker failed, in its own words if it had any."""
+    if code == 0 and not known.last_words:
+        return "ended with exit code 0 before training was over (does its script train through geminid?)"
     return f"failed: {known.last_words}" if known.last_words else how_it_ended(code)
