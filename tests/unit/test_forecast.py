@@ -281,6 +281,9 @@ def test_explanations_name_the_numbers():
     speeds = {size.slots: size.goodput for size in waiting.sizes}
     assert set(speeds) == {2, 3, 4}
     assert speeds[4] > 1.5 * speeds[2]
+    never = explain(engine.view(), "j2", cordoned={"j1": 3})
+    assert never is not None
+    assert never.reason == "it needs 2 slots, and only 1 of 4 are in service"
     held = explain(engine.view(), "j1")
     assert held is not None
     assert held.reason == "its size is fixed"

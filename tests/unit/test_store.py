@@ -83,3 +83,9 @@ def test_secrets_do_not_leave_the_log(tmp_path):
         assert store.load().jobs["j1"].spec.env == (("TOKEN", "hunter2"),)
         (entry,) = last_entries(tmp_path, 10)
         assert "hunter2" not in str(entry.to_plain())
+
+
+def test_a_home_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreProblem, match=r"file/home cannot be the folder of a service \(Not a directory\)"):
+        Store(tmp_path / "file" / "home")

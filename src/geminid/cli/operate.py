@@ -69,7 +69,8 @@ def cordon(
         told = f"{slot} {'takes work again' if undo else 'takes no new work'}"
         holder = next((one["jobs"][int(number)] for one in client().get("nodes") if one["name"] == node), None)
         if holder is not None and not undo:
-            told += f"; {holder} is on it until it ends, or moves off if it is elastic"
+            elastic = client().get(at("jobs", holder))["elastic"]
+            told += f"; {holder} {'moves off it as soon as it can' if elastic else 'stays on it until it ends'}"
         _tell_node(node, told, json)
 
 

@@ -71,16 +71,20 @@ def explain(
     prices: Mapping[str, float] | None = None,
     quotas: Sequence[Quota] = (),
     decided: str | None = None,
+    cordoned: Mapping[str, int] | None = None,
 ) -> Explanation | None:
     """Explain one active job; None if it is not among them.
 
     ``quotas`` are those that it is under, and ``decided`` the reason that the last decision gave for it, if any.
+    ``cordoned`` are slots that jobs stay on, by job, and that nobody gets after them.
     """
     job = next((job for job in view.jobs if job.id == job_id), None)
     if job is None:
         return None
     sizes = sizes_of(job, view)
-    told = _running(job, view, sizes, quotas) if job.allocation else _waiting(job, view, quotas, decided)
+    told = (
+        _running(job, view, sizes, quotas) if job.allocation else _waiting(job, view, quotas, decided, cordoned or {})
+    )
     reason, numbers, suggestions = told
     return Explanation(
         job_id=job_id,
@@ -134,13 +138,15 @@ def expected_speed(job: JobView, slots: int) -> float | None:
 
 
 def _waiting(
-    job: JobView, view: ClusterView, quotas: Sequence[Quota], decided: str | None
+    job: JobView, view: ClusterView, quotas: Sequence[Quota], decided: str | None, cordoned: Mapping[str, int]
 ) -> tuple[str, list[str], list[str]]:
     need, types = job.facts.min_slots, job.facts.gpu_types
     nodes = [i for i, node in enumerate(view.cluster.nodes) if types is None or node.gpu_type in types]
     total = sum(view.cluster.nodes[i].slots for i in nodes)
     usable, free = sum(view.usable_slots[i] for i in nodes), sum(max(view.free_slots[i], 0) for i in nodes)
     holders = [other for other in view.jobs if any(node in nodes for node, _ in other.allocation)]
+    usable -= sum(cordoned.get(other.id, 0) for other in holders)
+    holders = [other for other in holders if other.slots > cordoned.get(other.id, 0)]
     numbers = [f"it needs {_count(need, 'slot')}; {free} of {usable} usable {'is' if free == 1 else 'are'} free"]
     if usable < total:
         numbers.append(f"{total - usable} of {total} slots are drained or cordoned")

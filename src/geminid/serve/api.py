@@ -34,6 +34,7 @@ from geminid.jobstate import JobPhase
 from geminid.nodes import MAX_SLOTS
 from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
+from geminid.serve.cordons import kept_slots
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails, last_words
 from geminid.serve.service import Published, Refused, Service
@@ -342,7 +343,8 @@ def make_app(
         view = await _result(service.view())
         decided = published.reasons.get(job_id)
         prices = forecaster.prices() if service.market.has_weighed(job_id) else {}
-        told = explain(view, job_id, prices=prices, quotas=quotas, decided=decided)
+        cordoned = {other: len(slots) for other, slots in kept_slots(published.state, service.cluster).items()}
+        told = explain(view, job_id, prices=prices, quotas=quotas, decided=decided, cordoned=cordoned)
         made = document(job)
         if told is None or not job.wants_slots:
             reason, hints = _why_not_active(job, service.clock.now_s())

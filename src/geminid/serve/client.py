@@ -58,6 +58,8 @@ class Client:
         """
         given, token = (os.environ.get(name) if folder is None else None for name in ("GEMINID_URL", "GEMINID_TOKEN"))
         url, folder = given, folder or home()
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise Trouble(BAD_INPUT, f"GEMINID_URL is {url!r}, but must be an address such as http://127.0.0.1:8000")
         if url is None:
             try:
                 place = json.loads((folder / SERVICE).read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ from geminid.serve.executors.supervised import ORPHANS_S
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
-from geminid.serve.store import Store, StoreProblem
+from geminid.serve.store import Store, StoreProblem, make_home
 from geminid.serve.turns import PATIENCE_S
 from geminid.sim.run import named_policy
 from geminid.train.channel import LONGEST_SOCKET_PATH
@@ -197,7 +197,10 @@ def start_detached(options: Options) -> dict[str, object]:
     Raises:
         Trouble: it did not start; its own words say why.
     """
-    options.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        make_home(options.home)
+    except StoreProblem as problem:
+        raise Trouble(FAILED, str(problem)) from None
     out = options.home / "service.out"
     command: Sequence[str] = (
         *(sys.executable, "-m", "geminid", "up", "--policy", options.policy),

@@ -8,6 +8,7 @@ an *epoch* that grows with every service; a write under an older epoch is refuse
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -90,7 +91,7 @@ class Store:
         before_write: Callable[[str], None] = lambda point: None,
         events_kept: int = EVENTS_KEPT,
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_home(folder)
         self.folder = folder
         self.before_write, self._events_kept = before_write, events_kept
         self._lock = _take_lock(folder)
@@ -220,6 +221,21 @@ def read_entries(
         raise StoreProblem(f"record {seq} of the log cannot be read: {problem}") from None
     except sqlite3.Error as problem:
         raise StoreProblem(f"the log cannot be read: {problem}") from problem
+
+
+def make_home(folder: Path) -> None:
+    """Make the folder of a service, if it is not there.
+
+    Raises:
+        StoreProblem: that is not possible.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as problem:
+        told = f"{folder} cannot be the folder of a service ({problem.strerror}): set GEMINID_HOME to another one"
+        raise StoreProblem(told) from None
 
 
 def last_entries(folder: Path, count: int, after: int | None = None, job_id: str | None = None) -> list[Entry]:
