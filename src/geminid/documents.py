@@ -17,9 +17,8 @@ from typing import Any, Final, Self
 
 import yaml
 
-from geminid.fields import NOT_SHOWN, InvalidInput, Problem, Reader, read_value, show
+from geminid.fields import MAX_TEXT_LENGTH, NOT_SHOWN, InvalidInput, Problem, Reader, read_value, show
 
-MAX_TEXT_LENGTH: Final = 2**20
 MAX_DEPTH: Final = 32
 
 _INTEGER = re.compile(r"[-+]?[0-9]{1,100}")

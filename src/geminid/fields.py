@@ -30,6 +30,9 @@ from geminid.units import (
     parse_size,
 )
 
+#: A document has at most so many characters, and a request so many bytes.
+MAX_TEXT_LENGTH: Final = 2**20
+
 _MAX_UNKNOWN: Final = 20  # looking for what was meant by thousands of unknown fields would take minutes
 
 T = TypeVar("T")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.profile import Observation, Profile
 from geminid.job import JobSpec
 from geminid.nodes import NodeGroup
 from geminid.serve import records as r
@@ -69,7 +72,7 @@ def live_log(samples: int) -> list[Entry]:
 
 def test_a_job_is_simulated_as_long_as_it_took() -> None:
     """Alone on two slots it may grow sooner in the simulator: between all on two, and as it was."""
-    run = LiveRun.of(live_log(8_000), ["j1"])
+    run = LiveRun.of(live_log(8_000), ["j1"], {"j1": "j1"})
     (job,) = run.jobs
     found = simulate(run, CLUSTER, "geminid:gap=2,refresh=10,fill=true")["j1"]
     assert job.state.jct_s is not None
@@ -79,6 +82,21 @@ def test_a_job_is_simulated_as_long_as_it_took() -> None:
     assert [leg.slots for leg in run.courses["j1"]] == [1, 2]
     fastest = max(leg.samples_per_s for leg in found.course if leg.slots == 2)
     assert fastest == pytest.approx(run.courses["j1"][-1].samples_per_s, rel=0.1)
+
+
+def test_nothing_is_borrowed_from_the_run_but_its_profiles() -> None:
+    policy = "geminid:gap=2,refresh=10,fill=true"
+    run = LiveRun.of(live_log(8_000), ["j1"], {"j1": "j1"})
+    (job,) = run.jobs
+    expected = simulate(run, CLUSTER, policy)["j1"]
+    run.jobs = [replace(job, pauses_s=(30.0,), stretches=(), story=())]
+    assert simulate(run, CLUSTER, policy)["j1"] == expected
+    foretold = simulate(run, CLUSTER, policy, foretell=True)["j1"]
+    seen = Observation(nodes=1, slots=1, busiest_node_slots=1, per_slot_batch=32, accumulation_s=9.0, step_s=9.0)
+    run.jobs = [replace(job, measured=(("cpu", Profile().record(seen)),))]
+    run.noise, run.known = {}, {}
+    assert simulate(run, CLUSTER, policy, foretell=True)["j1"] == foretold
+    assert simulate(run, CLUSTER, policy)["j1"].jct_s > 10 * expected.jct_s
 
 
 def test_noise_is_not_known_before_it_was_reported() -> None:

@@ -6,8 +6,8 @@ from enum import StrEnum
 
 import pytest
 
-from geminid.documents import MAX_TEXT_LENGTH, dump_yaml, load_json, load_yaml
-from geminid.fields import NOT_SHOWN, InvalidInput, Problem, Reader, check_number, read_value
+from geminid.documents import dump_yaml, load_json, load_yaml
+from geminid.fields import MAX_TEXT_LENGTH, NOT_SHOWN, InvalidInput, Problem, Reader, check_number, read_value
 
 
 class Colour(StrEnum):

@@ -1,8 +1,11 @@
 """Tables: whatever the width, numbers and headers stay whole and no text is lost."""
 
+import io
+
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.text import Text
 
 from geminid.cli import output
 
@@ -43,6 +46,21 @@ def test_narrow_terminals_get_a_line_for_every_cell(
 
 def test_wide_terminals_get_a_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert any(line.count("│") == len(HEADER) + 1 for line in printed(100, monkeypatch, capsys))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_table_that_fits_looks_as_rich_draws_it(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [*ROWS, [r"a\[b]", "12:30 :rocket: 文字", "1", "2", "3", "4"]]
+    drawn = []
+    for by_rich in (False, True):
+        console = Console(highlight=False, width=150, force_terminal=terminal, file=io.StringIO())
+        monkeypatch.setattr(output, "console", console)
+        if by_rich:
+            monkeypatch.setattr(output, "_print_whole", lambda *table: False)
+        output.print_table("Policies", HEADER, rows, text_columns=2)
+        title, *lines = Text.from_ansi(console.file.getvalue()).plain.splitlines()  # type: ignore[attr-defined]
+        drawn.append((title.rstrip(), lines))
+    assert drawn[0] == drawn[1]
 
 
 def test_a_table_without_rows_or_with_an_empty_header_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

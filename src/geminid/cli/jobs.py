@@ -23,6 +23,9 @@ from geminid.units import humanize_duration
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7.")]
 
+#: The queue's table shows so many jobs unless asked for more: it is there at once, however many there are.
+SHOWN = 100
+
 #: How phases look in tables.
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "pending": "yellow"}
 
@@ -87,13 +90,20 @@ def queue(
     queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
     all: Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")] = False,
     limit: Annotated[
-        int, typer.Option(min=1, max=100_000, help="At most so many, those first that start next.")
-    ] = 1000,
+        int | None,
+        typer.Option(
+            min=1,
+            max=100_000,
+            help="At most so many, those first that run and start next.",
+            show_default=f"{SHOWN} in the table, 1000 as JSON",
+        ),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """List jobs: what they do, what they have, and when they will be done."""
+    most = limit or (None if json else SHOWN)
     with reporting_trouble():
-        jobs = client().get("jobs", state=state, owner=owner, queue=queue, all=all, limit=limit)
+        jobs, there_are = client().some("jobs", state=state, owner=owner, queue=queue, all=all, limit=most)
     if json:
         print_json(jobs)
         return
@@ -106,8 +116,8 @@ def queue(
         [job_row(job) for job in jobs],
         text_columns=4,
     )
-    if len(jobs) == limit:
-        console.print(f"there may be more than these {limit}: --limit shows them")
+    if there_are > len(jobs):
+        console.print(f"{there_are - len(jobs):,} more are not shown: --limit {there_are} shows all")
 
 
 def job_row(job: dict[str, Any]) -> list[str]:

@@ -26,15 +26,16 @@ from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from pydantic import TypeAdapter
 
 from geminid import __version__
-from geminid.documents import MAX_TEXT_LENGTH, load_json
+from geminid.documents import load_json
 from geminid.engine.explain import Quota, explain
-from geminid.fields import InvalidInput
+from geminid.fields import MAX_TEXT_LENGTH, InvalidInput
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.nodes import MAX_SLOTS
 from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.cordons import kept_slots
+from geminid.serve.client import TOTAL
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails, last_words
 from geminid.serve.service import Published, Refused, Service
@@ -247,7 +248,8 @@ def make_app(
     ) -> JSONResponse:
         """The jobs, newest last; those that are over only if asked for.
 
-        Of more than ``limit``, those that run and that start next; with those that are over, the newest.
+        Of more than ``limit``, those that run and that start next; with those that are over, the newest. The header
+        ``X-Total-Count`` says how many there are.
         """
         published = service.published
         if state is not None and state not in set(JobPhase):
@@ -261,18 +263,20 @@ def make_app(
         ]
         await forecaster.freshen()
         places, now_s = positions(), max(published.now_s, service.clock.now_s())
-        if len(chosen) > limit and not all:
+        there_are = len(chosen)
+        some_are_over = all or (state is not None and JobPhase(state).is_terminal)
+        if there_are > limit and not some_are_over:
             first = {job.id for job in sorted(chosen, key=lambda job: places.get(job.id, 0))[:limit]}
             chosen = [job for job in chosen if job.id in first]
-        chosen = chosen[-limit:]
         return JSONResponse(
             [
                 {
                     **documents.job_document(job, now_s, places.get(job.id)),
                     "eta": forecaster.of(job, now_s),
                 }
-                for job in chosen
-            ]
+                for job in chosen[-limit:]
+            ],
+            headers={TOTAL: str(there_are)},
         )
 
     @app.get(f"{PREFIX}/jobs/{{job_id}}", response_model=schemas.JobDetails)

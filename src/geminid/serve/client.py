@@ -14,12 +14,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from geminid.documents import MAX_TEXT_LENGTH
+from geminid.fields import MAX_TEXT_LENGTH
 from geminid.serve.auth import TOKEN, challenge_of
 from geminid.train.launcher import started_at
 
 #: Where a service says how to reach it.
 SERVICE = "service.json"
+
+#: The header that says how many things there are where not all are told.
+TOTAL = "X-Total-Count"
 
 #: Exit codes, by what went wrong.
 FAILED, BAD_INPUT, NO_SERVICE, NOT_ALLOWED, NOT_FOUND, OVER_BUDGET, TIMED_OUT = 1, 2, 3, 4, 5, 6, 124
@@ -94,6 +97,12 @@ class Client:
     def get(self, path: str, **query: object) -> Any:
         """Ask for something."""
         return self._ask("GET", path, query)
+
+    def some(self, path: str, **query: object) -> tuple[list[Any], int]:
+        """Ask for a list of which not all may be told: what is, and how many there are."""
+        with self._broken(60.0), self._open("GET", path, query, None, None, timeout_s=60.0) as answer:
+            told = json.loads(answer.read())
+            return told, int(answer.headers.get(TOTAL, len(told)))
 
     def post(self, path: str, body: object = None, *, headers: Mapping[str, str] | None = None, **query: object) -> Any:
         """Ask for something to be done."""

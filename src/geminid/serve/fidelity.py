@@ -1,21 +1,25 @@
-"""The same real jobs three times: live under a policy, in the simulator with what they measured, and with fixed shares.
+"""The same real jobs live under a policy, twice in the simulator, and live with fixed shares.
 
-What the simulator is given is what was measured in the live run, apart from who had which slots and batches when and
-when jobs ended: when jobs came and how many samples they had to train; their step times by size and batch, as a model
-fitted to them; how much longer training took than that model says (evaluation, ends of epochs, checkpoints); how noisy
-their gradients were in each epoch; what their resizes paused and how long their first processes took to start; and what
-the service knew of each job when it came, from those like it before. It decides for itself who gets what, under the
-same policy with the service's own restraint (a job that has just changed is left alone for a while), and its jobs tune
-their batches as the training library does. One job of each kind runs beforehand, as on any service that has seen its
-users' jobs before; how much the jobs have to do follows from its speed on one slot, so that they take about as long on
-any machine. With fixed shares each job has its part of the slots from beginning to end, first come, first served.
+One job of each kind runs beforehand, as on any service that has seen its users' jobs before; how much the jobs have to
+do follows from its speed on one slot, so that they take about as long on any machine. Then they come one after the
+other, live. The simulator is told when they came and how many samples they had to train, and besides:
+
+- *fitted*: their profiles, fitted from the live run: step times by size and batch, as a model, and how noisy their
+  gradients were in each epoch; and what the service knew of each job when it came. All else is from the jobs that ran
+  beforehand: by how much training takes longer than that model says (evaluation, ends of epochs, checkpoints), what
+  resizes pause, and how long processes take to start.
+- *foretold*: nothing of the live run; the profiles, too, are from the jobs that ran beforehand.
+
+It decides for itself who gets what, under the same policy with the service's own restraint (a job that has just changed
+is left alone for a while), and its jobs tune their batches as the training library does. With fixed shares each job has
+its part of the slots from beginning to end, first come, first served.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -38,7 +42,7 @@ from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Entry, last_entries
 from geminid.serve.temporary import temporary_service
 from geminid.serve.translation import facts_of
-from geminid.serve.whatif import application_of, start_up_s
+from geminid.serve.whatif import application_of, fits_of, slower, start_up_s
 from geminid.sim.application import GradientTruth
 from geminid.sim.simjob import SimJob, Stint
 from geminid.sim.simulator import Known, Settings, Simulator
@@ -56,6 +60,9 @@ ENDLESS = 1_000_000
 
 #: The service is left alone for so long before the jobs come, so that it owes nobody a decision.
 CALM_S = 3.0
+
+#: The simulation's completion times are to be off by less than this on average.
+GOAL = 0.15
 
 #: A run that takes longer than this is given up.
 PATIENCE_S = 600.0
@@ -106,18 +113,21 @@ class Leg:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One job: completion times live, simulated and with a fixed share, and what the live one is made of.
+    """One job: completion times live, simulated, foretold and with a fixed share, and what the live one is made of.
 
-    ``error`` is of the simulation. Of the time live, the job waited ``waited_s`` for slots, its processes took
-    ``start_up_s`` to start, its resizes paused it for ``paused_s``, and the rest it trained: ``slower`` times as long
-    as its model says. ``course`` is how it trained.
+    ``error`` is of the simulation with profiles of the live run, ``foretold_error`` of the one without. Of the time
+    live, the job waited ``waited_s`` for slots, its processes took ``start_up_s`` to start, its resizes paused it for
+    ``paused_s``, and the rest it trained: ``slower`` times as long as its model says, where the simulation had
+    ``simulated_slower``. ``course`` is how it trained.
     """
 
     job: str
     live_s: float
     simulated_s: float
+    foretold_s: float
     fixed_s: float
     error: float
+    foretold_error: float
     resizes: int
     simulated_resizes: int
     waited_s: float
@@ -125,6 +135,7 @@ class Comparison:
     start_up_s: float
     paused_s: float
     slower: float
+    simulated_slower: float
     epochs: int
     course: list[Leg]
     simulated_course: list[Leg]
@@ -136,17 +147,22 @@ class DidNotFinish(Exception):
 
 @dataclass(slots=True)
 class LiveRun:
-    """What a live run left: its jobs, what was known of each when it came, and how noisy it was along the way."""
+    """What a live run left: its jobs, what was known of each when it came, and how noisy it was along the way.
+
+    ``before`` are the jobs of the same kinds that ran beforehand, by job.
+    """
 
     jobs: list[LiveJob] = field(default_factory=list)
+    before: dict[str, LiveJob] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     noise: dict[str, list[tuple[float, GradientStats]]] = field(default_factory=dict)
     courses: dict[str, list[Leg]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, entries: Iterable[Entry], ids: Sequence[str]) -> LiveRun:
-        """Read a service's log."""
-        state, run = ServiceState(), cls()
+    def of(cls, entries: Iterable[Entry], ids: Sequence[str], before: Mapping[str, str] | None = None) -> LiveRun:
+        """Read a service's log; ``before`` says which job ran before each of the jobs."""
+        state, run, before = ServiceState(), cls(), before or {}
+        told = {*ids, *before.values()}
         reports: dict[str, list[tuple[float, r.JobProgressed]]] = {}
         for entry in entries:
             record = entry.record
@@ -154,13 +170,14 @@ class LiveRun:
             if isinstance(record, r.JobSubmitted) and record.job_id in ids:
                 job = state.jobs[record.job_id]
                 run.known[job.id] = Known(dict(job.measured), job.gradient)
-            elif isinstance(record, r.JobProgressed) and record.job_id in ids:
+            elif isinstance(record, r.JobProgressed) and record.job_id in told:
                 job = state.jobs[record.job_id]
                 reports.setdefault(job.id, []).append((entry.at_s - job.state.submitted_at_s, record))
                 if record.squared_gradient is not None:
                     stats = GradientStats.clamped(record.squared_gradient, record.variance or 0.0)
                     run.noise.setdefault(job.id, []).append((float(record.samples), stats))
         run.jobs = [state.jobs[job_id] for job_id in ids]
+        run.before = {job_id: state.jobs[other] for job_id, other in before.items()}
         run.courses = {job_id: _legs(found) for job_id, found in reports.items()}
         return run
 
@@ -232,34 +249,37 @@ def compare(
 ) -> list[Comparison]:
     """Run the jobs live, simulate them, and run them with fixed shares."""
     with temporary_service(Options(home=Path(), slots=slots, policy=policy, grace_s=5.0)) as (client, home):
-        speeds = {}
+        speeds, measured = {}, {}
         for kind in {arrival.kind.name: arrival.kind for arrival in arrivals}.values():
             progress(f"measuring {kind.name}")
-            speeds[kind.name] = _measure(client, home, kind, slots)
+            measured[kind.name], speeds[kind.name] = _measure(client, home, kind, slots)
         epochs = [arrival.epochs(speeds[arrival.kind.name]) for arrival in arrivals]
         time.sleep(CALM_S)
         progress(f"live under {policy}")
-        live = _run(client, home, arrivals, epochs)
+        live = _run(client, home, arrivals, epochs, measured)
     progress("simulating")
-    simulated = simulate(live, machine(slots), policy)
+    simulated, foretold = (simulate(live, machine(slots), policy, foretell=foretell) for foretell in (False, True))
     progress("live with fixed shares")
     share = max(1, slots // len(arrivals))
     with temporary_service(Options(home=Path(), slots=slots, policy="fifo", grace_s=5.0)) as (client, home):
-        fixed = _run(client, home, arrivals, epochs, fixed_slots=share)
+        fixed = _run(client, home, arrivals, epochs, {}, fixed_slots=share)
     return [
         Comparison(
             job=f"{job.id} {job.spec.name}",
             live_s=job.state.jct_s or 0.0,
             simulated_s=simulated[job.id].jct_s,
+            foretold_s=foretold[job.id].jct_s,
             fixed_s=other.state.jct_s or 0.0,
             error=abs(simulated[job.id].jct_s / (job.state.jct_s or 1.0) - 1.0),
+            foretold_error=abs(foretold[job.id].jct_s / (job.state.jct_s or 1.0) - 1.0),
             resizes=job.state.rescales,
             simulated_resizes=simulated[job.id].resizes,
             waited_s=_waited_s(job),
             simulated_waited_s=simulated[job.id].waited_s,
             start_up_s=start_up_s(job) or 0.0,
             paused_s=sum(job.pauses_s),
-            slower=simulated[job.id].slower,
+            slower=slower(job, fits_of(job)),
+            simulated_slower=simulated[job.id].slower,
             epochs=count,
             course=live.courses.get(job.id, []),
             simulated_course=simulated[job.id].course,
@@ -275,9 +295,14 @@ def _waited_s(job: LiveJob) -> float:
 
 
 def _run(
-    client: Client, home: Path, arrivals: Sequence[Arrival], epochs: Sequence[int], fixed_slots: int | None = None
+    client: Client,
+    home: Path,
+    arrivals: Sequence[Arrival],
+    epochs: Sequence[int],
+    measured: Mapping[str, str],
+    fixed_slots: int | None = None,
 ) -> LiveRun:
-    """Have a service run the jobs as they come."""
+    """Have a service run the jobs as they come; ``measured`` are the jobs that ran beforehand, by kind."""
     began, ids = time.monotonic(), []
     for arrival, count in zip(arrivals, epochs, strict=True):
         time.sleep(max(0.0, began + arrival.at_s - time.monotonic()))
@@ -286,11 +311,13 @@ def _run(
     for job_id in ids:
         if (job := _ended(client, job_id, began + PATIENCE_S))["phase"] != "succeeded":
             raise DidNotFinish(f"job {job_id} is {job['phase']}: {job['reason']}")
-    return LiveRun.of(last_entries(home, -1, 0), ids)
+    kinds = zip(ids, (arrival.kind.name for arrival in arrivals), strict=True)
+    before = {job_id: measured[kind] for job_id, kind in kinds if kind in measured}
+    return LiveRun.of(last_entries(home, -1, 0), ids, before)
 
 
-def _measure(client: Client, home: Path, kind: Kind, slots: int) -> float:
-    """Have a job of a kind measured, on one slot and on more: how many samples it trains in a second on one."""
+def _measure(client: Client, home: Path, kind: Kind, slots: int) -> tuple[str, float]:
+    """Have a job of a kind measured, on one slot and on more: which, and how many samples a second it trains on one."""
     job_id = str(client.post("jobs", kind.job(ENDLESS) | {"max_slots": 1})["id"])
     deadline_s = time.monotonic() + PATIENCE_S
     reports: list[tuple[float, int]] = []
@@ -308,7 +335,7 @@ def _measure(client: Client, home: Path, kind: Kind, slots: int) -> float:
     _ended(client, job_id, deadline_s)
     until_s, samples = reports[-1]
     since_s, before = next(report for report in reports if report[0] >= until_s - SPEED_S)
-    return max((samples - before) / (until_s - since_s), 1e-9)
+    return job_id, max((samples - before) / (until_s - since_s), 1e-9)
 
 
 def _ended(client: Client, job_id: str, deadline_s: float) -> dict[str, Any]:
@@ -320,20 +347,27 @@ def _ended(client: Client, job_id: str, deadline_s: float) -> dict[str, Any]:
             raise DidNotFinish(f"job {job_id} was still {job['phase']} after {PATIENCE_S:g} s")
 
 
-def simulate(live: LiveRun, cluster: Cluster, policy: str) -> dict[str, Simulated]:
-    """The same jobs in the simulator."""
+def simulate(live: LiveRun, cluster: Cluster, policy: str, *, foretell: bool = False) -> dict[str, Simulated]:
+    """The same jobs in the simulator, with their profiles or, to ``foretell``, with those of the jobs before them."""
     first_s = min(job.state.submitted_at_s for job in live.jobs)
-    applications, traces = {}, []
+    applications, traces, known = {}, [], dict(live.known)
     for job in live.jobs:
-        fresh = JobState.submitted(job_id=job.id, spec=job.spec, at_s=job.state.submitted_at_s)
-        application = application_of(job, replace(job, state=fresh, samples=0), cluster, 0.0)
+        fresh = replace(job, state=JobState.submitted(job_id=job.id, spec=job.spec, at_s=job.state.submitted_at_s))
+        fresh = replace(fresh, samples=0)
+        before = live.before[job.id]
+        like = replace(before, state=fresh.state, limits=job.limits, samples=0)
+        earlier, own = (application_of(one, fresh, cluster, 0.0) for one in (like, job))
         work, epochs = job.work_samples, max(1, round(job.spec.epochs or 1))
-        if application is None or work is None or not job.samples:
+        if earlier is None or own is None or work is None or not job.samples:
             raise DidNotFinish(f"job {job.id} ended before its speed was measured: give it more to do")
+        if foretell:
+            known[job.id] = Known(dict(before.measured), before.gradient)
+        noise = live.noise.get(before.id if foretell else job.id, [])
         applications[job.id] = replace(
-            application,
-            progress_steps=work / application.initial_batch * np.arange(1, epochs + 1) / epochs,
-            gradient=MeasuredNoise.of(live.noise.get(job.id, []), work, epochs),
+            earlier,
+            truth=earlier.truth if foretell else own.truth,
+            progress_steps=work / own.initial_batch * np.arange(1, epochs + 1) / epochs,
+            gradient=MeasuredNoise.of(noise, work, epochs),
         )
         traces.append(
             TraceJob(
@@ -348,7 +382,7 @@ def simulate(live: LiveRun, cluster: Cluster, policy: str) -> dict[str, Simulate
     restrained = Attentive(Guard(make_policy(policy), protected=settled_s))
     workload = Workload("the live jobs", tuple(traces))
     settings = Settings(tune_s=TUNE_S, report_s=REPORT_S)
-    result = Simulator(workload, applications, cluster, restrained, settings, known=live.known).run()
+    result = Simulator(workload, applications, cluster, restrained, settings, known=known).run()
     return {
         job.facts.id: Simulated(
             jct_s=(job.completed_s or 0.0) - job.facts.submitted_s,
@@ -383,4 +417,19 @@ def example_jobs(examples: Path) -> list[Arrival]:
         for name, samples in (("images", 4096), ("recommender", 20_000), ("language", 2048))
     }
     made = ((0.0, "images", 55.0), (3.0, "recommender", 32.0), (8.0, "language", 20.0), (14.0, "images", 32.0))
+    return [Arrival(at_s, kinds[name], alone_s) for at_s, name, alone_s in made]
+
+
+def waiting_jobs() -> list[Arrival]:
+    """Four jobs of three kinds on accelerators that are pretended (``bench/scripts/waiting.py``).
+
+    They scale well, a little and hardly: on one slot, an eighth, a quarter and half of a step do not get shorter with
+    more.
+    """
+    script = str(Path(__file__).parents[1] / "bench" / "scripts" / "waiting.py")
+    kinds = {
+        name: Kind(name, (sys.executable, script, "--sample-ms", str(sample_ms), "--step-ms", str(step_ms)), 600)
+        for name, sample_ms, step_ms in (("wide", 3.5, 16.0), ("middle", 3.0, 32.0), ("narrow", 2.0, 64.0))
+    }
+    made = ((0.0, "wide", 55.0), (3.0, "narrow", 32.0), (8.0, "middle", 20.0), (14.0, "wide", 32.0))
     return [Arrival(at_s, kinds[name], alone_s) for at_s, name, alone_s in made]

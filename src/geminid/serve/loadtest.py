@@ -1,13 +1,17 @@
 """How the service answers under load: many submissions, many followers of logs, and somebody who asks for the queue.
 
 Everything goes through HTTP from another process, as in earnest. The jobs are plain commands, of which as many run as
-there are slots; the others wait, so that the queue grows with every submission.
+there are slots; the others wait, so that the queue grows with every submission. What people feel is the command, from
+its start to the last line of its table: `geminid queue` is run and timed as well, one after the other.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,6 +33,18 @@ ASK_EVERY_S = 0.5
 
 #: The job whose log is followed prints a line so often.
 PRINT_EVERY_S = 0.25
+
+#: The command is run so long after it last ended.
+RUN_EVERY_S = 1.0
+
+#: Whoever asks for the queue is answered within so long, and whoever types `geminid queue` has seen it.
+GOAL_S = 1.0
+
+#: The load counts as given in its time if it took no longer than this many times as long.
+ON_TIME = 1.05
+
+#: What is timed.
+SUBMIT, QUEUE, STATUS, COMMAND = "submit", "queue", "status", "`geminid queue`"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +72,10 @@ class Answers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """What came of it. ``seconds`` is how long the submissions really took."""
+    """What came of it. ``seconds`` is how long the submissions really took.
+
+    ``command_cpu_s`` is what the command takes of a core by itself, however busy the machine is.
+    """
 
     answers: tuple[Answers, ...]
     jobs: int
@@ -64,6 +83,23 @@ class LoadResult:
     followers: int
     followers_complete: int
     lines: int
+    command_cpu_s: float
+    wanted: Load
+
+    @property
+    def missed(self) -> list[str]:
+        """What was not as it should be, in sentences."""
+        told = [
+            f"{one.request} took {one.longest_s:.2f} s once (goal: under {GOAL_S:g} s)"
+            for one in self.answers
+            if one.request in (QUEUE, COMMAND) and one.longest_s >= GOAL_S
+        ]
+        told += [f"{one.failed} of {one.count} times {one.request} failed" for one in self.answers if one.failed]
+        if self.seconds > ON_TIME * self.wanted.seconds:
+            told.append(f"the submissions took {self.seconds:.0f} s (goal: {self.wanted.seconds:g} s)")
+        if self.followers_complete < self.followers:
+            told.append(f"{self.followers - self.followers_complete} followers did not hear all lines")
+        return told
 
 
 class Connection:
@@ -159,14 +195,14 @@ def run(load: Load) -> LoadResult:
     """Start a service, put it under load, and measure its answers."""
     options = Options(home=Path(), slots=load.slots, policy=load.policy, grace_s=1.0)
     with temporary_service(options) as (client, home):
-        token = (home / TOKEN).read_text(encoding="utf-8").strip()
-        return asyncio.run(_measure(load, client.url, token))
+        return asyncio.run(_measure(load, client.url, home))
 
 
-async def _measure(load: Load, url: str, token: str) -> LoadResult:
-    submitting, asking, status = _Timer("submit"), _Timer("queue"), _Timer("status")
+async def _measure(load: Load, url: str, home: Path) -> LoadResult:
+    submitting, asking, status, running = (_Timer(request) for request in (SUBMIT, QUEUE, STATUS, COMMAND))
+    token = (home / TOKEN).read_text(encoding="utf-8").strip()
     operator = Connection(url, token)
-    lines = int((load.seconds + 10.0) / PRINT_EVERY_S)
+    lines = int((1.1 * load.seconds + 4.0) / PRINT_EVERY_S)
     talk = f"i=0; while [ $i -lt {lines} ]; do echo line $i; i=$((i+1)); sleep {PRINT_EVERY_S}; done"
     talker = await _submit(operator, _Timer("talker"), ["sh", "-c", talk])
     heard = [bytearray() for _ in range(load.followers)]
@@ -177,6 +213,8 @@ async def _measure(load: Load, url: str, token: str) -> LoadResult:
     began = time.perf_counter()
     done = asyncio.Event()
     asker = asyncio.create_task(_ask_often(url, token, asking, status, done))
+    used_before_s = _children_cpu_s()
+    typist = asyncio.create_task(_run_often(home, running, done))
     numbers = iter(range(load.submissions))
 
     async def submit_some() -> None:
@@ -190,17 +228,21 @@ async def _measure(load: Load, url: str, token: str) -> LoadResult:
     await asyncio.gather(*(submit_some() for _ in range(SUBMITTERS)))
     seconds = time.perf_counter() - began
     done.set()
-    await asker
-    await asyncio.wait(followers, timeout=60.0)
+    await asyncio.gather(asker, typist)
+    command_cpu_s = (_children_cpu_s() - used_before_s) / max(len(running.times), 1)
+    if followers:
+        await asyncio.wait(followers, timeout=60.0)
     jobs = json.loads(await status.ask(operator, "GET", "status"))["jobs"]
     whole = b"".join(f"line {i}\n".encode() for i in range(lines))
     return LoadResult(
-        answers=(submitting.answers(), asking.answers(), status.answers()),
+        answers=tuple(timer.answers() for timer in (submitting, asking, running, status)),
         jobs=sum(jobs.values()),
         seconds=seconds,
         followers=load.followers,
         followers_complete=sum(bytes(pieces) == whole for pieces in heard),
         lines=lines,
+        command_cpu_s=command_cpu_s,
+        wanted=load,
     )
 
 
@@ -217,3 +259,24 @@ async def _ask_often(url: str, token: str, asking: _Timer, status: _Timer, done:
         await asking.ask(connection, "GET", "jobs")
         await status.ask(connection, "GET", "status")
         await asyncio.sleep(ASK_EVERY_S)
+
+
+def _children_cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+async def _run_often(home: Path, running: _Timer, done: asyncio.Event) -> None:
+    """Type the command until the load is over, and once more, when the queue is longest."""
+    env = {name: value for name, value in os.environ.items() if name not in ("GEMINID_URL", "GEMINID_TOKEN")}
+    env["GEMINID_HOME"] = str(home)
+    pipe, last = asyncio.subprocess.PIPE, False
+    while not last:
+        last = done.is_set()
+        began = time.perf_counter()
+        command = (sys.executable, "-m", "geminid", "queue")
+        process = await asyncio.create_subprocess_exec(*command, env=env, stdout=pipe, stderr=pipe)
+        await process.communicate()
+        running.times.append(time.perf_counter() - began)
+        running.failed += process.returncode != 0
+        await asyncio.sleep(RUN_EVERY_S)

@@ -284,6 +284,11 @@ def _profiles(known: LiveJob, job: LiveJob, cluster: Cluster) -> dict[str, Profi
     return profiles
 
 
+def fits_of(job: LiveJob) -> dict[str, ThroughputFit]:
+    """The models of a job's measurements, by GPU type."""
+    return {name: _fitted(profile) for name, profile in job.measured}
+
+
 _fits: dict[Profile, ThroughputFit] = {}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from geminid.documents import MAX_TEXT_LENGTH, load_json, load_yaml
-from geminid.fields import InvalidInput, Problem
+from geminid.documents import load_json, load_yaml
+from geminid.fields import MAX_TEXT_LENGTH, InvalidInput, Problem
 
 
 def read_data(file: Path) -> Any:

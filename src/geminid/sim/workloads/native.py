@@ -16,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from geminid.documents import MAX_TEXT_LENGTH, dump_yaml, load_yaml
+from geminid.documents import dump_yaml, load_yaml
 from geminid.fields import (
+    MAX_TEXT_LENGTH,
     NOT_SHOWN,
     InvalidInput,
     Problem,
