@@ -155,16 +155,21 @@ class Agent:
         return taken
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is left and hang up."""
+        """Send what is left and hang up.
+
+        That training is over is worth waiting for a supervisor that is away: one that never heard of it would have the
+        end of the script run once more.
+        """
         self._closing = True
         os.write(self._wake_out, b"\0")
-        self._thread.join(timeout_s)
+        worth_waiting = any(isinstance(message, Finished) for message in list(self._backlog))
+        self._thread.join(max(timeout_s, self._orphan_s) if worth_waiting else timeout_s)
 
     # ------------------------------------------------------------------------------------ the agent's thread
 
     def _serve(self) -> None:
         alone_since_s = monotonic()
-        while not self._closing or (self._backlog and self._line is not None):
+        while not self._closing or self._backlog:
             line = self._line
             if line is None:
                 if self._connect():

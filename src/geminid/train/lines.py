@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import signal
 import socket
@@ -115,19 +116,30 @@ class Lines:
             if monotonic() - since_s > patience_s:
                 self._hang_up(line)
 
+    def hear_last_words(self, worker: str) -> None:
+        """Take in what a worker that has ended has said, on a line that it may only just have opened."""
+        while self._accept():
+            pass
+        for line in list(self._strangers):
+            self._greet(line)
+        self.hear(worker)
+
     # ------------------------------------------------------------------------------------------- strangers
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
         try:
             opened, _ = self._listener.accept()
-        except OSError:  # whoever it was has gone again
-            return
+        except OSError:  # there is nobody, or whoever it was has gone again
+            return False
         line = Connection(opened)
         self._strangers[line] = monotonic()
         self._selector.register(line, selectors.EVENT_READ, lambda: self._greet(line))
+        return True
 
     def _greet(self, line: Connection) -> None:
         """Let a worker in that says who it is and knows the token; cut everybody else off."""
+        if line not in self._strangers:  # it was let in, or cut off, because a worker has ended meanwhile
+            return
         try:
             heard = line.receive()
         except EOFError:  # it only wanted to know whether somebody is there
@@ -145,7 +157,8 @@ class Lines:
             if known is None:
                 line.send(messages.Stop(save=False))  # it was given up, and others have its place
                 raise ProtocolError(f"there is no worker {hello.worker!r}")
-            line.send(self._welcome)
+            with contextlib.suppress(OSError):  # it may have ended, and this may be all that it has to say
+                line.send(self._welcome)
         except (ProtocolError, OSError) as problem:
             self._refuse(line, problem)
             return

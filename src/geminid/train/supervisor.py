@@ -446,8 +446,7 @@ class Supervisor:
         code = known.process.exit_code()
         if code is None:
             return
-        if known.line is not None:
-            self._lines.hear(worker)  # its last words may still be on the line
+        self._lines.hear_last_words(worker)
         if code == SLOT_GONE:
             self._lose({known.slot}, how_it_ended(code))
         else:
