@@ -14,6 +14,9 @@ import time
 from pathlib import Path
 
 from geminid.serve.client import Client, Trouble
+from geminid.serve.records import JobFormed, Planned
+from geminid.serve.state import ServiceState
+from geminid.serve.store import last_entries
 
 SCRIPTS = Path(__file__).parent / "scripts"
 COUNTING = str(SCRIPTS / "counting.py")
@@ -42,6 +45,8 @@ class Live:
             self.run("down")
         with contextlib.suppress(OSError, ValueError):
             os.kill(self.pid, signal.SIGKILL)
+        if not any(problem):
+            check_invariants(self)
         shutil.rmtree(self.home, ignore_errors=True)
 
     def up(self) -> None:
@@ -120,4 +125,39 @@ class Live:
         return least == most == -epochs and total == -samples * epochs
 
 
-__all__ = ["COUNTING", "Live", "Trouble"]
+def check_invariants(live: Live) -> ServiceState:
+    """Replay the whole log, and look after every record whether all is as it must be; every test ends with it."""
+    state = ServiceState()
+    for entry in last_entries(live.home, -1, 0):
+        before = dict(state.jobs)
+        if isinstance(entry.record, Planned):
+            assert not state.plan_problems(entry.record.targets), "sizes are as asked for, and quotas are kept"
+        state.apply(entry.seq, entry.at_s, entry.record)
+        state.check()
+        for job_id, job in before.items():
+            after = state.jobs[job_id]
+            assert not job.phase.is_terminal or after == job, "an end is final"
+            damaged = isinstance(entry.record, JobFormed) and (entry.record.samples or 0) < job.saved_samples
+            if not (damaged and entry.record.restored and entry.record.job_id == job_id):
+                assert after.state.progress_samples >= min(job.state.progress_samples, job.state.durable_samples)
+            if after.target is not None and after.target != job.target:  # also where nodes have gone
+                most, slots = after.spec.max_slots, after.target.num_slots
+                assert after.spec.min_slots <= slots and (most is None or slots <= most)  # noqa: PT018
+    return state
+
+
+def is_asking(process: subprocess.Popen[str]) -> None:
+    """Wait until a command has a connection to the service, and keeps it: it waits for its answer."""
+    deadline, in_a_row = time.monotonic() + 60.0, 0
+    while in_a_row < 5:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        opened = []
+        for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                opened.append(os.readlink(entry))
+        in_a_row = in_a_row + 1 if any(name.startswith("socket:") for name in opened) else 0
+        time.sleep(0.1)
+
+
+__all__ = ["COUNTING", "Live", "Trouble", "check_invariants", "is_asking"]

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 pytest.importorskip("torch")
 
+from live import check_invariants
 from onray import OnRay, command_of
-from test_service_faults import check_invariants
 
 from geminid.serve.raycluster import LoopbackCluster
 

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 pytest.importorskip("torch")
 
+from live import check_invariants
 from onray import OnRay
 from scaled import ScaledCluster
-from test_service_faults import check_invariants
 
 pytestmark = pytest.mark.xdist_group("ray")
 

@@ -13,8 +13,8 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ra
 pytest.importorskip("torch")
 
 from isolated import IsolatedCluster, can_isolate
+from live import check_invariants
 from onray import OnRay, is_stopped
-from test_service_faults import check_invariants
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),

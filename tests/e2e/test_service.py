@@ -13,7 +13,7 @@ import urllib.request
 from typing import Any, get_type_hints
 
 import pytest
-from live import Live
+from live import Live, is_asking
 from pydantic import TypeAdapter
 
 from geminid.serve import schemas
@@ -98,6 +98,10 @@ def test_elastic_jobs_and_plain_commands_run_to_their_end(live):
     assert "ratio nan" in shown  # whoever diverges must not look healthy
     assert live.job(first)["metrics"]["ratio"] == "nan"
     assert {job["id"] for job in live.json("queue", "--all")} >= {first, second, plain, failing}
+    newest = live.run("queue", "--all", "--limit", 1).stdout
+    assert failing in newest
+    assert f"more are not shown: --limit {len(live.json('queue', '--all'))} shows all" in newest
+    assert len(live.json("queue", "--state", "succeeded", "--limit", 1)) == 1
     assert sum(row["gpu_hours"] for row in live.json("usage")) > 0
 
 
@@ -286,7 +290,7 @@ def test_whoever_follows_or_waits_is_told_in_one_sentence_that_the_service_is_go
         ):
             assert logs.stdout is not None
             assert logs.stdout.readline() == "ready\n"
-            time.sleep(1.0)
+            is_asking(wait)
             live.kill()
             for process in (logs, wait):
                 _, told = process.communicate(timeout=60)
@@ -316,6 +320,7 @@ def test_whoever_follows_goes_on_when_the_service_is_back():
         ):
             assert logs.stdout is not None
             first = [logs.stdout.readline() for _ in range(20)]
+            is_asking(waiting)
             live.kill()
             live.up()
             time.sleep(1.0)

@@ -434,6 +434,19 @@ def test_a_policy_that_never_answers_is_given_up_on_and_everything_else_goes_on(
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)  # and it is asked again once it has answered
 
 
+def test_a_solver_that_runs_out_of_time_leaves_a_feasible_plan_and_says_so(tmp_path):
+    """Its time is far less than it needs: jobs run all the same, on no more slots than there are, and it is flagged."""
+    policy = "max_min_fairness_water_filling_perf:limit=1e-9,round=1"
+    with Running(tmp_path, policy, Pretend(slots=2)) as running:
+        ids = [running.submit(max_slots=1) for _ in range(3)]
+        running.until(lambda jobs: sum(jobs[job_id].phase is JobPhase.RUNNING for job_id in ids) == 2)
+        assert any("out_of_time" in reason for reason in running.service.published.reasons.values())
+        assert running.service.published.rejected == 0
+        for job_id in [job.id for job in running.service.published.state.jobs.values() if job.target]:
+            running.executor.tell(r.JobEnded(job_id=job_id, how="succeeded"))
+        running.until(lambda jobs: sum(jobs[job_id].phase is JobPhase.RUNNING for job_id in ids) == 1)
+
+
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])
 def test_a_jump_of_the_clock_moves_nobody(tmp_path, monkeypatch, jump_s):
     """The wall clock is set forth or back by a day while jobs run, and once more while the service is away."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from geminid.cluster import Cluster
@@ -261,18 +261,22 @@ class Planner:
         self.decisions += outcome.decided
         self._desired_nodes = outcome.desired_nodes or {}
         self.reasons = outcome.reasons if not outcome.rejected else self.reasons
-        records: list[r.Record] = []
-        if outcome.rejected:
-            self.rejected += 1
-            text = f"a decision of {self.policy_text} was rejected, the last plan stays: {'; '.join(outcome.rejected)}"
-            if text != self._last_rejection:
-                records.append(r.Noted(level="alert", text=text[:1000]))
-            self._last_rejection = text
-            self._wake_at_s = now_s + NEWS_S
         plan = self._plan(before, outcome.reasons, had_news=had_news)
-        if plan is not None:
-            records.append(plan)
-        return records
+        if outcome.rejected:
+            return [*self._reject(outcome.rejected), *([plan] if plan is not None else [])]
+        if plan is not None and (problems := self._state.plan_problems(plan.targets)):
+            self.start_over()  # the engine is not to believe in it
+            return self._reject(problems)
+        return [] if plan is None else [plan]
+
+    def _reject(self, problems: Sequence[str]) -> list[r.Record]:
+        """Keep the last plan, say so once, and try again a little later."""
+        self.rejected += 1
+        self._wanted, self._wake_at_s = False, self._decided_at_s + NEWS_S
+        text = f"a decision of {self.policy_text} was rejected, the last plan stays: {'; '.join(problems)}"
+        told: list[r.Record] = [] if text == self._last_rejection else [r.Noted(level="alert", text=text[:1000])]
+        self._last_rejection = text
+        return told
 
     def _count_cordons(self, engine: Engine) -> None:
         """Tell the engine how many slots of each node are out of service: not those that jobs stay on."""

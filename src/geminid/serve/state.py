@@ -8,6 +8,7 @@ its processes hold. Neither ever gives a slot to two jobs; the executor leads fr
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
@@ -599,8 +600,35 @@ class ServiceState:
 
     # --- What must hold ---
 
+    def plan_problems(self, targets: Mapping[str, Placement | None]) -> list[str]:
+        """What is wrong with a plan, in sentences: sizes that were not asked for, and more slots than a quota has.
+
+        Where a quota was lowered below what is in use, a plan must not use more of it than before; those who may borrow
+        are not bound by theirs.
+        """
+        problems = []
+        used_before: Counter[str] = Counter()
+        used: Counter[str] = Counter()
+        quotas: dict[str, int] = {}
+        for job in self.jobs.values():
+            target = targets.get(job.id, job.target)
+            before, after = (place.num_slots if place else 0 for place in (job.target, target))
+            least, most = job.spec.min_slots, job.spec.max_slots
+            if after not in (0, before) and not (least <= after and (most is None or after <= most)):
+                problems.append(f"job {job.id} was given {after} slots, and asked for {least} to {most or 'any'}")
+            for name, slots in self.quotas_of(job.id).items():
+                quotas[name] = slots
+                used_before[name] += before
+                used[name] += after
+        problems += [
+            f"the quota of {name} is {slots} slots, and {used[name]} were given"
+            for name, slots in quotas.items()
+            if used[name] > max(slots, used_before[name]) and not self.may_borrow(name)
+        ]
+        return problems
+
     def check(self) -> None:
-        """Raise if a slot is planned for two jobs, held by two, or out of what its job asked for."""
+        """Raise if a slot is planned for two jobs, held by two, or by one that is over."""
         active = [job for job in self.jobs.values() if not job.phase.is_terminal]
         for what, placements in (
             ("planned for", [job.target for job in active if job.target]),

@@ -155,15 +155,10 @@ class Agent:
         return taken
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is left and hang up.
-
-        That training is over is worth waiting for a supervisor that is away: one that never heard of it would have the
-        end of the script run once more.
-        """
+        """Send what is left, to a supervisor that is found within the time, and hang up."""
         self._closing = True
         os.write(self._wake_out, b"\0")
-        worth_waiting = any(isinstance(message, Finished) for message in list(self._backlog))
-        self._thread.join(max(timeout_s, self._orphan_s) if worth_waiting else timeout_s)
+        self._thread.join(timeout_s)
 
     # ------------------------------------------------------------------------------------ the agent's thread
 

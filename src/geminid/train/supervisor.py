@@ -62,7 +62,7 @@ from geminid.train.launcher import (
 from geminid.train.lines import Known, Lines
 from geminid.train.messages import FromSupervisor, Message, Plan
 from geminid.train.room import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
-from geminid.train.takeover import Handover
+from geminid.train.takeover import Handover, has_ended_well
 
 #: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often.
 TICKS_PER_HANG, LONGEST_TICK_S = 20.0, 0.5
@@ -447,6 +447,7 @@ class Supervisor:
         if code is None:
             return
         self._lines.hear_last_words(worker)
+        known.finished = known.finished or has_ended_well(self._folder, worker)
         if code == SLOT_GONE:
             self._lose({known.slot}, how_it_ended(code))
         else:

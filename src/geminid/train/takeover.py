@@ -74,7 +74,12 @@ def write_end() -> None:
 def ended_well(folder: Path) -> bool:
     """Whether the leader of the last group of a job has left word that all was done."""
     left = Handover.read(folder)
-    return left is not None and bool(left.members) and (folder / ENDED.format(worker=left.members[0])).exists()
+    return left is not None and bool(left.members) and has_ended_well(folder, left.members[0])
+
+
+def has_ended_well(folder: Path, worker: str) -> bool:
+    """Whether a worker has left word that its script has ended well after training."""
+    return (folder / ENDED.format(worker=worker)).exists()
 
 
 def forget_end(folder: Path) -> None:

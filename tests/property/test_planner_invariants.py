@@ -1,0 +1,119 @@
+"""Whatever is submitted, asked for and taken away, under whatever policy: plans keep to sizes and quotas."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from geminid.cluster import Cluster
+from geminid.job import JobSpec
+from geminid.nodes import NodeGroup
+from geminid.policies.registry import make_policy
+from geminid.serve import records as r
+from geminid.serve.planner import Planner
+from geminid.serve.state import ServiceState
+
+SLOTS = 6
+CLUSTER = Cluster.of_groups([NodeGroup(gpu_type="cpu", slots=SLOTS, name="here")])
+POLICIES = ("geminid:gap=0", "geminid:gap=0,fill=true", "fifo", "sia", "tiresias")
+
+
+class Clockwork:
+    """Moves on when it is told to."""
+
+    at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+
+class Users(RuleBasedStateMachine):
+    """A planner, its log, and people who change their minds."""
+
+    @initialize(policy=st.sampled_from(POLICIES), pace_s=st.sampled_from([0.0, 1.0, 100.0]))
+    def begin(self, policy: str, pace_s: float) -> None:
+        self.pace_s = pace_s
+        self.state, self.clock, self.count = ServiceState(), Clockwork(), 0
+        started = {"gpu_types_by_node": {"here": "cpu"}}
+        self.state.apply(1, 0.0, r.ServiceStarted(epoch=1, version="0", policy=policy, cluster=started))
+        self.planner = Planner(CLUSTER, make_policy(policy), policy, self.state, self.clock)  # type: ignore[arg-type]
+
+    def tell(self, record: r.Record) -> None:
+        if isinstance(record, r.Planned):
+            assert not self.state.plan_problems(record.targets)
+        self.state.apply(self.state.seq + 1, self.clock.at_s, record)
+        self.planner.notice(record)
+        self.planner.sync([job_id] if (job_id := getattr(record, "job_id", None)) else [])
+
+    def happen(self, record: r.Record) -> None:
+        """Something happens, and a plan is made; whoever was given slots trains on them at once."""
+        self.tell(record)
+        self.clock.at_s += self.pace_s
+        for planned in self.planner.decide():
+            assert not isinstance(planned, r.Noted), planned
+            self.tell(planned)
+        for job in list(self.state.jobs.values()):
+            if job.target is not None and job.target != job.state.placement:
+                if job.state.placement is None:
+                    self.tell(r.JobStarting(job_id=job.id, placement=job.target))
+                self.tell(r.JobFormed(job_id=job.id, placement=job.target, pause_s=None, restored=False))
+            elif job.target is None and job.state.placement is not None:
+                self.tell(r.JobStopping(job_id=job.id, reason="planned"))
+                self.tell(r.JobEnded(job_id=job.id, how="stopped"))
+
+    def one(self, which: int, *, planned: bool = False) -> str | None:
+        jobs = [j.id for j in self.state.jobs.values() if not j.phase.is_terminal and (j.target or not planned)]
+        return jobs[which % len(jobs)] if jobs else None
+
+    @rule(
+        sizes=st.tuples(st.integers(1, 4), st.integers(0, 4)),
+        fixed=st.booleans(),
+        elastic=st.booleans(),
+        owner=st.sampled_from(["ann", "bob"]),
+        queue=st.sampled_from(["day", "night"]),
+    )
+    def submit(self, sizes: tuple[int, int], fixed: bool, elastic: bool, owner: str, queue: str) -> None:
+        self.count += 1
+        least, more = sizes
+        asked = {"slots": least} if fixed or not elastic else {"min_slots": least, "max_slots": least + more}
+        spec = JobSpec.from_dict({"name": "x", "command": ["x"], "owner": owner, "queue": queue, **asked})
+        self.happen(r.JobSubmitted(job_id=f"j{self.count}", spec=spec, elastic=elastic))
+
+    @rule(
+        name=st.sampled_from([("owner", "ann"), ("owner", "bob"), ("queue", "day"), ("queue", "night")]),
+        slots=st.none() | st.integers(0, SLOTS),
+        borrow=st.booleans(),
+    )
+    def set_quota(self, name: tuple[str, str], slots: int | None, borrow: bool) -> None:
+        self.happen(r.QuotaSet(of=name[0], name=name[1], slots=slots, by="op", borrow=borrow and slots is not None))
+
+    @rule(which=st.integers(0, 20), least=st.integers(1, 4), more=st.integers(0, 4))
+    def change_size(self, which: int, least: int, more: int) -> None:
+        job_id = self.one(which)
+        if job_id is not None and self.state.jobs[job_id].elastic:
+            self.happen(r.JobChanged(job_id=job_id, by="ann", min_slots=least, max_slots=least + more))
+
+    @rule(slot=st.integers(0, SLOTS - 1), cordoned=st.booleans())
+    def cordon(self, slot: int, cordoned: bool) -> None:
+        self.happen(r.SlotCordoned(node="here", slot=slot, cordoned=cordoned, by="op"))
+
+    @rule(which=st.integers(0, 20), how=st.sampled_from(["succeeded", "failed", "crashed", "lost"]))
+    def end(self, which: int, how: str) -> None:
+        job_id = self.one(which, planned=True)
+        if job_id is not None:
+            self.happen(r.JobEnded(job_id=job_id, how=how))
+
+    @rule()
+    def be_killed(self) -> None:
+        """The planner is gone; another one knows what the log says."""
+        self.planner.start_over()
+
+    @invariant()
+    def no_slot_is_given_twice(self) -> None:
+        if hasattr(self, "state"):
+            self.state.check()
+
+
+TestPlans = Users.TestCase
+TestPlans.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
