@@ -34,8 +34,8 @@ from geminid.jobstate import JobPhase
 from geminid.nodes import MAX_SLOTS
 from geminid.serve import documents, schemas
 from geminid.serve.auth import Identity, Tokens, changes
-from geminid.serve.cordons import kept_slots
 from geminid.serve.client import TOTAL
+from geminid.serve.cordons import kept_slots
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails, last_words
 from geminid.serve.service import Published, Refused, Service
