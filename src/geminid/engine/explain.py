@@ -187,8 +187,9 @@ def _waiting(
         suggestions.insert(0, _what_must_end(need - free, holders))
     if need > 1 and free:
         suggestions.append(f"with min_slots {free} it could start now")
-    held = f"all but {free} of {usable}" if free else f"all {usable}"
-    return f"{held} slots are held by {_count(len(holders), 'other job')}", numbers, suggestions
+    held = f"all but {free} of {usable} slots are" if free else f"all {usable} slots are"
+    held = "the only slot in service is" if usable == 1 else held
+    return f"{held} held by {_count(len(holders), 'other job')}", numbers, suggestions
 
 
 def _priority(other: JobView, job: JobView) -> str:

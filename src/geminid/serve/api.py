@@ -183,7 +183,9 @@ def make_app(
     def own(request: Request, job_id: str) -> LiveJob:
         job = found(job_id)
         if not may_read(request, job):
-            raise Refused(403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} may change it")
+            raise Refused(
+                403, f"job {job_id} belongs to {job.spec.owner}, and only {job.spec.owner} and admins may change it"
+            )
         return job
 
     @app.get(PROOF, response_model=schemas.Proof)
