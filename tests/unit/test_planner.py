@@ -122,6 +122,23 @@ class ByHand:
         return self.at_s
 
 
+def test_a_job_that_crashed_waits_for_its_turn_under_a_new_planner_as_well():
+    """Started at once, it was withdrawn as soon as it was looked at, and others were given the slots that it had."""
+    scene = Scene(nodes(a="cpu"))
+    scene.submit("j1", slots=2)
+    place = scene.plan()["j1"]
+    assert place is not None
+    scene.tell(r.JobStarting(job_id="j1", placement=place))
+    scene.tell(r.JobFormed(job_id="j1", placement=place))
+    scene.tell(r.JobEnded(job_id="j1", how="crashed", reason="x"))
+    assert scene.state.jobs["j1"].held_until_s > scene.clock.now_s()
+    scene.planner.start_over()
+    assert scene.plan() == {"j1": None}
+    scene.submit("j2", slots=2)
+    assert scene.plan() == {"j1": None, "j2": place}
+    scene.state.check()
+
+
 def test_a_job_that_took_long_to_start_is_not_stopped_the_moment_it_trains():
     """It is left alone for some seconds of training, not for some seconds since it was planned."""
     scene = Scene(Cluster.of_groups([NodeGroup(gpu_type="cpu", slots=1, name="a")]))

@@ -303,7 +303,7 @@ class Planner:
         for node in self._state.down & set(self.cluster.node_index):
             engine.take(e.NodeDown(now_s, self.cluster.node_index[node]))
         for job in self._state.jobs.values():
-            if self._can_run(job):
+            if self._can_run(job) and job.held_until_s <= now_s:
                 self._restore(engine, job, now_s)
         self._count_cordons(engine)
         self._named = {job.id: _slots(job.target) for job in self._state.jobs.values() if job.target is not None}
