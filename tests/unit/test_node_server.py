@@ -134,26 +134,38 @@ def test_a_stranger_is_not_heard(server):
         assert line.recv(100) == b""
 
 
-def test_processes_end_with_their_server_however_it_ends(tmp_path):
-    code = (
-        "import sys, os; from pathlib import Path; from geminid.serve.executors.nodeserver import NodeServer\n"
-        "server = NodeServer('127.0.0.1', Path(sys.argv[1]), 'secret', dict(os.environ))\n"
-        "print(server.address[1], flush=True); server.serve()"
-    )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "node")], stdout=subprocess.PIPE)
-    port = int(child.stdout.readline())
+#: A command that starts one process in its group and one in a session of its own, says which they are, and waits.
+FAMILY = "sleep 600 & echo $! > $0.new; setsid sleep 600 & echo $! >> $0.new; mv $0.new $0; wait"
+
+SERVER = (
+    "import sys, os; from pathlib import Path; from geminid.serve.executors.nodeserver import NodeServer\n"
+    "server = NodeServer('127.0.0.1', Path(sys.argv[1]), 'secret', dict(os.environ))\n"
+    "print(server.address[1], server._launcher.pid, flush=True); server.serve()"
+)
+
+
+@pytest.mark.parametrize("victim", ["server", "warm process", "both"])
+def test_processes_end_with_their_server_however_it_ends(tmp_path, victim):
+    child = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path / "node")], stdout=subprocess.PIPE)
+    port, warm = map(int, child.stdout.readline().split())
     events = []
     nodes = Nodes(events.append)
     nodes.know("n", "127.0.0.1", port, "secret")
-    process = nodes.start(launch(tmp_path, "sleep", "600"))
-    until(lambda: process.pid)
-    assert runs(process.pid)
-    child.kill()
+    process = nodes.start(launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
+    until(lambda: process.pid and (tmp_path / "family").exists())
+    family = [process.pid, *map(int, (tmp_path / "family").read_text().split())]
+    assert all(map(runs, family))
+    if victim != "server":
+        os.kill(warm, signal.SIGKILL)
+    if victim != "warm process":
+        child.kill()
     child.wait()
     child.stdout.close()
     until(lambda: NodeEnded("n") in events)  # nobody listens there: that is proof
     assert events.index(NodeGone("n")) < events.index(NodeEnded("n"))
-    until(lambda: not runs(process.pid))
+    if victim == "both":  # nobody was left to see to it: the next server does, before anything else
+        NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ).close()
+    until(lambda: not any(map(runs, family)))
     process.close()
     nodes.close()
 
@@ -201,14 +213,15 @@ def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(t
     events = []
     nodes = Nodes(events.append)
     nodes.know("n", *made.address, "secret")
-    process = nodes.start(launch(tmp_path, "sleep", "600"))
-    until(lambda: process.pid)
+    process = nodes.start(launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
+    until(lambda: process.pid and (tmp_path / "family").exists())
+    family = [process.pid, *map(int, (tmp_path / "family").read_text().split())]
     time.sleep(1.5)
     assert state(process.pid) == "S"  # nobody vouches for it, but the service is heard
     nodes.close()
-    until(lambda: state(process.pid) == "T")
+    until(lambda: {state(pid) for pid in family} == {"T"})
     counts.set()
-    until(lambda: state(process.pid) == "S")
+    until(lambda: {state(pid) for pid in family} == {"S"})
     counts.clear()
     until(lambda: state(process.pid) == "T")
     monkeypatch.setattr(remote, "FENCE_S", 60.0)
@@ -219,7 +232,7 @@ def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(t
     until(lambda: state(process.pid) == "S")
     later.forget("n")  # there is a line after all: it is told to end everything, and seen to be gone
     until(lambda: NodeEnded("n") in events)
-    until(lambda: not runs(process.pid))
+    until(lambda: not any(map(runs, family)))
     thread.join(10.0)
     process.close()
     later.close()

@@ -25,7 +25,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -33,6 +33,7 @@ from typing import Any, NoReturn, Self
 from geminid.train import channel
 from geminid.train.agent import mind_until_init
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
+from geminid.train.offspring import MARK, signal_marked
 from geminid.train.room import keep_printing, open_log
 from geminid.train.takeover import write_end
 
@@ -46,18 +47,19 @@ PR_SET_NAME = 15
 class Zygote:
     """Starts worker processes by forking a warm one; may be shared by several supervisors.
 
-    With ``keep``, every command is started by the warm process, and whatever it started ends when it ends.
+    With ``keep``, every command is started by the warm process, and whatever it started ends when it ends. It keeps
+    the descriptors that it is given to ``hold`` open until then.
     """
 
-    def __init__(self, *, keep: bool = False) -> None:
+    def __init__(self, *, keep: bool = False, hold: Sequence[int] = ()) -> None:
         self._keep = keep
         self._plain = PlainLauncher()
         self._lock = threading.Lock()
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "geminid.train.zygote", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-m", "geminid.train.zygote", *map(str, (theirs.fileno(), *hold))],
+                pass_fds=[theirs.fileno(), *hold],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -73,6 +75,11 @@ class Zygote:
     ) -> None:
         """End the warm process."""
         self.close()
+
+    @property
+    def pid(self) -> int:
+        """The warm process."""
+        return self._process.pid
 
     def start(self, launch: Launch) -> WorkerProcess:
         """Fork a worker, if the command is a Python script for this interpreter; otherwise start it afresh."""
@@ -151,8 +158,11 @@ class ForkedProcess(_Watched):
         return self._code
 
 
-def serve(line: socket.socket) -> None:
-    """Import what workers need, then fork one for every request until the other side hangs up."""
+def serve(line: socket.socket, held: Sequence[int] = ()) -> None:
+    """Import what workers need, then fork one for every request until the other side hangs up.
+
+    Those that are not to outlive this process end then, with all that they started.
+    """
     with contextlib.suppress(ImportError):
         import torch
 
@@ -161,28 +171,41 @@ def serve(line: socket.socket) -> None:
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimiser imports half of PyTorch
     gc.collect()
     gc.freeze()
-    with line, line.makefile("rw", encoding="utf-8") as file:
+    kept: dict[int, str] = {}
+    parent = os.getpid()
+    with contextlib.suppress(BrokenPipeError), line, line.makefile("rw", encoding="utf-8") as file:
         for text in file:
             request = json.loads(text)
             if "start" in request:
                 pid = os.fork()
                 if pid == 0:
-                    _become(request["start"], line.fileno())
+                    _become(request["start"], (line.fileno(), *held), parent)
+                if request["start"]["keep"]:
+                    kept[pid] = request["start"]["environment"].get(MARK, "")
                 answer = {"pid": pid}
             else:
                 _, status = os.waitpid(request["wait"], 0)
+                kept.pop(request["wait"], None)
                 answer = {"code": os.waitstatus_to_exitcode(status)}
             file.write(json.dumps(answer) + "\n")
             file.flush()
+    for pid in kept:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    if kept:
+        signal_marked(signal.SIGKILL, set(kept.values()).__contains__)
 
 
-def _become(start: dict[str, Any], line: int) -> NoReturn:
+def _become(start: dict[str, Any], held: Sequence[int], parent: int) -> NoReturn:
     """Be the worker, in a session of its own, as if the command had been started afresh."""
     code = 1
     try:
-        os.close(line)
+        for descriptor in held:
+            os.close(descriptor)
         if start["keep"]:
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:  # it has ended meanwhile
+                os._exit(1)
         os.setsid()
         os.chdir(start["folder"])
         log = open_log(Path(start["log"]))
@@ -245,4 +268,4 @@ def _run(script: str) -> int:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), [int(word) for word in sys.argv[2:]])

@@ -20,8 +20,9 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"told": "log", "key", "offset", "text"}`` | a piece of a log (bytes as Latin-1) |
 | ``{"told": "ended", "key", "code", "reason"}`` | after the last piece of its log |
 
-The processes end with the server, whichever way that ends; and the server ends when no service has come for long. What
-an earlier server of the same folder left behind is ended before anything is started. A process with ``slots`` runs only
+The processes end with the server, whichever way that ends, and with them all that they have started; and the server
+ends with the warm process that they are forked from, and when no service has come for long. What an earlier server of
+the same folder left behind is ended before anything is started. A process with ``slots`` runs only
 while they are held: it ends when a process does that holds one of them, and its code is ``SLOT_GONE`` then.
 
 Nor do processes run on when this node is cut off. A service that is gone is waited for; but if for ``LEASE_S`` neither
@@ -50,6 +51,7 @@ from typing import Any
 from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.train.launcher import SLOT_GONE, Launch, WorkerProcess, started_at
+from geminid.train.offspring import MARK, signal_marked
 
 #: Logs are looked at so often, and passed on in pieces of at most so many bytes.
 LOGS_S, PIECE_BYTES = 0.3, 1 << 16
@@ -114,10 +116,11 @@ class NodeServer:
         self._environment = environment
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._end_leftovers()
-        self._launcher = WarmLauncher(keep=True)
+        self._listener = socket.create_server((host, 0))
+        self._launcher = WarmLauncher(keep=True, hold=[self._listener.fileno()])  # who is refused knows: all have ended
+        self._watches_launcher = False
         self._kept: dict[str, _Kept] = {}
         self._holders: dict[str, _Holder | None] = {}
-        self._listener = socket.create_server((host, 0))
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._line: Line | None = None
         self._selector = selectors.DefaultSelector()
@@ -151,9 +154,8 @@ class NodeServer:
     def close(self) -> None:
         """End all processes."""
         self._ended = True
-        for kept in self._kept.values():
-            if kept.process is not None:
-                kept.process.signal(signal.SIGKILL)
+        for name in self._kept:
+            self._signal(name, signal.SIGKILL)
         for key in list(self._selector.get_map().values()):
             if isinstance(key.fileobj, Line):  # of the service, and of those who have not said yet who they are
                 key.fileobj.close()
@@ -199,9 +201,21 @@ class NodeServer:
             self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for kept in self._kept.values():
-            if kept.process is not None and kept.code is None:
-                kept.process.signal(number)
+        for key, kept in self._kept.items():
+            if kept.code is None:
+                self._signal(key, number)
+
+    def _signal(self, key: str, number: signal.Signals) -> None:
+        """Send a signal to a process and its group; where nobody is asked, to all that it has started, too."""
+        process = self._kept[key].process
+        if process is not None:
+            process.signal(number)
+            if number in (signal.SIGKILL, signal.SIGSTOP, signal.SIGCONT):
+                signal_marked(number, self._mark(key).__eq__)
+
+    def _mark(self, key: str = "") -> str:
+        """What is in the environment of all that a process starts; what all marks of this server's begin with."""
+        return f"{self._folder}/{key}"
 
     # --- The line to the service ---
 
@@ -268,9 +282,8 @@ class NodeServer:
                 self._send_log(key)
                 self._tell_end(key)
             case "signal" if key in self._kept:
-                process = self._kept[key].process
-                if process is not None and self._kept[key].code is None:
-                    process.signal(signal.Signals(document["signal"]))
+                if self._kept[key].code is None:
+                    self._signal(key, signal.Signals(document["signal"]))
             case "forget":
                 kept = self._kept.get(key)
                 if kept is not None and kept.code is not None:
@@ -285,7 +298,7 @@ class NodeServer:
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = self._kept[key] = _Kept(logs / f"{worker}.log", sent=0, slots=frozenset(document["slots"]))
         folder = Path(document["folder"] or self._folder / job)
-        environment = {**self._environment, **document["environment"]}
+        environment = {**self._environment, **document["environment"], MARK: self._mark(key)}
         launch = Launch(tuple(document["command"]), environment, folder, kept.log)
         try:
             kept.log.unlink(missing_ok=True)
@@ -300,8 +313,18 @@ class NodeServer:
             self._tell_end(key)
             return
         self._remember()
+        self._watch_launcher()
         self._selector.register(kept.process, selectors.EVENT_READ, lambda: self._over(key))
         self._tell({"told": "started", "key": key, "pid": kept.process.pid})
+
+    def _watch_launcher(self) -> None:
+        """End with the warm process once it has started something: its workers do, and making another takes long."""
+        if not self._watches_launcher and (warm := self._launcher.pid) is not None:
+            self._watches_launcher = True
+            with contextlib.suppress(ProcessLookupError):
+                self.watch(os.pidfd_open(warm))
+                return
+            self._end()
 
     def _hold(self, slot: str, identity: Mapping[str, Any] | None) -> None:
         """A slot is held by this process, or by one that will be named."""
@@ -326,10 +349,10 @@ class NodeServer:
         holder = self._holders.pop(slot)
         if holder is not None:
             self._unwatch(holder)
-        for kept in self._kept.values():
+        for key, kept in self._kept.items():
             if slot in kept.slots and kept.process is not None and kept.code is None:
                 kept.unheld = True
-                kept.process.signal(signal.SIGKILL)
+                self._signal(key, signal.SIGKILL)
 
     def _unwatch(self, holder: _Holder) -> None:
         self._selector.unregister(holder.descriptor)
@@ -342,7 +365,7 @@ class NodeServer:
         if code is None:
             return
         self._selector.unregister(kept.process)
-        kept.process.signal(signal.SIGKILL)  # whatever it left in its process group ends with it
+        self._signal(key, signal.SIGKILL)  # whatever it left ends with it
         kept.process.close()
         kept.code = SLOT_GONE if kept.unheld else code
         self._remember()
@@ -383,6 +406,7 @@ class NodeServer:
             for one in json.loads((self._folder / "processes.json").read_text(encoding="utf-8")):
                 if one["started_at"] is not None and started_at(one["pid"]) == one["started_at"]:
                     end_group(one["pid"])
+        signal_marked(signal.SIGKILL, lambda mark: mark.startswith(self._mark()))
         for old in self._folder.iterdir():
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, adopted
@@ -15,19 +15,24 @@ class WarmLauncher:
     """Forks workers from a warm process, which is made when it is first needed and made anew if it is gone.
 
     With ``keep``, the warm process is made at once, starts everything, and its workers end with it: no process outlives
-    whoever has this launcher.
+    whoever has this launcher. It has the descriptors to ``hold`` open until they have ended.
     """
 
-    def __init__(self, *, keep: bool = False) -> None:
-        self._keep = keep
-        self._zygote: Zygote | None = Zygote(keep=True) if keep else None
+    def __init__(self, *, keep: bool = False, hold: Sequence[int] = ()) -> None:
+        self._keep, self._hold = keep, hold
+        self._zygote: Zygote | None = Zygote(keep=True, hold=hold) if keep else None
         self._lock = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The warm process, if there is one."""
+        return None if self._zygote is None else self._zygote.pid
 
     def start(self, launch: Launch) -> WorkerProcess:
         """Start a worker; afresh, if there is no warm process to be had."""
         for _ in range(2):
             with self._lock:
-                zygote = self._zygote = self._zygote or Zygote(keep=self._keep)
+                zygote = self._zygote = self._zygote or Zygote(keep=self._keep, hold=self._hold)
             try:
                 return zygote.start(launch)
             except FileNotFoundError:
