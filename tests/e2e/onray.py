@@ -8,6 +8,8 @@ from pathlib import Path
 from live import Live
 
 from geminid.serve.raycluster import LoopbackCluster
+from geminid.serve.records import JobFormed
+from geminid.serve.store import last_entries
 
 
 class OnRay(Live):
@@ -40,13 +42,30 @@ class OnRay(Live):
     def story(self, job_id: str) -> str:
         return "\n".join(line["text"] for line in self.client.get(f"jobs/{job_id}/story"))
 
-    def spread(self, name: str, slots: int, epochs: int) -> str:
+    def spread(self, name: str, slots: int, epochs: int, *args: object) -> str:
         """A job on so many slots that may do with one."""
         sizes = {"min_slots": slots, "max_slots": slots}
-        job = self.counting(name, "--samples", 400, "--epochs", epochs, "--max-batch", 64, **sizes)
+        job = self.counting(name, "--samples", 400, "--epochs", epochs, "--max-batch", 64, *args, **sizes)
         self.settled(job, slots)
         assert self.run("set", job, "--min-slots", 1).returncode == 0
         return job
+
+    def went_on_after_s(self, name: str, job_id: str, killed_at_s: float, without: str, *, restored: bool) -> float:
+        """How long after a kill a job with ``--clock`` made its first step without that node."""
+        formed = [
+            entry.at_s
+            for entry in last_entries(self.home, -1, 0)
+            if isinstance(entry.record, JobFormed)
+            and (entry.record.job_id, entry.record.restored) == (job_id, restored)
+            and entry.at_s > killed_at_s
+            and without not in entry.record.placement.node_names
+        ]
+        steps = [float(at_s) for clock in self.home.glob(f"{name}-clock-*") for at_s in clock.read_text().split()]
+        return min(at_s for at_s in steps if at_s > formed[0]) - killed_at_s
+
+    def agent(self, node: str) -> int:
+        """The process of a node's agent."""
+        return next(pid for pid in self.cluster.pids(node) if command_of(pid).startswith("ray::NodeAgent"))
 
     def settled(self, job_id: str, slots: int) -> dict:
         return self.until(job_id, lambda job: job["phase"] == "running" and job["slots"] == slots)

@@ -15,7 +15,7 @@ import pytest
 from geminid.serve.executors import remote
 from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodeserver import NodeServer
-from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes
+from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
 from geminid.train.launcher import SLOT_GONE, Launch, started_at
 
 
@@ -246,4 +246,23 @@ def test_what_may_run_on_a_node_that_nobody_reaches_is_waited_for(monkeypatch):
     nodes.doubt("n")
     until(lambda: NodeEnded("n") in events)
     assert time.monotonic() - began >= 0.5
+    nodes.close()
+
+
+def test_a_server_that_hangs_is_noticed(tmp_path, monkeypatch):
+    child = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path / "node")], stdout=subprocess.PIPE)
+    port, _ = map(int, child.stdout.readline().split())
+    events = []
+    monkeypatch.setattr(remote, "PING_S", 0.1)
+    monkeypatch.setattr(remote, "SILENT_S", 1.0)
+    nodes = Nodes(events.append)
+    nodes.know("n", "127.0.0.1", port, "secret")
+    until(lambda: NodeHere("n") in events)
+    time.sleep(1.5)
+    assert NodeSilent("n") not in events  # it has nothing to tell, but answers
+    child.send_signal(signal.SIGSTOP)
+    until(lambda: NodeSilent("n") in events)
+    child.kill()
+    child.wait()
+    child.stdout.close()
     nodes.close()

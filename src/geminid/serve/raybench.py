@@ -6,6 +6,7 @@ device would compute (``slotjob.py``). Everything is read from the service's log
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -95,19 +96,23 @@ def run(
     """Run the jobs in a service of their own, and read its log."""
     options = Options(home=Path(), policy=policy, grace_s=20.0, executor="ray", address=cluster.address)
     with temporary_service(options) as (client, home):
+        code = home / "small"
+        code.mkdir()
+        shutil.copy(SCRIPT, code)
         began_s, ids = time.monotonic(), []
         for job in jobs:
             time.sleep(max(0.0, began_s + job.at_s - time.monotonic()))
-            ids.append(_submit(client, job, most, share))
+            ids.append(_submit(client, job, code, most, share))
         _wait(client, ids)
         entries = last_entries(home, 1_000_000, after=0)
     return _measure(name, entries)
 
 
-def _submit(client: Client, job: SmallJob, most: int, share: int | None) -> str:
+def _submit(client: Client, job: SmallJob, code: Path, most: int, share: int | None) -> str:
+    """Submit a job with a folder that has to be brought to its nodes, as from the command line."""
     sizes = {"min_slots": 1, "max_slots": most} if share is None else {"min_slots": share, "max_slots": share}
-    command = [sys.executable, str(SCRIPT), "--samples", str(job.samples), "--epochs", str(job.epochs)]
-    return str(client.post("jobs", {"name": "small", "command": command, **sizes})["id"])
+    command = [sys.executable, SCRIPT.name, "--samples", str(job.samples), "--epochs", str(job.epochs)]
+    return str(client.post("jobs", {"name": "small", "command": command, "working_dir": str(code), **sizes})["id"])
 
 
 def _wait(client: Client, ids: Sequence[str]) -> None:

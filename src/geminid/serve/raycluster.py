@@ -37,10 +37,10 @@ HEALTH = {
 
 
 class LoopbackCluster:
-    """A head without slots, and nodes ``n1`` … with so many CPU slots each."""
+    """A head without slots, and nodes ``n1`` … with so many CPU slots each, in these racks by turns."""
 
-    def __init__(self, nodes: int, slots: int, *, durable: bool = True) -> None:
-        self._count, self._slots = nodes, slots
+    def __init__(self, nodes: int, slots: int, *, durable: bool = True, racks: Sequence[str] = ()) -> None:
+        self._count, self._slots, self._racks = nodes, slots, racks
         self._head_options: tuple[str, ...] = ()
         self._started: list[subprocess.Popen[bytes]] = []
         self._mark = secrets.token_hex(8)
@@ -94,13 +94,15 @@ class LoopbackCluster:
         self, name: str, *, wait: bool = True, gpus: int = 0, labels: Mapping[str, str] | None = None
     ) -> None:
         """Start a node, or start it again: with CPU slots, or with so many GPUs that it only pretends to have."""
-        before = len(self._sockets())
+        before, number = len(self._sockets()), int(name.removeprefix("n"))
+        racks = {"geminid.io/rack": self._racks[(number - 1) % len(self._racks)]} if self._racks else {}
+        labels = {**racks, **(labels or {})}
         slots = ("--num-gpus", str(gpus)) if gpus else ("--resources", json.dumps({"geminid_slot": self._slots}))
         self._start(
             *("--address", self.address, "--node-name", name, "--object-store-memory", str(80 << 20)),
             *("--num-cpus", str(self._slots), *slots),
             *(("--labels", ",".join(f"{key}={value}" for key, value in labels.items())) if labels else ()),
-            host=f"{self._network}.{int(name.removeprefix('n')) + 1}",
+            host=f"{self._network}.{number + 1}",
             name=name,
         )
         # A raylet takes names of sockets that are free: the next one must not look for one before this one has its own.

@@ -38,6 +38,8 @@ parser.add_argument("--die", action="store_true", help="have the leader die at t
 parser.add_argument("--leave-after", type=int, help="leave the loop over epochs after this one")
 parser.add_argument("--agree", action="store_true", help="have all agree on something after each epoch")
 parser.add_argument("--record", action="store_true", help="write down which samples every worker saw")
+parser.add_argument("--where", action="store_true", help="print which rank is on which node")
+parser.add_argument("--clock", action="store_true", help="write down when every worker ended its steps")
 parser.add_argument("--talk", action="store_true", help="print a line in every step")
 args = parser.parse_args()
 
@@ -95,6 +97,8 @@ model, optimizer, loader = run.prepare(
 )
 seen = run.state("seen", {"steps": 0})
 record = args.out.with_name(f"record-{os.getpid()}").open("a") if args.record else None
+clock = args.out.with_name(f"{args.out.name}-clock-{os.getpid()}").open("a") if args.clock else None
+rank = None
 for epoch in run.epochs(args.epochs):
     passes = 0
     for (index,) in loader:
@@ -111,6 +115,11 @@ for epoch in run.epochs(args.epochs):
         run.report(loss=loss, epoch=epoch, ratio=float("nan"))
         if record is not None:
             print(epoch, *index.tolist(), file=record, flush=True)
+        if args.where and run.rank != rank:
+            rank = run.rank
+            print("rank", rank, "on", os.environ["GEMINID_NODE"], flush=True)
+        if clock is not None:
+            print(time.time(), file=clock, flush=True)
         if args.talk:
             print("step", run.step, "of epoch", epoch, flush=True)
         time.sleep(0.0 if args.until is not None and args.until.exists() else args.pause)

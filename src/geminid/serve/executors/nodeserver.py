@@ -10,7 +10,7 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"do": "follow", "key", "offset"}`` | send the log from there on |
 | ``{"do": "signal", "key", "signal"}`` | to the process and all that it started |
 | ``{"do": "forget", "key"}`` | how it ended has been heard, and its log is complete |
-| ``{"do": "ping"}`` | the service is there |
+| ``{"do": "ping"}`` | the service is there; ``{"told": "pong"}`` says that the server is |
 | ``{"do": "end"}`` | the service has given this node up: end everything |
 
 | to the service | meaning |
@@ -65,6 +65,9 @@ LONGEST_LINE_BYTES = 1 << 22
 #: The service says so often that it is there. Processes run for so long after the last sign that this node counts, and
 #: jobs are not started again elsewhere before so long after it was given up.
 PING_S, LEASE_S, FENCE_S = 2.0, 6.0, 9.0
+
+#: In a server's folder: what runs, and on which slots.
+PROCESSES = "processes.json"
 
 #: A process that could not be started is said to have ended so.
 NOT_STARTED = 127
@@ -271,6 +274,8 @@ class NodeServer:
             for slot, holder in document["slots"].items():
                 self._hold(slot, holder)
             return
+        if document["do"] == "ping":
+            self._tell({"told": "pong"})
         if document["do"] in ("end", "ping"):
             return
         key = document["key"]
@@ -395,15 +400,19 @@ class NodeServer:
     # --- What an earlier server left ---
 
     def _remember(self) -> None:
-        living = [kept.process.identity for kept in self._kept.values() if kept.process and kept.code is None]
-        made = self._folder / "processes.json.new"
-        made.write_text(json.dumps([dict(one) for one in living]), encoding="utf-8")
-        made.replace(self._folder / "processes.json")
+        living = [
+            {**kept.process.identity, "key": key, "slots": sorted(kept.slots)}
+            for key, kept in self._kept.items()
+            if kept.process is not None and kept.code is None
+        ]
+        made = self._folder / f"{PROCESSES}.new"
+        made.write_text(json.dumps(living), encoding="utf-8")
+        made.replace(self._folder / PROCESSES)
 
     def _end_leftovers(self) -> None:
         """A server that was killed may have left processes: their slots are ours now."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            for one in json.loads((self._folder / "processes.json").read_text(encoding="utf-8")):
+            for one in json.loads((self._folder / PROCESSES).read_text(encoding="utf-8")):
                 if one["started_at"] is not None and started_at(one["pid"]) == one["started_at"]:
                     end_group(one["pid"])
         signal_marked(signal.SIGKILL, lambda mark: mark.startswith(self._mark()))

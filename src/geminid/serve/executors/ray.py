@@ -34,7 +34,7 @@ from geminid.serve.executors.base import Happening
 from geminid.serve.executors.machine import slot_environment
 from geminid.serve.executors.nodeserver import Line
 from geminid.serve.executors.plain import PlainExit
-from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, RemoteProcess
+from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
 from geminid.serve.executors.shim import write
 from geminid.serve.executors.supervised import ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
 from geminid.serve.state import LiveJob
@@ -177,7 +177,7 @@ class RayExecutor(SupervisedExecutor):
 
     def take(self, happening: Happening) -> list[r.Record]:
         """What a node, the bridge, a supervisor or a watcher told means this."""
-        if not isinstance(happening, NodeHere | NodeGone | NodeEnded | _Bridged):
+        if not isinstance(happening, NodeHere | NodeGone | NodeEnded | NodeSilent | _Bridged):
             return super().take(happening)
         told = self._digest(happening)
         if any(isinstance(record, r.NodeJoined | r.NodeLeft) for record in told):
@@ -233,6 +233,8 @@ class RayExecutor(SupervisedExecutor):
         match happening:
             case NodeEnded(node=name):
                 self._lift_fences(name)
+            case NodeSilent(node=name):  # what follows is as if somebody had killed it
+                self._bridge.send({"do": "replace", "node": name})
             case NodeHere(node=name) if name in self._resting:
                 del self._resting[name]
                 self._nodes.end_strangers(name)

@@ -7,9 +7,11 @@ slots would be free.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import secrets
+import shutil
 import socket
 import struct
 import tempfile
@@ -34,8 +36,9 @@ class NodeAgent:
 
         self._service, self._node = service, node
         host = ray.util.get_node_ip_address()
-        folder = Path(tempfile.gettempdir(), f"geminid-{os.getuid()}", f"{service}-{node}")
+        folder = self._folder = agent_folder(service, node)
         token = secrets.token_hex(32)
+        self._code = folder / "code"
         self._gcs, self._node_id = None, ray.NodeID.from_hex(ray.get_runtime_context().get_node_id())
         self._server = NodeServer(
             host, folder, token, base_environment(node, host), forsaken_s=forsaken_s, vouched=self._counts
@@ -48,6 +51,26 @@ class NodeAgent:
     def place(self) -> dict[str, object]:
         """Where the server listens, and which version it is of."""
         return {**self._place, "version": __version__}
+
+    def unpack(self, job: str, uri: str) -> dict[str, object]:
+        """Have a job's folder here, which Ray keeps as a package; where it is, and what makes it run."""
+        import ray
+        from ray._private.runtime_env.packaging import download_and_unpack_package
+
+        folder = self._code / job
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+        there = asyncio.run(download_and_unpack_package(uri, str(folder), client))
+        paths = [there, *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"folder": there, "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
+
+    def discard(self, job: str) -> None:
+        """A job's code is not needed any more."""
+        shutil.rmtree(self._code / job, ignore_errors=True)
+
+    def leave(self) -> None:
+        """The service ends, and with it this agent: nothing of it stays."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _counts(self) -> bool:
         """Whether Ray says that this node is alive: one that is cut off is not, nor one that was given up."""
@@ -91,6 +114,11 @@ def interfaces(host: str) -> Iterator[str]:
                 found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(found[20:24]) == host:
                     yield name
+
+
+def agent_folder(service: str, node: str) -> Path:
+    """Where the agent of a node has what it needs."""
+    return Path(tempfile.gettempdir(), f"geminid-{os.getuid()}", f"{service}-{node}")
 
 
 def lease_name(service: str, node: str, index: int) -> str:

@@ -11,6 +11,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"do": "release", "slots"}`` | give them back |
 | ``{"do": "wish", "wished": [{"bundle", "accelerator", "slots"}]}`` | the autoscaler is to make room for this |
 | ``{"do": "rest", "node"}`` | end its agent; another one is started when slots of it are to be held |
+| ``{"do": "replace", "node"}`` | its agent does not answer: end it, and start another one |
 | ``{"do": "end"}`` | give everything back and end the agents |
 
 | to the service | meaning |
@@ -40,7 +41,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import ray
@@ -77,6 +78,9 @@ LEASE_S, SEAT_S = 5.0, 60.0
 
 #: What is told of a CPU slot before its actor is there: that it has no devices.
 UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
+
+#: How Ray says that whoever was asked has ended, or could not be started, and not that it could not do it.
+GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
 
 #: So many requests are carried out at a time; those that bring code to nodes take long.
 WORKERS = 32
@@ -236,6 +240,10 @@ class Bridge:
     def _rest(self, node_id: str) -> None:
         """End the agent of a node until it is needed again."""
         self._resting.add(node_id)
+        self._end_agent(node_id)
+
+    def _end_agent(self, node_id: str) -> None:
+        """End the agent of a node; unless it is to rest, another one is started at the next look."""
         for known in (self._asked, self._places):
             known.pop(node_id, None)
         agent = self._agents.pop(node_id, None)
@@ -259,6 +267,8 @@ class Bridge:
                 _wish(document["wished"])
             case "rest":
                 self._rest(self._units[document["node"]][0])
+            case "replace":
+                self._end_agent(self._units[document["node"]][0])
 
     def _lease(self, number: int, slots: list[str], job: str, code: str | None) -> None:
         """Hold slots, all or none of them, and have a job's code on their nodes."""
@@ -280,23 +290,29 @@ class Bridge:
                 if code is not None:
                     try:
                         shipping = self._ship(job, code, {slot.rpartition("/")[0] for slot in slots})
+                    except TimeoutError:
+                        raise
                     except Exception as problem:  # too large, or ill described
                         told = _unshippable(problem)
                 held = dict.fromkeys(slots, UNSEATED) if later else self._sit(groups)
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
             late = slots
+        for name, place in shipping.items() if not late else ():
+            try:
+                told["places"][name] = ray.get(place, timeout=SHIP_S)
+            except GONE:  # its slots with it
+                late = [slot for slot in slots if slot.rpartition("/")[0] == name]
+                break
+            except Exception as problem:  # what it asks for cannot be had
+                told = _unshippable(problem)
+                break
         if late:
             for slot in missing:
                 self._release(slot, groups.get(slot))
             self._said = None
             self._tell({"told": "refused", "id": number, "slots": late})
             return
-        try:
-            if shipping:
-                told["places"] = {name: ray.get(place, timeout=SHIP_S) for name, place in shipping.items()}
-        except Exception as problem:  # what it asks for cannot be had
-            told = _unshippable(problem)
         with self._send_lock:  # what is told of losses comes before, or after
             with self._lock:
                 held = {slot: seat for slot, seat in held.items() if slot in self._leases}
@@ -305,9 +321,14 @@ class Bridge:
             self._sit_later(groups)
 
     def _ship(self, job: str, code: str, nodes: set[str]) -> dict[str, Any]:
-        """Have Ray bring a job's folder to some nodes, with what its ``runtime_env.yaml`` asks for; their answers."""
+        """Have Ray bring a job's folder to some nodes, with what its ``runtime_env.yaml`` asks for; their answers.
+
+        A folder alone is unpacked by the agents: Ray takes seconds to start a process in an environment.
+        """
         environment = upload_working_dir_if_needed(runtime_env(Path(code)), True, tempfile.gettempdir())
         environment.pop("excludes", None)  # they have been left out
+        if environment.keys() == {"working_dir"}:
+            return {name: self._agent(name).unpack.remote(job, environment["working_dir"]) for name in nodes}
         asked = {}
         for name in nodes:
             options = {
@@ -323,7 +344,22 @@ class Bridge:
             asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
         return asked
 
+    def _agent(self, name: str) -> Any:
+        """The agent of a node; one that was let go is about to be started again.
+
+        Raises:
+            TimeoutError: there is none, and none has come.
+        """
+        deadline_s = monotonic() + LEASE_S
+        while (agent := self._agents.get(self._units[name][0])) is None:
+            if monotonic() > deadline_s:
+                raise TimeoutError(f"node {name} has no agent")
+            sleep(0.1)
+        return agent
+
     def _unship(self, job: str) -> None:
+        for agent in list(self._agents.values()):
+            agent.discard.remote(job)
         for name in ray.util.list_named_actors():
             if name.startswith(f"{self._service}/{job}/"):
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):
@@ -357,7 +393,7 @@ class Bridge:
                     resources=bundle,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(group),
                 )
-                .remote()
+                .remote(self._service, name, int(index))
             )
         seats = ray.get([actor.seat.remote() for actor in actors.values()], timeout=SEAT_S)
         with self._lock:
@@ -446,6 +482,8 @@ class Bridge:
             _wish([])
         for slot in list(self._leases):
             self._release(slot)
+        if leaving := [agent.leave.remote() for agent in self._agents.values()]:
+            ray.wait(leaving, num_returns=len(leaving), timeout=2.0)
         for name in ray.util.list_named_actors():
             if name.startswith(f"{self._service}/"):
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):

@@ -4,7 +4,7 @@ One thread has a line to the :class:`~geminid.serve.executors.nodeserver.NodeSer
 opened again: a server that is there tells what became of its processes meanwhile. One that refuses connections is gone,
 and all processes with it: :class:`NodeGone` is told, which is for the executor to act on. It knows which jobs go on
 without them. Of a node that was given up because others say that it is gone, processes may run for a while:
-:class:`NodeEnded` is told when none does any more.
+:class:`NodeEnded` is told when none does any more. Of one that does not answer, :class:`NodeSilent`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ AGAIN_S, ATTEMPT_S = 0.2, 1.0
 #: A server that may be gone is looked at so often and for so long, and so many at a time.
 PROBE_S, PROBE_TIMEOUT_S, MOST_PROBES = 0.5, 0.1, 4
 
+#: A server that has not answered for so long hangs. (It may take long to answer while PyTorch is being imported.)
+SILENT_S = 120.0
+
 #: So often, attempts and refusals are looked at.
 TICK_S = 0.1
 
@@ -55,6 +58,13 @@ class NodeGone:
 @dataclass(frozen=True, slots=True)
 class NodeEnded:
     """Whatever ran on a node that is gone does not any more: it is proven, or so long ago that it was stopped there."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSilent:
+    """A node's server is there and does not answer."""
 
     node: str
 
@@ -81,6 +91,7 @@ class _Node:
     ended: dict[str, int] = field(default_factory=dict)
     unsent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     again_at_s: float = 0.0
+    heard_at_s: float = field(default_factory=monotonic)
 
 
 class RemoteProcess:
@@ -140,7 +151,7 @@ class Nodes:
 
     def __init__(
         self,
-        on_event: Callable[[NodeHere | NodeGone | NodeEnded], None],
+        on_event: Callable[[NodeHere | NodeGone | NodeEnded | NodeSilent], None],
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
         holders_on: Callable[[str], Mapping[str, Mapping[str, Any] | None]] = lambda node: {},
     ) -> None:
@@ -324,8 +335,11 @@ class Nodes:
             self._resolve_doubts(now_s)
             if now_s >= self._ping_at_s:
                 self._ping_at_s = now_s + PING_S
-                for name in list(self._nodes):
+                for name, node in list(self._nodes.items()):
                     self._send(name, {"do": "ping"})
+                    if now_s - node.heard_at_s > SILENT_S:
+                        node.heard_at_s = now_s
+                        self._on_event(NodeSilent(name))
         for node in self._nodes.values():
             if node.line is not None:
                 node.line.close()
@@ -418,6 +432,7 @@ class Nodes:
             return
         try:
             for document in node.line.receive():
+                node.heard_at_s = monotonic()
                 self._listen(name, node, document)
         except (OSError, EOFError, ValueError, KeyError):
             self._hang_up(node)
@@ -425,6 +440,8 @@ class Nodes:
     def _listen(self, name: str, node: _Node, document: Mapping[str, Any]) -> None:
         if document["told"] == "here":
             self._greet(name, node, document)
+            return
+        if document["told"] == "pong":
             return
         key = document["key"]
         with self._lock:
