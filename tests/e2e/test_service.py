@@ -277,6 +277,32 @@ def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):
     assert live.exactly_once("p", 200, 30)
 
 
+def test_while_the_service_waits_for_a_deaf_job_every_command_says_so():
+    with Live(slots=1, grace_s=8.0) as live:
+        deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
+        job_id = live.submit(sys.executable, "-c", f"{deaf}; time.sleep(600)")
+        live.until(job_id, lambda job: job["phase"] == "running")
+        while "deaf" not in live.run("logs", job_id).stdout:
+            time.sleep(0.1)
+        command = [sys.executable, "-m", "geminid", "down"]
+        with subprocess.Popen(command, env=live.env, stderr=subprocess.PIPE, text=True) as down:
+            while not live.client.get("status")["awaited"]:
+                time.sleep(0.05)
+            assert live.json("status")["awaited"] == [job_id]
+            up = live.run("up", "--detach", *live.options)
+            assert (up.returncode, "is ending, and waits for its jobs" in up.stderr) == (1, True)
+            with pytest.raises(Trouble, match=f"the service is ending: it waits for {job_id} to stop") as told:
+                live.submit("true")
+            assert told.value.code == 3
+            assert [job["phase"] for job in live.client.get("jobs")] == ["stopping"]
+            assert live.client.get(f"jobs/{job_id}/explain")["explanation"]
+            assert live.run("down").returncode == 0  # waits, too
+            assert down.stderr.read() == f"waiting for {job_id} to stop\n"
+        assert down.returncode == 0
+        assert live.run("queue").returncode == 3
+        live.up()
+
+
 def test_whoever_follows_or_waits_is_told_in_one_sentence_that_the_service_is_gone():
     with Live(2) as live:
         job = live.submit("sh", "-c", "trap 'exit 0' TERM; echo ready; while :; do sleep 0.05; done")

@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import client, give_up, reporting_trouble
-from geminid.cli.output import console, print_json
+from geminid.cli.output import console, error_console, print_json
 from geminid.units import humanize_duration
 
 
@@ -138,12 +138,26 @@ def down(
         with contextlib.suppress(OSError, ValueError, KeyError):
             pid = int(json.loads((home() / SERVICE).read_text(encoding="utf-8"))["pid"])
         client().post("shutdown", detach=detach)
-    deadline = time.monotonic() + LONGEST_END_S + 30.0
+    told = ""
+    started = time.monotonic()
+    deadline = started + LONGEST_END_S + 30.0
     while pid and _lives(pid):
         if time.monotonic() > deadline:
             give_up(f"the service (process {pid}) has not ended after {LONGEST_END_S + 30.0:g} s")
-        time.sleep(0.05)
+        time.sleep(0.05 if time.monotonic() < started + 1.0 else 0.5)
+        if time.monotonic() >= started + 1.0 and (awaits := _awaited()) not in ("", told):
+            error_console.print(f"waiting for {awaits} to stop", soft_wrap=True)
+            told = awaits
     print_json({"ended": True, "pid": pid, "detached": detach}) if as_json else console.print("the service has ended")
+
+
+def _awaited() -> str:
+    """The jobs that the service waits for, if it says so."""
+    from geminid.serve.client import Trouble
+
+    with contextlib.suppress(Trouble):
+        return ", ".join(client().get("status")["awaited"])
+    return ""
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
@@ -171,6 +185,10 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         facts["prices"] = f"one more slot is worth {worth}"
     if told["wishes"]:
         facts["wishes"] = "; ".join(wish["reason"] for wish in told["wishes"])
+    if told["ending"]:
+        facts["ENDING"] = (
+            f"waits for {', '.join(told['awaited'])} to stop" if told["awaited"] else "is about to be gone"
+        )
     if told["trouble"]:
         facts["TROUBLE"] = told["trouble"]
     for name, fact in facts.items():

@@ -8,6 +8,7 @@ making a name point to this machine. Everything that is refused is told and note
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -103,7 +104,8 @@ def make_app(
             noted.append(now)
             client = request.client.host if request.client is not None else "?"
             path = printable(request.url.path)[:200]
-            service.note("audit", f"{status} for {who} at {client}: {request.method} {path}")
+            with contextlib.suppress(Refused):  # it is ending
+                service.note("audit", f"{status} for {who} at {client}: {request.method} {path}")
         return _told(status, sentence)
 
     seen = tokens.all()
@@ -113,7 +115,8 @@ def make_app(
         now = tokens.all()
         if now != seen:
             for sentence in changes(seen, now):
-                service.note("audit", sentence)
+                with contextlib.suppress(Refused):  # it is ending
+                    service.note("audit", sentence)
             seen[:] = now
 
     @app.middleware("http")
@@ -498,6 +501,8 @@ def make_app(
             "uptime_s": time.time() - started_s,
             "user": who(request).user,
             "role": who(request).role,
+            "ending": service.ending,
+            "awaited": service.awaited,
             **documents.market_document(service.market, service.cluster),
         }
         return JSONResponse(documents.status_document(service.published, service.cluster, service.policy_text, extra))

@@ -219,7 +219,7 @@ class Note(TypedDict):
 
 
 class Status(TypedDict):
-    """The service at a glance."""
+    """The service at a glance; while it is ``ending``, with the jobs that it waits for (``awaited``)."""
 
     url: str
     pid: int
@@ -227,6 +227,8 @@ class Status(TypedDict):
     uptime_s: float
     user: str
     role: str
+    ending: bool
+    awaited: list[str]
     prices: dict[str, float]
     gap: float | None
     wishes: list[dict[str, Any]]

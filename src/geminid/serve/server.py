@@ -13,10 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from geminid import __version__
 from geminid.serve.auth import Tokens, first_token, write_private
@@ -28,7 +30,7 @@ from geminid.serve.executors.supervised import ORPHANS_S
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
-from geminid.serve.store import Store, StoreProblem, make_home
+from geminid.serve.store import Store, StoreProblem, StoreTaken, make_home
 from geminid.serve.turns import PATIENCE_S
 from geminid.sim.run import named_policy
 from geminid.train.channel import LONGEST_SOCKET_PATH
@@ -113,7 +115,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         os.environ.pop(name, None)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with (
-        Store(options.home, before_write=before_write, events_kept=options.keep.events) as store,
+        _taken(options, before_write) as store,
         _bound(options.host, options.port) as listener,
     ):
         _log_to(options.home / LOG)
@@ -122,9 +124,25 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         service = Service(store, executor, policy, options.policy, patience_s=options.patience_s, keep=options.keep)
         port = listener.getsockname()[1]
         url = f"http://{options.host}:{port}"
-        detach = _answer(service, listener, options.home, url)
-        (options.home / SERVICE).unlink(missing_ok=True)
-        service.end(detach=detach)
+        try:
+            _answer(service, listener, options.home, url)
+        finally:
+            (options.home / SERVICE).unlink(missing_ok=True)
+
+
+def _taken(options: Options, before_write: Callable[[str], None]) -> Store:
+    """The store; where a service that is ending has it still, that is told."""
+    try:
+        return Store(options.home, before_write=before_write, events_kept=options.keep.events)
+    except StoreTaken:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            place = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
+            if place["ending"]:
+                told = (
+                    f"the service on {options.home} (process {place['pid']}) is ending, and waits for its jobs to stop"
+                )
+                raise StoreTaken(f"{told}; try again when it has: `geminid status` says for whom") from None
+        raise
 
 
 def _executor(options: Options) -> Executor:
@@ -160,27 +178,43 @@ def _executor(options: Options) -> Executor:
         raise StoreProblem(str(problem)) from None
 
 
-def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> bool:
-    """Answer requests until somebody ends it; whether jobs are to be left running."""
+def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> None:
+    """Answer requests until the service has ended: also while it waits for its jobs to stop."""
     import uvicorn
 
     from geminid.serve.api import make_app
 
     asked: list[bool] = []
 
-    def shut_down(detach: bool) -> None:
-        asked.append(detach)
+    def stop_answering() -> None:
         server.should_exit = True
+
+    def wind_down() -> None:
+        with contextlib.suppress(Exception):  # told below
+            service.end(detach=asked[0])
+        stop_answering()
+
+    def shut_down(detach: bool) -> None:
+        if not asked:  # the first word counts
+            asked.append(detach)
+            with contextlib.suppress(OSError):  # a full disk
+                write_private(home / SERVICE, json.dumps({**place, "ending": True}))
+            threading.Thread(target=wind_down, name="geminid end", daemon=True).start()
+
+    class Server(uvicorn.Server):
+        """One that a first signal has wind down, and a second one end at once."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if not asked:
+                shut_down(False)
+            else:
+                super().handle_exit(sig, frame)
 
     app = make_app(service, Tokens(home), home, url=url, shut_down=shut_down, ending=lambda: server.should_exit)
-    server = uvicorn.Server(
+    server = Server(
         uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
     )
-
-    def give_up() -> None:
-        server.should_exit = True
-
-    service.on_failure = give_up  # without its thread the service is none: whoever watches this process starts another
+    service.on_failure = stop_answering  # without its thread it is none: whoever watches this process starts another
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
     place = {"url": url, "pid": os.getpid(), "started_at": started_at(os.getpid()), "version": __version__}
@@ -188,7 +222,7 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> 
     logging.getLogger("geminid.serve").info("service at %s with %s slots", url, service.cluster.total_slots)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
-    return asked[0] if asked else False
+    service.end(detach=bool(asked and asked[0]))  # waits until it has, and tells what went wrong
 
 
 def start_detached(options: Options) -> dict[str, object]:

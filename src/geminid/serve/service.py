@@ -93,6 +93,13 @@ class _Look:
     look: Callable[[], Any]
     future: Future[Any] = field(default_factory=Future)
 
+    def answer(self) -> None:
+        """Compute it."""
+        try:
+            self.future.set_result(self.look())
+        except Exception as problem:
+            self.future.set_exception(problem)
+
 
 @dataclass(slots=True)
 class _End:
@@ -138,6 +145,7 @@ class Service:
         self._nodes_changed = False
         self._trouble = ""
         self._batches = 0
+        self.ending = self._detaches = False
         self._thread = threading.Thread(target=self._run, name="geminid service", daemon=True)
         self._in_hand: list[Any] = []
         self._failure: BaseException | None = None
@@ -162,6 +170,7 @@ class Service:
 
     def end(self, *, detach: bool = False) -> None:
         """End the service: with its jobs, which save what they have done, or leaving them running (``detach``)."""
+        self.ending, self._detaches = True, detach
         self._inbox.put(_End(detach))
         self._thread.join()
         if self._failure is not None:
@@ -295,6 +304,8 @@ class Service:
     def look(self, look: Callable[[Engine, ServiceState], Any]) -> Future[Any]:
         """Compute something from the engine and the state, in the service's thread."""
         question = _Look(lambda: look(self._planner.engine, self._state))
+        if not self._thread.is_alive():
+            raise Refused(503, "the service has ended")
         self._inbox.put(question)
         return question.future
 
@@ -302,10 +313,21 @@ class Service:
         self, make: Callable[[ServiceState], Sequence[r.Record]], answer: Callable[[ServiceState], Any]
     ) -> Future[Any]:
         request = _Request(make, answer)
-        if not self._thread.is_alive():
-            raise Refused(503, "the service is ending")
+        if self.ending or not self._thread.is_alive():
+            raise Refused(503, self._why_turned_away())
         self._inbox.put(request)
         return request.future
+
+    @property
+    def awaited(self) -> list[str]:
+        """The jobs that a service that is ending waits for: their processes have not stopped yet."""
+        if not self.ending or self._detaches:
+            return []
+        return [job.id for job in self.published.state.jobs.values() if job.phase.holds_slots]
+
+    def _why_turned_away(self) -> str:
+        names = ", ".join(self.awaited[:5]) if self.alive else ""
+        return "the service is ending" + (f": it waits for {names} to stop" if names else "")
 
     # ------------------------------------------------------------------------------------------- the thread
 
@@ -388,10 +410,7 @@ class Service:
                 item.future.set_exception(Refused(507, self._trouble))
         for item in items:
             if isinstance(item, _Look):
-                try:
-                    item.future.set_result(item.look())
-                except Exception as problem:
-                    item.future.set_exception(problem)
+                item.answer()
 
     def _forget(self) -> None:
         """Let go of jobs that have been over for long enough."""
@@ -479,13 +498,17 @@ class Service:
             self._unsaved = told
 
     def _wind_down(self, ending: _End) -> None:
-        """Have all jobs save and stop, or leave them running; then let go of everything."""
+        """Have all jobs save and stop, or leave them running; then let go of everything.
+
+        Until all have stopped, whoever asks sees who has not; whoever asks for a change is turned away.
+        """
         if not ending.detach:
             stops: list[r.Record] = []
             for job in self._state.jobs.values():
                 if not job.phase.is_terminal:  # those that wait for slots to become free are not to start now
                     stops += self.executor.stop(job, "the service is ending")
             self._commit(stops)
+            self._publish()
             deadline_s = time.monotonic() + LONGEST_END_S
             while self.executor.busy and time.monotonic() < deadline_s:
                 with contextlib.suppress(queue.Empty):
@@ -493,7 +516,12 @@ class Service:
                     if isinstance(item, tuple):
                         told = self.executor.take(item[0])
                         self._commit([record for record in told if not isinstance(record, r.JobStarting)])
+                    elif isinstance(item, _Look):
+                        item.answer()
+                    elif isinstance(item, _Request):  # it came at the last moment
+                        item.future.set_exception(Refused(503, self._why_turned_away()))
                 self._commit(self.executor.tick())
+                self._publish()
         self.executor.close(detach=ending.detach)
         with contextlib.suppress(StoreProblem):
             self.store.snapshot(self._state)
