@@ -107,6 +107,8 @@ def test_elastic_jobs_and_plain_commands_run_to_their_end(live):
 
 def test_only_those_with_a_token_get_in_and_only_to_their_own(live):
     url = live.client.url
+    for _ in range(20):
+        assert answer(f"{url}/api/v1/jobs", {"Authorization": "Bearer nonsense"})[0] == 401
     for headers in ({}, {"Authorization": "Bearer nonsense"}):
         assert answer(f"{url}/api/v1/jobs", headers)[0] == 401
     token = (live.home / "token").read_text().strip()
@@ -149,7 +151,10 @@ def test_only_those_with_a_token_get_in_and_only_to_their_own(live):
         expired.get("jobs")
     assert live.client.post(f"jobs/{job}/cancel")["wish"] == "cancel"
     assert live.over(job)["phase"] == "cancelled"
-    assert any("401 for nobody" in entry.get("text", "") for entry in live.json("events", "--limit", 1000))
+    noted = [entry.get("text", "") for entry in live.json("events", "--limit", 1000)]
+    assert sum("401 for nobody" in text for text in noted) == 10
+    assert sum("403 for ann" in text for text in noted) == 3  # whatever nobody does
+    assert all(text in (live.home / "service.log").read_text() for text in noted if "403 for ann" in text)
 
 
 def test_job_files_metrics_and_the_description_of_the_interface(live, tmp_path):

@@ -1,6 +1,7 @@
 """Tables: whatever the width, numbers and headers stay whole and no text is lost."""
 
 import io
+import time
 
 import pytest
 from rich.cells import cell_len
@@ -8,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from geminid.cli import output
+from geminid.cli.jobs import interval
 
 HEADER = ["policy", "objective", "avg JCT", "GPU hours", "rescales/job", "makespan"]
 ROWS = [
@@ -66,3 +68,13 @@ def test_a_table_that_fits_looks_as_rich_draws_it(terminal: bool, monkeypatch: p
 def test_a_table_without_rows_or_with_an_empty_header_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     output.print_table("Nothing", ["", "number"], [])
     assert "number" in capsys.readouterr().out
+
+
+def test_times_to_come_are_told_by_the_clock_of_the_service(monkeypatch):
+    """This machine's may have been set since: by a day, back or forth."""
+    eta = {"start_at_s": [1060.0, 1120.0], "finish_at_s": [1600.0, 1600.0], "guessed": True}
+    for shift_s in (-86_400.0, 0.0, 86_400.0):
+        monkeypatch.setattr(time, "time", lambda shift_s=shift_s: 1000.0 + shift_s)
+        assert interval({"now_s": 1000.0, "eta": eta}, "start_at_s") == "1m 00s–2m 00s ?"
+        assert interval({"now_s": 1000.0, "eta": eta}, "finish_at_s") == "10m 00s ?"
+    assert not interval({"now_s": 1000.0, "eta": None}, "finish_at_s")

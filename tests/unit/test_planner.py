@@ -1,9 +1,12 @@
 """What the planner makes of jobs, nodes that come and go, and slots that others use."""
 
+from dataclasses import replace
+
 import pytest
 
 from geminid.cluster import Cluster
-from geminid.configuration import Placement
+from geminid.configuration import Configuration, Placement
+from geminid.engine.explain import expected_speed
 from geminid.job import JobSpec
 from geminid.nodes import NodeGroup
 from geminid.policies.base import ClusterView, Decision, Policy
@@ -243,3 +246,45 @@ def test_a_command_is_not_stopped_for_a_cordon_under_somebody_who_has_just_start
     after = scene.plan()
     assert after["j2"] == one
     assert after["j1"] is not None
+
+
+class Widening(Policy):
+    """Gives the only job one slot, and two once it is told to; remembers which model it saw last."""
+
+    name = paper = objective = "widening"
+    needs_models = True
+    slots, saw = 1, None
+
+    def decide(self, view: ClusterView) -> Decision:
+        self.saw = view.jobs[0].model
+        return Decision({view.jobs[0].id: Configuration(gpu_type="cpu", nodes=1, slots=self.slots)})
+
+
+def test_the_speed_that_a_story_expects_is_of_the_model_that_the_decision_was_made_with():
+    policy, clock = Widening(), ByHand(1e9)
+    scene = Scene(nodes(a="cpu"), policy)
+    scene.clock = scene.planner._clock = clock
+    clock.at_s = scene.planner.engine.now_s + 1.0
+    scene.submit("j1", elastic=True, max_slots=2)
+    scene.plan()
+    run(scene, "j1")
+    limits = {"initial_batch": 8, "largest_batch": 64, "smallest_per_slot": 1, "largest_per_slot": 8}
+    scene.tell(r.JobReady(job_id="j1", parameter_count=1, **limits))
+
+    def report(step: int, batch: int, step_s: float) -> None:
+        clock.at_s += 30.0
+        seen = {"slots": 1, "nodes": 1, "per_slot_batch": batch, "accumulation_steps": 0, "step_s": step_s}
+        noise = {"squared_gradient": 1.0, "variance": 10.0 if step == 1 else 200.0}
+        scene.tell(r.JobProgressed(job_id="j1", progress=1.0, samples=step, step=step, epoch=0, **seen, **noise))
+        scene.planner.sync(["j1"])
+
+    report(1, 8, 0.2)
+    scene.plan()
+    before = policy.saw
+    report(2, 4, 0.19)  # and its gradients have become noisier
+    policy.slots = 2
+    view = scene.planner.engine.jobs["j1"]
+    scene.plan()
+    outdated, decided_with = (expected_speed(replace(view, model=model), 2) for model in (before, policy.saw))
+    assert f"{outdated:.2f}" != f"{decided_with:.2f}"
+    assert f"expected speed × {decided_with:.2f}" in scene.state.jobs["j1"].why

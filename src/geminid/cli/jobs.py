@@ -127,7 +127,6 @@ def job_row(job: dict[str, Any]) -> list[str]:
     colour = COLOURS.get(job["phase"])
     most = job["max_slots"]
     size = f"{job['slots']}" if most == job["min_slots"] else f"{job['slots']} of {job['min_slots']}–{most or 'any'}"
-    eta = job.get("eta") or {}
     return [
         job["id"],
         escape(job["name"]),
@@ -137,8 +136,8 @@ def job_row(job: dict[str, Any]) -> list[str]:
         "" if job["done"] is None else f"{100 * job['done']:.0f} %",
         "" if job["batch"] is None else f"{job['batch']}",
         _seconds(job["age_s"]),
-        interval(eta.get("start_at_s"), guessed=bool(eta.get("guessed"))) if job["slots"] == 0 else "",
-        interval(eta.get("finish_at_s"), guessed=bool(eta.get("guessed"))),
+        interval(job, "start_at_s") if job["slots"] == 0 else "",
+        interval(job, "finish_at_s"),
         f"{job['rescales']}",
     ]
 
@@ -148,13 +147,13 @@ def _seconds(seconds: float) -> str:
     return humanize_duration(round(seconds)) if seconds >= 0.5 else "0s"
 
 
-def interval(times: list[float] | None, *, guessed: bool, now_s: float | None = None) -> str:
-    """From when to when something will be, seen from now; with a question mark if something had to be guessed."""
-    if times is None:
+def interval(job: dict[str, Any], what: str) -> str:
+    """From when to when something of a job will be, seen from the service's now; "?" if something had to be guessed."""
+    eta = job["eta"] or {}
+    if eta.get(what) is None:
         return ""
-    now_s = time.time() if now_s is None else now_s
-    early, late = (_seconds(max(0.0, at_s - now_s)) for at_s in times)
-    return (early if early == late else f"{early}–{late}") + (" ?" if guessed else "")
+    early, late = (_seconds(max(0.0, at_s - job["now_s"])) for at_s in eta[what])
+    return (early if early == late else f"{early}–{late}") + (" ?" if eta["guessed"] else "")
 
 
 def show(job: JobArgument, json: JsonOption = False) -> None:
@@ -164,7 +163,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
     if json:
         print_json(told)
         return
-    limits, eta = told["limits"], told.get("eta") or {}
+    limits = told["limits"]
     work = "" if told["work_samples"] is None else f" of {told['work_samples']:,.0f}"
     budget = "" if told["budget_gpu_s"] is None else f" of its budget of {told['budget_gpu_s']:g}"
     sizes = f"{told['min_slots']} to {told['max_slots'] or 'any'}"
@@ -188,8 +187,8 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         f" {limits['parameter_count']:,} parameters",
         "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in told["metrics"].items()),
         "used": f"{told['gpu_s']:.0f} slot-seconds{budget}, {told['rescales']} resizes, {told['failures']} failures",
-        "starts in": interval(eta.get("start_at_s"), guessed=bool(eta.get("guessed"))),
-        "ends in": interval(eta.get("finish_at_s"), guessed=bool(eta.get("guessed"))),
+        "starts in": interval(told, "start_at_s"),
+        "ends in": interval(told, "finish_at_s"),
     }
     for name, fact in facts.items():
         if fact:

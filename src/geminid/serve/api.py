@@ -2,7 +2,7 @@
 
 Whoever asks shows a bearer token; users change their own jobs, admins everything. Requests must name this machine in
 ``Host`` and, if they come from a web page, in ``Origin``: other pages cannot use a browser to get here, not even by
-making a name point to this machine. Everything that is refused is told and noted for the operator.
+making a name point to this machine. Everything that is refused is told, and noted or counted for the operator.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from geminid.serve.client import TOTAL
 from geminid.serve.cordons import kept_slots
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails, last_words
+from geminid.serve.refusals import NOBODY, Refusals
 from geminid.serve.service import Published, Refused, Service
 from geminid.serve.state import ENDS, LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
@@ -67,9 +68,6 @@ LAST_LINES = 10
 #: A request that waits for a job is answered after so long at the latest, and asked again.
 LONGEST_WAIT_S = 30.0
 
-#: Of what is refused, so many a minute are noted in the log of events; all are in the service's own log.
-NOTED_PER_MINUTE = 10
-
 
 def make_app(
     service: Service,
@@ -94,18 +92,18 @@ def make_app(
     )
     started_s = time.time()
     forecaster = Forecaster(service)
-    noted: list[float] = []
     tails = Tails()
 
-    def refuse(request: Request, status: int, sentence: str, who: str = "nobody") -> JSONResponse:
-        now = time.monotonic()
-        noted[:] = [at for at in noted if now - at < 60.0]
-        if len(noted) < NOTED_PER_MINUTE:
-            noted.append(now)
-            client = request.client.host if request.client is not None else "?"
-            path = printable(request.url.path)[:200]
-            with contextlib.suppress(Refused):  # it is ending
-                service.note("audit", f"{status} for {who} at {client}: {request.method} {path}")
+    def audit(sentence: str) -> None:
+        with contextlib.suppress(Refused):  # it is ending
+            service.note("audit", sentence)
+
+    refusals = Refusals(audit, lambda close: asyncio.get_running_loop().call_later(60.0, close))
+
+    def refuse(request: Request, status: int, sentence: str, who: str = NOBODY) -> JSONResponse:
+        client = request.client.host if request.client is not None else "?"
+        path = printable(request.url.path)[:200]
+        refusals.refused(who, f"{status} for {who} at {client}: {request.method} {path}")
         return _told(status, sentence)
 
     seen = tokens.all()
@@ -115,8 +113,7 @@ def make_app(
         now = tokens.all()
         if now != seen:
             for sentence in changes(seen, now):
-                with contextlib.suppress(Refused):  # it is ending
-                    service.note("audit", sentence)
+                audit(sentence)
             seen[:] = now
 
     @app.middleware("http")
@@ -539,6 +536,7 @@ def make_app(
     async def shutdown(request: Request, detach: bool = False) -> JSONResponse:
         """End the service; with ``detach``, jobs train on and the next service takes them over."""
         admin(request)
+        refusals.close()
         shut_down(detach)
         return JSONResponse({"ending": True})
 

@@ -25,6 +25,7 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
     state, work = job.state, job.work_samples
     done = None if not work else min(job.done_samples / work, 1.0)
     return {
+        "now_s": now_s,
         "id": job.id,
         "name": job.spec.name,
         "owner": job.spec.owner,

@@ -43,9 +43,11 @@ class BatchPlan(TypedDict):
 class Job(TypedDict):
     """A job. ``slots`` are those that its processes hold, ``target_slots`` those that the last plan gives it.
 
-    One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``.
+    One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``. All
+    times are the service's, which says what time it is for it (``now_s``): other clocks may have been set meanwhile.
     """
 
+    now_s: float
     id: str
     name: str
     owner: str | None

@@ -225,8 +225,9 @@ class ServiceState:
     """Everything that the service knows. Only ``apply`` changes it; values within never change.
 
     ``quotas`` are by kind (``queue`` or ``owner``) and name, and ``borrowers`` those that may have more for a while.
-    ``notes`` are for operators, newest last. ``forgotten`` is what is left of jobs that are not kept any more, by
-    owner. ``down`` are nodes that are gone, and ``taken`` slots that are used by somebody who does not ask us.
+    ``notes`` are for operators, newest last, without what was audited. ``forgotten`` is what is left of jobs that are
+    not kept any more, by owner. ``down`` are nodes that are gone, and ``taken`` slots that are used by somebody who
+    does not ask us.
     """
 
     seq: int = 0
@@ -306,6 +307,8 @@ class ServiceState:
                     self.borrowers |= {named} if record.borrow else set()
             case r.JobsForgotten():
                 self._forget(record.job_ids)
+            case r.Noted() if record.level == "audit":
+                pass  # the log has it; there may be many
             case r.Noted():
                 self.notes = (*self.notes, (at_s, record.level, record.text))[-MOST_NOTES:]
             case _:
