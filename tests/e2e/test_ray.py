@@ -279,7 +279,7 @@ def test_a_restarted_head_disturbs_nobody(ray):
 
 
 def test_everything_is_given_back_at_the_end(ray):
-    check_invariants(ray)  # after every record of all that happened above
+    check_invariants(ray.home)  # after every record of all that happened above
     ray.run("down")
     code = "print(json.dumps([ray.cluster_resources().get('CPU'), ray.available_resources().get('CPU')]))"
     ray.cluster.kill("n5")

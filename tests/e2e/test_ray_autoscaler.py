@@ -43,4 +43,4 @@ def test_nodes_of_a_type_come_when_jobs_wait_for_it_and_go_when_they_are_done():
         ray.wait_for(lambda: kinds(ray) == ["cpu"])
         again = ray.submit("sh", "-c", "echo on $GEMINID_NODE", min_slots=2, max_slots=2)  # its agent had been let go
         assert ray.over(again)["phase"] == "succeeded"
-        check_invariants(ray)
+        check_invariants(ray.home)

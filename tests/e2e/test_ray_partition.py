@@ -84,7 +84,7 @@ def test_whoever_is_cut_off_for_too_long_stops_before_others_go_on(ray, tmp_path
     lines = [line.split() for line in log.read_text().splitlines()]
     starts = 1 + sum(one[0] != other[0] for one, other in pairwise(lines))
     assert starts == 2  # one after the other, and not beside each other
-    check_invariants(ray)
+    check_invariants(ray.home)
 
 
 @pytest.mark.skipif("GEMINID_TEST_SLOW" not in os.environ, reason="takes two minutes: set GEMINID_TEST_SLOW=1")
@@ -106,4 +106,4 @@ def test_a_head_that_comes_back_without_its_tables_costs_what_was_not_saved(ray,
     assert ray.over(job)["phase"] == "succeeded"
     assert ray.exactly_once("c", 200, 80)
     assert "from its last checkpoint" in ray.story(job)
-    check_invariants(ray)
+    check_invariants(ray.home)

@@ -259,18 +259,51 @@ def test_with_a_full_disk_requests_are_refused_and_jobs_go_on(tmp_path):
         running.until(lambda jobs: not running.service.published.trouble)
 
 
-def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path):
+ABSURD = {
+    "impossible": {"accumulation_s": 1e-30, "step_s": 1e30, "squared_gradient": -1.0, "variance": 1e300},
+    "fast": {"step_s": 1e-12, "squared_gradient": 1e-12, "variance": 1e12},
+    "slow": {"step_s": 1e9, "squared_gradient": 1.0, "variance": 1.0},
+    "done": {"step_s": 0.1, "progress": 1e300, "samples": 10**15},
+}
+
+
+@pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
+def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path, monkeypatch, absurd):
+    """They are decided upon, and the neighbour keeps the slots that it has."""
+    for name in ("NEWS_S", "SETTLE_S"):
+        monkeypatch.setattr(f"geminid.serve.planner.{name}", 0.0)
     with Running(tmp_path, "geminid:gap=0,refresh=1") as running:
-        good, bad = running.submit(slots_per_replica=1), running.submit()
+        jobs = good, bad = running.submit(max_slots=4), running.submit(max_slots=4)
         running.until(lambda jobs: jobs[good].phase is jobs[bad].phase is JobPhase.RUNNING)
-        report = r.JobProgressed(
-            job_id=bad, progress=1e300, samples=10**15, step=1, epoch=0, slots=1, nodes=1, per_slot_batch=1,
-            accumulation_steps=0, accumulation_s=1e-30, step_s=1e30, squared_gradient=-1.0, variance=1e300,
-        )  # fmt: skip
-        running.executor.tell(report)
-        jobs = running.until(lambda jobs: jobs[bad].samples == 10**15)
-        assert jobs[good].state.num_slots >= 1
-        assert not jobs[bad].measured
+        limits = {"initial_batch": 8, "largest_batch": 64, "smallest_per_slot": 1, "largest_per_slot": 8}
+        for job_id in jobs:
+            running.executor.tell(r.JobReady(job_id=job_id, parameter_count=1000, work_samples=10_000, **limits))
+        step = 0
+
+        def decide_on_reports(**told: float) -> None:
+            """Both report what they measure where they are, until two more decisions were made."""
+            nonlocal step
+            until = running.service.published.decisions + 2
+            while running.service.published.decisions < until:
+                step += 1
+                for job_id, more in ((good, {}), (bad, told)):
+                    slots = running.service.published.state.jobs[job_id].state.num_slots
+                    seen = {"progress": 8.0 * step, "samples": 8 * step, "step_s": 0.1 + 0.01 * slots}
+                    seen |= {"squared_gradient": 1.0, "variance": 200.0, **more}
+                    seen |= {"step": step, "epoch": 0, "slots": slots, "nodes": 1, "per_slot_batch": 8}
+                    running.executor.tell(r.JobProgressed(job_id=job_id, accumulation_steps=0, **seen))
+                time.sleep(0.05)
+
+        deadline = time.monotonic() + 30.0
+        while [running.service.published.state.jobs[job_id].state.num_slots for job_id in jobs] != [2, 2]:
+            assert time.monotonic() < deadline
+            decide_on_reports()
+        decide_on_reports(**absurd)
+        after = running.until(lambda jobs: jobs[bad].step == step)
+        assert after[good].state.num_slots == 2
+        assert after[good].phase is JobPhase.RUNNING
+        assert running.service.published.rejected == 0
+        assert not after[bad].state.failures
 
 
 def test_a_job_ends_when_its_budget_is_spent(tmp_path):
