@@ -129,8 +129,8 @@ class Live:
 def check_invariants(home: Path) -> ServiceState:
     """Replay the whole log, and look after every record whether all is as it must be; every test ends with it.
 
-    What plans must keep to is counted here anew, not by what the service itself keeps bad plans away with; and where the
-    service had to do that, there is an alert.
+    What plans must keep to is counted here anew, not by what the service itself keeps bad plans away with; and where
+    the service had to do that, there is an alert.
     """
     state = ServiceState()
     for entry in last_entries(home, -1, 0):
