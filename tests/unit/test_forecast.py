@@ -27,7 +27,7 @@ from geminid.serve.forecast import Forecaster, forecast, waiting_order
 from geminid.serve.server import DEFAULT_POLICY
 from geminid.serve.state import Limits, LiveJob, Stretch
 from geminid.serve.translation import view_of
-from geminid.serve.whatif import what_if
+from geminid.serve.whatif import LEAST_ERROR, uncertainty, what_if
 
 CLUSTER = Cluster.parse("cpu:1x4")
 
@@ -360,3 +360,24 @@ def test_a_late_forecast_is_not_told_and_a_job_that_has_started_has_no_time_to_s
     assert forecaster.of(waiting, 0.0) is None
     asyncio.run(forecaster.freshen())  # whoever looks now has one of now
     assert forecaster.of(waiting, 0.0) is not None
+
+
+def test_intervals_shrink_while_a_job_trains_as_its_model_says_and_grow_where_it_does_not():
+    def finish(*stretches: Stretch) -> tuple[float, float]:
+        return forecast([replace(job("j1", slots=(0,)), stretches=stretches)], CLUSTER, DEFAULT_POLICY, 0.0)["j1"][
+            "finish_s"
+        ]
+
+    def width(*stretches: Stretch) -> float:
+        soon, late = finish(*stretches)
+        return late / soon
+
+    as_told = [Stretch("cpu", slots, 8, 0, seconds=800.0, steps=10_000) for slots in (1, 2)]
+    twice_as_long = replace(as_told[1], seconds=1600.0)
+    assert width(*as_told) < 1.2 < width() < width(as_told[0], twice_as_long)
+
+
+def test_a_job_is_never_foretold_more_closely_than_its_machine_allows():
+    assert uncertainty([(1e6, 1e6)]) == LEAST_ERROR
+    assert uncertainty([]) > uncertainty([(30.0, 30.0)]) > LEAST_ERROR
+    assert uncertainty([(30.0, 30.0), (30.0, 60.0)]) > uncertainty([])

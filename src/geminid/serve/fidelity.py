@@ -42,7 +42,7 @@ from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Entry, last_entries
 from geminid.serve.temporary import temporary_service
 from geminid.serve.translation import facts_of
-from geminid.serve.whatif import application_of, fits_of, slower, start_up_s
+from geminid.serve.whatif import application_of, fits_of, slower, start_up_s, times_of
 from geminid.sim.application import GradientTruth
 from geminid.sim.simjob import SimJob, Stint
 from geminid.sim.simulator import Known, Settings, Simulator
@@ -250,7 +250,10 @@ def compare(
     """Run the jobs live, simulate them, and run them with fixed shares."""
     with temporary_service(Options(home=Path(), slots=slots, policy=policy, grace_s=5.0)) as (client, home):
         speeds, measured = {}, {}
-        for kind in {arrival.kind.name: arrival.kind for arrival in arrivals}.values():
+        kinds = {arrival.kind.name: arrival.kind for arrival in arrivals}
+        progress("starting the first process")  # it takes seconds that no later one does
+        _ended(client, str(client.post("jobs", arrivals[0].kind.job(1))["id"]), time.monotonic() + PATIENCE_S)
+        for kind in kinds.values():
             progress(f"measuring {kind.name}")
             measured[kind.name], speeds[kind.name] = _measure(client, home, kind, slots)
         epochs = [arrival.epochs(speeds[arrival.kind.name]) for arrival in arrivals]
@@ -278,7 +281,7 @@ def compare(
             simulated_waited_s=simulated[job.id].waited_s,
             start_up_s=start_up_s(job) or 0.0,
             paused_s=sum(job.pauses_s),
-            slower=slower(job, fits_of(job)),
+            slower=slower(times_of(job, fits_of(job))),
             simulated_slower=simulated[job.id].slower,
             epochs=count,
             course=live.courses.get(job.id, []),

@@ -31,11 +31,13 @@ from geminid.sim.workload import TraceJob, Workload
 #: A command of which nothing is known is taken to need so long at least.
 UNKNOWN_S = 60.0
 
-#: By how much measured speeds may be off, and how much longer or shorter it may take: a command as another of its name,
-#: and one of which nothing is known. (Of jobs whose lengths have no scale, four in five end within a tenth of as long
-#: again as they have run and ten times that.)
-MEASURED_ERROR, LIKE_FACTOR, UNKNOWN_FACTOR = 0.15, 1.5, 10.0
+#: By how much the speed of a job's model may be off before it has trained, which counts as much as so long a training
+#: does; and by how much it may always be, since nobody knows what else its machine will have to do.
+FIRST_ERROR, FIRST_ERROR_S, LEAST_ERROR = 0.2, 30.0, 0.05
 
+#: How much longer or shorter it may take: a command as another of its name, and one of which nothing is known. (Of jobs
+#: whose lengths have no scale, four in five end within a tenth of as long again as they have run and ten times that.)
+LIKE_FACTOR, UNKNOWN_FACTOR = 1.5, 10.0
 
 #: A job must have trained so long before it is believed how much slower it is than its model; and how much at most.
 LEAST_TRAINED_S, MOST_SLOWER = 2.0, 5.0
@@ -219,18 +221,19 @@ def application_of(
     """A job as the simulator runs it; None if too little is known of it.
 
     Steps take as long as the model that was fitted to its measurements says, and training longer than that by as much
-    as it did; one that has not trained yet starts and trains as one that was ``like`` it. A job that counts epochs is
-    done after so many samples, however much its batch makes of them.
+    as it did; one that has not trained yet starts and trains as one that was ``like`` it, with twice the uncertainty. A
+    job that counts epochs is done after so many samples, however much its batch makes of them.
     """
     limits, work = batch_limits(known), known.work_samples
     profiles = _profiles(known, job, cluster)
     if limits is None or work is None or not profiles:
         return None
-    error = MEASURED_ERROR if known.id == job.id else MEASURED_ERROR * 2.0
     gradient = known.gradient or GradientStats()
     left = max(work - job.done_samples, 1.0)
     trained = known if known.stretches or like is None else like
     fits = {name: _fitted(profile) for name, profile in profiles.items()}
+    took = times_of(trained, fits)
+    error = uncertainty(took) * (1.0 if known.id == job.id else 2.0)
     truth = {name: FittedTimes(fitted, cluster.total_slots) for name, fitted in fits.items()}
     return Application(
         name=job.id,
@@ -240,22 +243,41 @@ def application_of(
         limits=dict.fromkeys(truth, limits),
         rescale_s=facts_of(known, cluster).rescale_s,
         start_up_s=start_up_s(trained),
-        speed_divisor=slower(trained, fits) * (1.0 + error) ** pace,
+        speed_divisor=slower(took) * (1.0 + error) ** pace,
         counts_samples=not (known.limits is not None and known.limits.by_progress),
     )
 
 
-def slower(job: LiveJob, fits: Mapping[str, ThroughputFit]) -> float:
-    """By what factor a job trained longer than its model says: evaluation, checkpoints, ends of epochs, and misfit."""
+def times_of(job: LiveJob, fits: Mapping[str, ThroughputFit]) -> list[tuple[float, float]]:
+    """For how long a job trained in each way that it did, and how long its model says that this takes."""
     profiles = dict(job.measured)
-    model_s = trained_s = 0.0
+    times = []
     for stretch in job.stretches:
         seen, fitted = stretch.observed(profiles.get(stretch.gpu_type)), fits.get(stretch.gpu_type)
-        if seen is not None and fitted is not None:
+        if seen is not None and fitted is not None and stretch.seconds > 0.0 and stretch.steps > 0:
             shape = Shape.of(seen.nodes, seen.slots, seen.per_slot_batch, seen.busiest_node_slots)
-            model_s += stretch.steps * float(fitted.step_times(shape).iteration_s(stretch.accumulation_steps))
-            trained_s += stretch.seconds
+            step_s = float(fitted.step_times(shape).iteration_s(stretch.accumulation_steps))
+            times.append((stretch.seconds, stretch.steps * step_s))
+    return times
+
+
+def slower(times: Sequence[tuple[float, float]]) -> float:
+    """By what factor a job trained longer than its model says: evaluation, checkpoints, ends of epochs, and misfit."""
+    trained_s, model_s = (sum(both) for both in zip(*times, strict=True)) if times else (0.0, 0.0)
     return min(max(trained_s / model_s, 1.0 / MOST_SLOWER), MOST_SLOWER) if model_s >= LEAST_TRAINED_S else 1.0
+
+
+def uncertainty(times: Sequence[tuple[float, float]]) -> float:
+    """By what part a job's speed may differ from what is expected of it.
+
+    It is how differently its model was off in the ways in which it trained, each counting by its time: a job that has
+    trained long, always as its model says, is foretold more closely.
+    """
+    trained_s = sum(seconds for seconds, _ in times)
+    logs = [(seconds, math.log(seconds / model_s)) for seconds, model_s in times]
+    mean = sum(seconds * log for seconds, log in logs) / trained_s if logs else 0.0
+    squares = FIRST_ERROR_S * FIRST_ERROR**2 + sum(seconds * (log - mean) ** 2 for seconds, log in logs)
+    return max(math.sqrt(squares / (FIRST_ERROR_S + trained_s)), LEAST_ERROR)
 
 
 def start_up_s(job: LiveJob) -> float | None:
