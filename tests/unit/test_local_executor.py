@@ -167,12 +167,13 @@ def test_a_command_that_is_stopped_before_it_is_started_is_not_started(tmp_path)
     assert heard == []
 
 
-def test_a_command_gives_back_its_descriptor_and_takes_what_it_started_with_it(tmp_path):
+@pytest.mark.parametrize("session", ["", "setsid"])
+def test_a_command_gives_back_its_descriptor_and_takes_what_it_started_with_it(tmp_path, session):
     before = len(os.listdir("/proc/self/fd"))
     over: queue.Queue[PlainCommand] = queue.Queue()
     for number in range(3):
         left = tmp_path / f"left{number}"
-        command = ("sh", "-c", f"sleep 1000 & echo $! > {left}")
+        command = ("sh", "-c", f"{session} sleep 1000 & echo $! > {left}")
         made = PlainCommand.start(tmp_path, command, dict(os.environ), tmp_path, over.put)
         assert over.get(timeout=20.0) is made
         until(lambda left=left: not lives(int(left.read_text())))

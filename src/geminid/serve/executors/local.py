@@ -7,6 +7,7 @@ import importlib.util
 import os
 import resource
 import shutil
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from geminid.serve.executors.supervised import (
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.serve.state import LiveJob
 from geminid.train.launcher import PlainLauncher, python_command
+from geminid.train.offspring import signal_marked
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 
@@ -134,6 +136,9 @@ class LocalExecutor(SupervisedExecutor):
             for folder in (self._folder / "jobs").iterdir():
                 if folder.name not in self._running:
                     _end_all(folder)
+            ours = {str(self.folder_of(job_id)) for job_id in self._running}
+            within = f"{self._folder / 'jobs'}{os.sep}"
+            signal_marked(signal.SIGKILL, lambda mark: mark.startswith(within) and mark not in ours)
 
 
 def _program(spec: JobSpec, where: Path | None) -> str | None:

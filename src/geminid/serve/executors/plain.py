@@ -2,7 +2,7 @@
 
 Its parent is a shim (``shim.py``) in a session of its own that writes down how the command ended: neither the end of
 the service nor its coming back disturbs the command, and none is started twice. With it ends whatever it has started,
-except what has left its process group on purpose (``setsid``).
+in sessions of their own as well (``torchrun`` has its workers in such): it is known by a mark in its environment.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from time import monotonic
 
 from geminid.serve.executors.shim import EXIT, PROCESS, locked, write
 from geminid.train.launcher import AdoptedProcess, Launch, PlainLauncher, WorkerProcess, how_it_ended, started_at
+from geminid.train.offspring import MARK, signal_marked
 
 SHIM = Path(__file__).with_name("shim.py")
 
@@ -63,12 +64,14 @@ class PlainCommand:
         """Start a command in a folder of its own."""
         (folder / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
         forget_exit(folder)
+        end_offspring(folder)  # of an earlier try
         start = secrets.token_hex(8)
         with locked(str(folder)):
             write(str(folder / PROCESS), {"start": start})
         _separate(folder / "logs" / "out.log")
         shim = (sys.executable, "-I", "-S", str(SHIM), str(folder), start, *command)
-        process = PlainLauncher().start(Launch(shim, environment, where, folder / "logs" / "out.log"))
+        marked = {**environment, MARK: str(folder)}
+        process = PlainLauncher().start(Launch(shim, marked, where, folder / "logs" / "out.log"))
         return cls(folder, process, ended)
 
     @classmethod
@@ -117,6 +120,7 @@ class PlainCommand:
             self._process.exit_code()  # takes the process off the system's list, where it is our child
             self._process.close()
             self._gone = True
+        end_offspring(self._folder)
         ended(self)
 
 
@@ -182,6 +186,11 @@ def live_workers(folder: Path) -> dict[str, tuple[int, str]]:
         and started_at(entry["pid"]) == entry["started_at"]
         and not _is_dead(entry["pid"])
     }
+
+
+def end_offspring(folder: Path) -> None:
+    """End whatever the command of a folder has started and left behind, wherever it has gone."""
+    signal_marked(signal.SIGKILL, str(folder).__eq__)
 
 
 def end_group(pid: int) -> None:
