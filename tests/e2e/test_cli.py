@@ -34,11 +34,30 @@ def test_without_a_command_help_is_shown() -> None:
     assert "bench" in run().stdout
 
 
+def loaded_by(*arguments: str) -> set[str]:
+    """The modules that a command has loaded when it ends."""
+    code = f"""import atexit, sys
+atexit.register(lambda: print("loaded", *sys.modules))
+import geminid.cli.main
+geminid.cli.main.app({list(arguments)!r})
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    return set(result.stdout.partition("loaded ")[2].split())
+
+
 def test_importing_the_package_and_asking_for_help_load_nothing_heavy() -> None:
-    heavy = "numpy scipy torch highspy yaml"
-    code = f"import sys, geminid, geminid.cli.main\nprint([name for name in {heavy.split()!r} if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    loaded = loaded_by("--help")
+    assert {"geminid.cli.jobs", "geminid.cli.simulate", "geminid.cli.benches"} <= loaded  # all are listed
+    assert not loaded & set(["numpy", "scipy", "torch", "highspy", "yaml", "fastapi", "uvicorn"])
+
+
+def test_a_command_loads_only_its_own_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("GEMINID_HOME", str(tmp_path))
+    loaded = loaded_by("queue")
+    commands = {name for name in loaded if name.startswith("geminid.cli.")}
+    assert commands == {f"geminid.cli.{name}" for name in ("main", "jobs", "client", "output")}
+    assert not loaded & set(["numpy", "yaml", "fastapi", "uvicorn", "starlette"])
+    assert not [name for name in loaded if name.startswith(("geminid.bench", "geminid.sim", "geminid.serve.state"))]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Measure the claims about accuracy and speed, on this machine, now.",
     no_args_is_help=True,
+    add_completion=False,
 )
 
 PEERS = Path("../shared/peers")

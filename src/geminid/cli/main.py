@@ -1,26 +1,96 @@
-"""The ``geminid`` command: its top level, its version and its error contract."""
+"""The ``geminid`` command: its top level, its version and its error contract.
+
+A command's module is loaded when it is used, or when all are listed: most of what a short command costs is loading.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
-from rich.markup import escape
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from geminid import __version__
-from geminid.cli import bench, bench_service, bench_training, ends_when_interrupted, jobs, operate, service
-from geminid.cli.demo import demo
-from geminid.cli.measure import measure_here
-from geminid.cli.output import error_console
-from geminid.cli.profile import profile
-from geminid.cli.simulate import policies, simulate, workloads
-from geminid.cli.validate import validate
+from geminid.cli import ends_when_interrupted
 from geminid.fields import InvalidInput
+
+MARKUP: Final = "rich"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a command is: a function of a module of the command line, or a whole group of them (``app``)."""
+
+    module: str
+    attribute: str
+    panel: str | None = None
+
+    def load(self, name: str) -> Any:
+        """The command."""
+        found = getattr(import_module(f"geminid.cli.{self.module}"), self.attribute)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=MARKUP)
+            found.command(name=name, rich_help_panel=self.panel)(function)
+        command = get_command(found)
+        command.name = name
+        return command
+
+
+def _places() -> Iterator[tuple[str, Place]]:
+    for panel, module, names in (
+        ("The service", "service", "up down status"),
+        ("Jobs", "jobs", "submit queue show logs explain wait cancel pause resume"),
+    ):
+        yield from ((name, Place(module, name, panel)) for name in names.split())
+    yield "set", Place("jobs", "set_job", "Jobs")
+    for name in ["nodes", "drain", "cordon", "quota", "usage", "events", "replay", "token"]:
+        yield name, Place("operate", name, "For operators")
+    yield "demo", Place("demo", "demo")
+    yield "measure", Place("measure", "measure_here")
+    yield from ((name, Place("simulate", name)) for name in ("simulate", "policies", "workloads"))
+    yield "validate", Place("validate", "validate")
+    yield "profile", Place("profile", "profile")
+    yield "bench", Place("benches", "app")
+
+
+class Loading(MutableMapping[str, Any]):
+    """Commands by name, each of them loaded when somebody asks for it."""
+
+    def __init__(self) -> None:
+        self._places, self._loaded = dict(_places()), dict[str, Any]()
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._loaded:
+            self._loaded[name] = self._places[name].load(name)
+        return self._loaded[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._loaded[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._loaded[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._places, **self._loaded})
+
+    def __len__(self) -> int:
+        return len({**self._places, **self._loaded})
 
 
 class Commands(TyperGroup):
     """All commands; an interrupt is told here, before Typer sees it and ends in its own way."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands = Loading()
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Their names, without loading any."""
+        return list(self.commands)
 
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
@@ -33,19 +103,9 @@ app = typer.Typer(
     cls=Commands,
     help="Schedule deep-learning training on shared clusters of mixed accelerators.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode=MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-bench.app.command()(bench_training.rescale)
-bench.app.command()(bench_training.overhead)
-bench.app.command()(bench_training.data)
-bench.app.command()(bench_training.saving)
-bench.app.command()(bench_service.service)
-bench.app.command()(bench_service.live)
-bench.app.command()(bench_service.ray)
-bench.app.command()(bench_service.scale)
-app.add_typer(bench.app, name="bench")
 
 
 def _print_version(wanted: bool) -> None:
@@ -63,34 +123,15 @@ def top_level(
     """Schedule deep-learning training on shared clusters of mixed accelerators."""
 
 
-_PANELS: dict[str, tuple[Any, ...]] = {
-    "The service": (service.up, service.down, service.status),
-    "Jobs": (
-        *(jobs.submit, jobs.queue, jobs.show, jobs.logs, jobs.explain),
-        *(jobs.wait, jobs.cancel, jobs.pause, jobs.resume, jobs.set_job),
-    ),
-    "For operators": (
-        *(operate.nodes, operate.drain, operate.cordon, operate.quota),
-        *(operate.usage, operate.events, operate.replay, operate.token),
-    ),
-}
-for panel, commands in _PANELS.items():
-    for command in commands:
-        app.command(name=command.__name__.removesuffix("_job"), rich_help_panel=panel)(command)
-app.command()(demo)
-app.command(name="measure")(measure_here)
-app.command()(simulate)
-app.command()(policies)
-app.command()(workloads)
-app.command()(validate)
-app.command()(profile)
-
-
 def main() -> None:
     """Run the command line: bad input is told in one sentence per mistake, with exit code 2."""
     try:
         app()
     except InvalidInput as error:
+        from rich.markup import escape
+
+        from geminid.cli.output import error_console
+
         for problem in error.problems:
             error_console.print(f"[red]error:[/] {escape(str(problem))}", soft_wrap=True)
         raise SystemExit(2) from None
