@@ -48,7 +48,7 @@ geminid.cli.main.app({list(arguments)!r})
 def test_importing_the_package_and_asking_for_help_load_nothing_heavy() -> None:
     loaded = loaded_by("--help")
     assert {"geminid.cli.jobs", "geminid.cli.simulate", "geminid.cli.benches"} <= loaded  # all are listed
-    assert not loaded & set(["numpy", "scipy", "torch", "highspy", "yaml", "fastapi", "uvicorn"])
+    assert not loaded & {"numpy", "scipy", "torch", "highspy", "yaml", "fastapi", "uvicorn"}
 
 
 def test_a_command_loads_only_its_own_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_command_loads_only_its_own_module(monkeypatch: pytest.MonkeyPatch, tm
     loaded = loaded_by("queue")
     commands = {name for name in loaded if name.startswith("geminid.cli.")}
     assert commands == {f"geminid.cli.{name}" for name in ("main", "jobs", "client", "output")}
-    assert not loaded & set(["numpy", "yaml", "fastapi", "uvicorn", "starlette"])
+    assert not loaded & {"numpy", "yaml", "fastapi", "uvicorn", "starlette"}
     assert not [name for name in loaded if name.startswith(("geminid.bench", "geminid.sim", "geminid.serve.state"))]
 
 
