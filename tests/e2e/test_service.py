@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -224,6 +225,25 @@ def test_what_is_typed_goes_before_what_the_file_says_and_environments_add_up(li
     with pytest.raises(Trouble, match="after is") as refused:
         live.client.get("events", after=10**30)
     assert refused.value.code == 2
+
+
+def test_all_that_a_plain_job_file_can_say_has_a_flag(live, tmp_path):
+    (tmp_path / "there.py").write_text("print('here')")
+    flags = {"--deadline": "12h", "--gpu-time-budget": "2h", "--min-runtime": "1m", "--checkpoint-interval": "5m"}
+    words = [word for pair in flags.items() for word in pair]
+    types = ("--gpu-type", "cpu", "--working-dir", tmp_path)
+    dry = live.run("submit", "--dry-run", "--json", *words, *types, "--", "python", "there.py")
+    told = json.loads(dry.stdout)["spec"]
+    assert told["working_dir"] == str(tmp_path)
+    assert told["gpu_types"] == {"any_of": ["cpu"]}
+    for name in flags:
+        assert told[name.removeprefix("--").replace("-", "_")]
+    assert live.run("submit", "--dry-run", "--", "python", "there.py").returncode == 2
+    bad = live.run("submit", "--dry-run", "--deadline", "soon", "--", "true")
+    assert (bad.returncode, "deadline is 'soon'" in bad.stderr) == (2, True)
+    sent = live.run("submit", "--", "true").stdout
+    assert "begins again where it fails, unless with --retries 0" in sent
+    assert "begins again" not in live.run("submit", "--retries", 0, "--", "true").stdout
 
 
 def test_hostile_requests_are_refused(live):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -31,36 +33,65 @@ class Clockwork:
 class Users(RuleBasedStateMachine):
     """A planner, its log, and people who change their minds."""
 
-    @initialize(policy=st.sampled_from(POLICIES), pace_s=st.sampled_from([0.0, 1.0, 100.0]))
-    def begin(self, policy: str, pace_s: float) -> None:
-        self.pace_s = pace_s
+    @initialize(policy=st.sampled_from(POLICIES), pace_s=st.sampled_from([0.0, 1.0, 100.0]), prompt=st.booleans())
+    def begin(self, policy: str, pace_s: float, prompt: bool) -> None:
+        self.pace_s, self.prompt = pace_s, prompt
         self.state, self.clock, self.count = ServiceState(), Clockwork(), 0
         started = {"gpu_types_by_node": {"here": "cpu"}}
         self.state.apply(1, 0.0, r.ServiceStarted(epoch=1, version="0", policy=policy, cluster=started))
         self.planner = Planner(CLUSTER, make_policy(policy), policy, self.state, self.clock)  # type: ignore[arg-type]
 
     def tell(self, record: r.Record) -> None:
-        if isinstance(record, r.Planned):
-            assert not self.state.plan_problems(record.targets)
+        used = self.used()
         self.state.apply(self.state.seq + 1, self.clock.at_s, record)
+        if isinstance(record, r.Planned):
+            self.check_plan(record, used)
         self.planner.notice(record)
         self.planner.sync([job_id] if (job_id := getattr(record, "job_id", None)) else [])
 
+    def used(self) -> Counter[tuple[str, str]]:
+        """Slots that are planned for every owner and every queue."""
+        used: Counter[tuple[str, str]] = Counter()
+        for job in self.state.jobs.values():
+            for name in (("owner", job.spec.owner or ""), ("queue", job.spec.queue)):
+                used[name] += job.target.num_slots if job.target else 0
+        return used
+
+    def check_plan(self, record: r.Planned, used: Counter[tuple[str, str]]) -> None:
+        """What was written keeps to sizes, quotas and what is out of service: counted here, not by the service."""
+        for name, slots in self.used().items():
+            limit = self.state.quotas.get(name)
+            assert limit is None or name in self.state.borrowers or slots <= max(limit, used[name]), (name, slots)
+        for job_id in record.targets:
+            job = self.state.jobs[job_id]
+            if job.target is not None:
+                size, most = job.target.num_slots, job.spec.max_slots
+                assert size >= job.spec.min_slots, (job_id, size)
+                assert most is None or size <= most, (job_id, size)
+                assert "here" not in self.state.drained, job_id
+
     def happen(self, record: r.Record) -> None:
-        """Something happens, and a plan is made; whoever was given slots trains on them at once."""
+        """Something happens, and a plan is made, which processes that are prompt follow at once."""
         self.tell(record)
         self.clock.at_s += self.pace_s
         for planned in self.planner.decide():
             assert not isinstance(planned, r.Noted), planned
             self.tell(planned)
+        if self.prompt:
+            self.follow()
+
+    @rule()
+    def follow(self) -> None:
+        """Processes get where they are planned to be: those that have to go first, then those that come."""
+        for job in list(self.state.jobs.values()):
+            if not job.phase.is_terminal and job.target is None and job.state.placement is not None:
+                self.tell(r.JobStopping(job_id=job.id, reason="planned"))
+                self.tell(r.JobEnded(job_id=job.id, how="stopped"))
         for job in list(self.state.jobs.values()):
             if job.target is not None and job.target != job.state.placement:
                 if job.state.placement is None:
                     self.tell(r.JobStarting(job_id=job.id, placement=job.target))
                 self.tell(r.JobFormed(job_id=job.id, placement=job.target, pause_s=None, restored=False))
-            elif job.target is None and job.state.placement is not None:
-                self.tell(r.JobStopping(job_id=job.id, reason="planned"))
-                self.tell(r.JobEnded(job_id=job.id, how="stopped"))
 
     def one(self, which: int, *, planned: bool = False) -> str | None:
         jobs = [j.id for j in self.state.jobs.values() if not j.phase.is_terminal and (j.target or not planned)]
@@ -103,6 +134,17 @@ class Users(RuleBasedStateMachine):
         job_id = self.one(which, planned=True)
         if job_id is not None:
             self.happen(r.JobEnded(job_id=job_id, how=how))
+
+    @rule(which=st.integers(0, 20), wish=st.sampled_from(["pause", "run", "cancel"]))
+    def wish(self, which: int, wish: str) -> None:
+        job_id = self.one(which)
+        if job_id is not None and self.state.jobs[job_id].wish not in ("cancel", wish):
+            self.happen(r.JobWished(job_id=job_id, wish=wish, by="ann"))
+
+    @rule(drained=st.booleans())
+    def drain(self, drained: bool) -> None:
+        if ("here" in self.state.drained) != drained:
+            self.happen(r.NodeDrained(node="here", drained=drained, by="op"))
 
     @rule()
     def be_killed(self) -> None:

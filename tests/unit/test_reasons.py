@@ -55,6 +55,14 @@ def test_only_those_who_get_a_slot_that_became_free_are_told_so():
     assert causes.explain(changes, state(), 0.0)["j1"] == ""
 
 
+def test_nobody_is_told_of_its_own_end():
+    causes = Causes()
+    causes.freed(0.0, slots(0), "j1 crashed")
+    causes.freed(0.0, slots(1), "j10 succeeded")
+    assert causes.explain({"j1": change(frozenset(), slots(0, 1))}, state(), 0.0) == {"j1": "j10 succeeded"}
+    assert causes.explain({"j2": change(frozenset(), slots(0))}, state(), 0.0) == {"j2": "j1 crashed"}
+
+
 def test_who_gives_way_is_told_for_whom_and_who_asked_for_it():
     causes = Causes()
     causes.asked(0.0, "ann set priority = 100 of j2", lambda job: job.id == "j2", more=True)

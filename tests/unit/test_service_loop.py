@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +25,7 @@ from geminid.serve import records as r
 from geminid.serve.retention import Retention
 from geminid.serve.service import Refused, Service
 from geminid.serve.state import LiveJob
-from geminid.serve.store import Store, last_entries
+from geminid.serve.store import DATABASE, Store, StoreTaken, last_entries
 from geminid.serve.translation import facts_of, name_slots
 
 
@@ -535,6 +537,22 @@ def test_a_service_that_fails_ends_and_turns_everybody_away(tmp_path):
     running.store.close()
     with Running(tmp_path) as again:  # nothing was lost
         assert again.until(lambda jobs: jobs["j1"].phase is JobPhase.RUNNING)
+
+
+def test_a_service_whose_store_was_taken_over_ends(tmp_path):
+    running, failed = Running(tmp_path), []
+    running.service.on_failure = lambda: failed.append(True)
+    running.service.start()
+    job = running.submit()
+    running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as other, other:
+        other.execute("UPDATE meta SET value = 9 WHERE key = 'epoch'")
+    with pytest.raises(Refused, match="epoch 9"):
+        running.submit()
+    with pytest.raises(StoreTaken):
+        running.service.end()
+    assert failed == [True]
+    running.store.close()
 
 
 def test_slots_that_a_quota_keeps_from_one_go_to_another(tmp_path):

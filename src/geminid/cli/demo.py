@@ -107,10 +107,11 @@ class Show:
         """New lines of the jobs' stories."""
         new = []
         for job_id in self.submitted:
-            story = self.client.get(f"jobs/{job_id}/story")
+            job = self.client.get(f"jobs/{job_id}")
+            story, began_s = job["story"], job["now_s"] - self.at_s
             for line in story[self.told.get(job_id, 0) :]:
                 pause = "" if line["pause_s"] is None else f" [dim](paused {line['pause_s']:.2f} s)[/]"
-                new.append(f"{self.at_s:5.1f} s  {job_id} {escape(line['text'])}{pause}")
+                new.append(f"{max(line['at_s'] - began_s, 0.0):5.1f} s  {job_id} {escape(line['text'])}{pause}")
             self.told[job_id] = len(story)
         self.lines += new
         return new

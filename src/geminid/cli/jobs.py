@@ -46,6 +46,20 @@ def submit(
         typer.Option(metavar="NAME[=VALUE]", help="Environment of the command; without a value, yours. Repeatable."),
     ] = None,
     retries: Annotated[int | None, typer.Option(min=0, help="How often it is restarted after a failure.")] = None,
+    gpu_type: Annotated[
+        list[str] | None, typer.Option(metavar="TYPE", help="A GPU type that it may run on. Repeatable.")
+    ] = None,
+    working_dir: Annotated[Path | None, typer.Option(help="Where the command runs; here when left out.")] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="TIME", help="When it should be over, such as 12h.")] = None,
+    gpu_time_budget: Annotated[
+        str | None, typer.Option(metavar="TIME", help="The most slots × time that it may use, such as 2d.")
+    ] = None,
+    min_runtime: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long it runs before it may be preempted.")
+    ] = None,
+    checkpoint_interval: Annotated[
+        str | None, typer.Option(metavar="TIME", help="The longest time between two checkpoints.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would happen, and when; change nothing.")
     ] = False,
@@ -60,9 +74,15 @@ def submit(
         "priority": priority,
         "queue": queue,
         "max_retries": retries,
+        "gpu_types": gpu_type,
+        "working_dir": None if working_dir is None else str(working_dir),
+        "deadline": deadline,
+        "gpu_time_budget": gpu_time_budget,
+        "min_runtime": min_runtime,
+        "checkpoint_interval": checkpoint_interval,
         "env": _environment(env or []),
     }
-    document = _from_file(Path(words[0])) if _is_file(words) else _from_command(words)
+    document = _from_file(Path(words[0])) if _is_file(words) else _from_command(words, working_dir or Path())
     if slots is not None:  # what is typed counts for more than the file
         document = {name: value for name, value in document.items() if name not in ("min_slots", "max_slots")}
     elif min_slots is not None or max_slots is not None:
@@ -81,6 +101,8 @@ def submit(
         _print_dry_run(told)
     else:
         kind = "elastic" if told["elastic"] else "a plain command"
+        if not told["elastic"] and "max_retries" not in document:
+            kind += " that begins again where it fails, unless with --retries 0"
         console.print(f"submitted [bold]{told['id']}[/] ({escape(told['name'])}, {kind})")
 
 
@@ -410,14 +432,14 @@ def _from_file(file: Path) -> dict[str, Any]:
     return {**spec.to_dict(), "command": command, "working_dir": str(folder / (spec.working_dir or ""))}
 
 
-def _from_command(words: list[str]) -> dict[str, Any]:
+def _from_command(words: list[str], folder: Path) -> dict[str, Any]:
     script = next((word for word in words[1:] if not word.startswith("-")), None)
     if Path(words[0]).name.startswith("python") and script is not None and script.endswith(".py"):
-        if not Path(script).is_file():
+        if not (folder / script).is_file():
             raise InvalidInput(
-                [Problem("script", script, f"must be a file; there is none of this name in {os.getcwd()}")]
+                [Problem("script", script, f"must be a file; there is none of this name in {folder.absolute()}")]
             )
-    elif words[0].endswith(".py") and Path(words[0]).is_file():
+    elif words[0].endswith(".py") and (folder / words[0]).is_file():
         hint = f"is a script and not a program; say: geminid submit -- python {' '.join(words)}"
         raise InvalidInput([Problem("command", words[0], hint)])
     is_python = Path(words[0]).name.startswith("python")

@@ -110,11 +110,11 @@ def quota(
         rows = [
             [
                 *(row["of"], escape(row["name"]), "yes" if row["borrow"] else "", f"{row['slots']}"),
-                *(f"{row['used'] - row['beyond']}", f"{row['beyond'] or ''}"),
+                *(f"{row['used']}", f"{row['beyond'] or ''}"),
             ]
             for row in told
         ]
-        print_table("Quotas", ["of", "name", "may borrow", "slots", "used", "beyond"], rows, text_columns=3)
+        print_table("Quotas", ["of", "name", "may borrow", "slots", "used", "of these beyond"], rows, text_columns=3)
 
 
 def usage(json: JsonOption = False) -> None:

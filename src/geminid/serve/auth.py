@@ -153,6 +153,8 @@ def write_private(path: Path, text: str) -> None:
     made.unlink(missing_ok=True)
     with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
         file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     made.replace(path)
 
 

@@ -236,7 +236,7 @@ def _within_reach(
     for job in sorted(waiting, key=lambda job: (-job.facts.weight, job.facts.submitted_s)):
         tightest = min(groups[job.id], key=left.__getitem__)
         if left[tightest] < job.facts.min_slots:
-            reasons[job.id] = f"the quota of {tightest} is {groups[job.id][tightest]} slots"
+            reasons[job.id] = _limit(tightest, groups[job.id][tightest])
             continue
         for name in groups[job.id]:
             left[name] -= job.facts.min_slots
@@ -290,7 +290,7 @@ def _within_quotas(
             result[job.id] = Configuration(gpu_type=gpu_type, nodes=1, slots=granted)
         if granted < slots:
             name = min(groups, key=lambda name: left[name])
-            reasons[job.id] = f"the quota of {name} is {groups[name]} slots"
+            reasons[job.id] = _limit(name, groups[name])
             if granted == 0 and wanted is None:
                 result[job.id] = ()
     return result, reasons
@@ -327,3 +327,7 @@ class Timed(AroundAPolicy):
         if isinstance(answers[0], BaseException):
             raise answers[0]
         return answers[0]
+
+
+def _limit(name: str, slots: int) -> str:
+    return f"the quota of {name} is {slots} {'slot' if slots == 1 else 'slots'}"

@@ -106,10 +106,12 @@ class Causes:
         return told
 
     def _was_waited_for(self, slots: Iterable[Slot], job: LiveJob | None) -> list[str]:
-        """Why slots became free while a job was there that has them now; each reason once."""
+        """Why slots became free while a job was there that has them now; each reason once, and none of its own."""
         since_s = 0.0 if job is None else job.state.submitted_at_s
+        own = None if job is None else f"{job.id} "
         found = [self._freed[slot] for slot in sorted(slots) if slot in self._freed]
-        return list(dict.fromkeys(text for at_s, text in found if at_s >= since_s))
+        texts = dict.fromkeys(text for at_s, text in found if at_s >= since_s)
+        return [text for text in texts if own is None or not text.startswith(own)]
 
     @staticmethod
     def _concerns(one: _Asked, job_id: str, state: ServiceState, *, grows: bool) -> bool:

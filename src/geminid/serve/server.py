@@ -127,7 +127,10 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         try:
             _answer(service, listener, options.home, url)
         finally:
-            (options.home / SERVICE).unlink(missing_ok=True)
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                place = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
+                if place["pid"] == os.getpid():  # it may be that of a service that has taken over
+                    (options.home / SERVICE).unlink(missing_ok=True)
 
 
 def _taken(options: Options, before_write: Callable[[str], None]) -> Store:

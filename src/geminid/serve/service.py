@@ -34,7 +34,7 @@ from geminid.serve.guard import Guard
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import ENDS, LiveJob, ServiceState
-from geminid.serve.store import Store, StoreProblem
+from geminid.serve.store import Store, StoreProblem, StoreTaken
 from geminid.serve.turns import PATIENCE_S
 
 log = logging.getLogger("geminid.serve")
@@ -440,6 +440,8 @@ class Service:
         now_s = self.clock.now_s()
         try:
             entries = self.store.append(now_s, records, self._state.seq)
+        except StoreTaken:
+            raise  # this service is none any more: nothing that it does counts
         except StoreProblem as problem:
             if self._trouble != str(problem):
                 log.error("%s", problem)
