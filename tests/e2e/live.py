@@ -20,7 +20,6 @@ from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import last_entries
 
 SCRIPTS = Path(__file__).parent / "scripts"
-COUNTING = str(SCRIPTS / "counting.py")
 
 
 class Live:
@@ -84,8 +83,8 @@ class Live:
         body = {"name": "test", "command": list(command), "working_dir": str(self.home), **fields}
         return str(self.client.post("jobs", body)["id"])
 
-    def counting(self, out: str, *args: object, **fields: object) -> str:
-        return self.submit(sys.executable, COUNTING, str(self.home / out), *map(str, args), **fields)
+    def counting(self, out: str, *args: object, script: str = "counting.py", **fields: object) -> str:
+        return self.submit(sys.executable, str(SCRIPTS / script), str(self.home / out), *map(str, args), **fields)
 
     def patient(self, out: str, *args: object, epochs: int = 40, **fields: object) -> str:
         """A job over 200 samples that takes its time, with a checkpoint every second, until ``hurry``."""
@@ -185,4 +184,4 @@ def is_asking(process: subprocess.Popen[str]) -> None:
         time.sleep(0.1)
 
 
-__all__ = ["COUNTING", "Live", "Trouble", "check_invariants", "is_asking"]
+__all__ = ["SCRIPTS", "Live", "Trouble", "check_invariants", "is_asking"]

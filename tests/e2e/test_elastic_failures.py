@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,9 +17,9 @@ pytest.importorskip("torch")
 
 from elastic import PATIENCE, Job, exactly_once
 
-from geminid.train.channel import ADDRESS, Address
+from geminid.train.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
 from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded
-from geminid.train.launcher import PlainLauncher
+from geminid.train.launcher import Launch, PlainLauncher
 from geminid.train.takeover import Handover
 from geminid.train.zygote import Zygote
 
@@ -31,6 +33,45 @@ def launcher():
 def reasons(job):
     """Why workers ended that were not meant to."""
     return [ended.reason for ended in job.of_kind(WorkerEnded) if not ended.expected]
+
+
+def test_a_stray_with_the_name_of_a_worker_ends_at_once(tmp_path, launcher):
+    """Whoever started it did not live to tell: it has the name of a worker and a token that nobody knows."""
+    options = ("--samples", 200, "--epochs", 20, "--pause", 0.05, "--until", tmp_path / "hurry")
+    with Job(tmp_path, "counting.py", *options, launcher=launcher) as job:
+        job.resized("ab")
+        for worker in ("w2", "w7"):
+            own = {CONTROL: f"unix:{tmp_path}/job/control", TOKEN: "old", WORKER: worker, JOB: job.spec.name}
+            environment = {**job.spec.environment, **own}
+            stray = launcher.start(Launch(job.spec.command, environment, tmp_path, tmp_path / f"{worker}.log"))
+            stray.begin()
+            assert select.select([stray.fileno()], [], [], 60)[0]
+            assert stray.exit_code() == -signal.SIGKILL
+            assert "another is in its place" in (tmp_path / f"{worker}.log").read_text()
+            stray.close()
+        (tmp_path / "hurry").touch()
+        assert job.ended() == "finished"
+    assert exactly_once(job, 200, 20)
+    assert reasons(job) == []
+
+
+def test_a_worker_that_nobody_tells_to_begin_never_runs(tmp_path):
+    """It ends with the warm process, which ends with whoever asked for it."""
+    script = tmp_path / "runs.py"
+    script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    with Zygote() as own:
+        begins, waits = (
+            own.start(Launch((sys.executable, str(script)), os.environ, tmp_path, tmp_path / "log")) for _ in range(2)
+        )
+        begins.begin()
+        assert select.select([begins.fileno()], [], [], 60)[0]
+        assert begins.exit_code() == 0
+        (tmp_path / "ran").unlink()
+        assert waits.exit_code() is None
+    assert select.select([waits.fileno()], [], [], 60)[0]
+    assert not (tmp_path / "ran").exists()
+    for process in (begins, waits):
+        process.close()
 
 
 @pytest.mark.parametrize(

@@ -247,16 +247,22 @@ def test_sigterm_saves_within_the_grace_period(tmp_path):
     assert (low, high, total) == (-4, -4, -2400)
 
 
-def test_a_stranger_gets_nothing_from_a_supervisor(tmp_path, launcher, capsys):
+def test_a_stranger_gets_nothing_but_a_refusal_from_a_supervisor(tmp_path, launcher, capsys):
     import socket
+
+    refused = {
+        b'{"kind":"hello","token":"guess","worker":"w1","pid":1}\n': b'{"kind":"refused","job":"job"}\n',
+        b'{"kind":"hello","token":"","worker":"w9","pid":1}\n': b'{"kind":"refused","job":"job"}\n',
+        b"\x80\x04K\x01.\n": b"",
+    }
 
     with Job(tmp_path, "counting.py", "--epochs", 100, launcher=launcher) as job:
         job.resized("a")
-        for greeting in (b'{"kind":"hello","token":"guess","worker":"w1","pid":1}\n', b"\x80\x04K\x01.\n"):
+        for greeting, answer in refused.items():
             with socket.socket(socket.AF_UNIX) as stranger:
                 stranger.connect(str(tmp_path / "job/control"))
                 stranger.sendall(greeting)
-                assert stranger.recv(100) == b""
+                assert stranger.recv(100) == answer
         assert job.status.settled
     assert "the token is wrong" in capsys.readouterr().err
 
@@ -473,6 +479,7 @@ def test_a_script_named_relative_to_its_folder_may_spawn_loader_workers(tmp_path
     process = launcher.start(
         Launch((sys.executable, "here/spawning.py"), {**os.environ, "OMP_NUM_THREADS": "1"}, tmp_path, log)
     )
+    process.begin()
     assert select.select([process.fileno()], [], [], 60)[0]
     assert process.exit_code() == 0, log.read_text()
     assert log.read_text().endswith("after 2 steps\n")

@@ -103,6 +103,39 @@ def test_a_service_killed_at_every_write_point_loses_nothing_and_runs_nothing_tw
         assert len(check_invariants(live.home).jobs) == len(wanted) + 1
 
 
+def test_a_service_killed_while_it_starts_a_worker_leaves_no_stray():
+    """Rows 1 and 4: one service after the other dies at a moment of a worker's start; of the first, and of one more.
+
+    Nothing runs twice at once, and whatever nobody has written down never runs.
+    """
+    with Live(slots=2) as live:
+        live.kill()
+        first, more, job = ("asked", "written", "begun"), ("asked", "begun"), ""
+        for moments in (first, more):
+            for moment in moments:
+                command = [sys.executable, str(SCRIPTS / "mortal_starter.py"), "2", moment]
+                with (live.home / "service.out").open("ab") as out:
+                    service = subprocess.Popen(command, env=live.env, stdout=out, stderr=out, start_new_session=True)
+                if not job:
+                    until(lambda: (live.home / "service.json").exists())
+                    job = live.patient("a", "--max-batch", 16, script="witness.py", min_slots=1, max_slots=1)
+                assert service.wait(60) == -signal.SIGKILL, (live.home / "service.out").read_text()[-2000:]
+                (live.home / "service.json").unlink(missing_ok=True)
+            live.up()
+            if moments is first:
+                live.until(job, lambda job: job["samples"] > 0)
+                live.client.patch(f"jobs/{job}", {"min_slots": 2, "max_slots": 2})
+                live.kill()
+        live.until(job, lambda job: (job["slots"], job["phase"]) == (2, "running"))
+        assert (live.home / "deaths").read_text().split() == [*first, *more]
+        begun = {int(line.split()[0]) for line in (live.home / "begun").read_text().splitlines()}
+        until(lambda: {pid for pid in begun if not gone(pid)} == live.worker_pids(job))
+        assert live.hurry(job, "a")["failures"] == 0
+        assert all(map(gone, begun))
+        assert not (live.home / "twice").exists()
+        assert (live.home / "service.out").read_text().count("refused") < 10
+
+
 def submit_once(live: Live, key: str) -> str:
     body = {
         "name": key,

@@ -29,6 +29,12 @@ def test_a_worker_that_never_gets_to_its_first_word_hangs_too():
     ]
 
 
+def test_a_script_may_take_hours_after_training_but_not_for_ever():
+    for phase in ("left", "finished"):
+        assert ended(replace(BUSY, phase=phase, finished=True, phase_s=7199.0)) == []
+        assert ended(replace(BUSY, phase=phase, finished=True, phase_s=7201.0)) == ["w2"]
+
+
 def test_a_worker_hangs_if_it_takes_far_longer_than_usual_while_a_peer_waits():
     assert ended(WAITING, BUSY) == ["w2"]
     assert ended(BUSY, replace(BUSY, worker="w3")) == []  # nobody waits

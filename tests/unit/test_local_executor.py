@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from geminid.serve.executors.shim import PROCESS
 from geminid.serve.executors.supervised import _Elastic
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.train import jobevents as j
+from geminid.train.offspring import MARK
 
 PLACE = Placement.of({NODE: [0]})
 
@@ -40,6 +42,17 @@ def executor(folder: Path, heard: list[object]) -> LocalExecutor:
     made = LocalExecutor(folder, machine(2), warm=False)
     assert made.open(heard.append, []) == []
     return made
+
+
+def test_a_worker_that_was_started_and_not_written_down_ends_when_the_next_service_starts(tmp_path):
+    marks = {name: f"{tmp_path}/jobs/j1/{name}.00" for name in ("w1", "w2")}
+    strays = [subprocess.Popen(["sleep", "600"], env={MARK: mark}) for mark in marks.values()]
+    other = subprocess.Popen(["sleep", "600"], env={MARK: f"{tmp_path}x/jobs/j1/w1.00"})
+    executor(tmp_path, [])
+    assert [stray.wait(30) for stray in strays] == [-signal.SIGKILL, -signal.SIGKILL]
+    assert other.poll() is None
+    other.kill()
+    other.wait()
 
 
 def crash(records: list[r.Record]) -> str:

@@ -45,6 +45,7 @@ EXAMPLES = [
     messages.Finished(step=9, samples=72),
     messages.Failed(reason="ValueError"),
     messages.Welcome(heartbeat_s=0.5, orphan_s=60.0),
+    messages.Refused(job="j1"),
     Form(generation=2, members=("w1", "w2"), rendezvous="file:/x/2", plan=Plan(4, 1)),
     Retune(plan=None),
     messages.SaveCheckpoint(),

@@ -53,6 +53,9 @@ class _NoProcess:
     def identity(self) -> Mapping[str, Any]:
         return {"pid": 0, "started_at": None}
 
+    def begin(self) -> None:
+        pass
+
     def fileno(self) -> int:
         return self._readable.fileno()
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from typing import NoReturn
 
 from geminid.train import channel
 from geminid.train.channel import Address, Connection
@@ -29,6 +30,7 @@ from geminid.train.messages import (
     Phase,
     ProtocolError,
     Ready,
+    Refused,
     Retune,
     SaveCheckpoint,
     Stop,
@@ -102,6 +104,7 @@ class Agent:
         self._wake_in, self._wake_out = os.pipe()
         self._closing = False
         self._line: Connection | None = None
+        self._welcome = False
         self._thread = threading.Thread(target=self._serve, name="geminid agent", daemon=True)
         self._thread.start()
 
@@ -177,11 +180,14 @@ class Agent:
                 if select.select([self._wake_in], [], [], RECONNECT_S)[0]:
                     self._drain()
                 continue
-            alone_since_s = monotonic()
             try:
                 self._converse(line)
             except (OSError, EOFError, ProtocolError):
                 self._hang_up()
+            if self._welcome:
+                alone_since_s = monotonic()
+            elif self._line is None:  # whoever is there did not let it in
+                sleep(RECONNECT_S)
         self._hang_up()
 
     def _connect(self) -> bool:
@@ -189,7 +195,7 @@ class Agent:
             line = Connection(self.identity.address.connect(channel.SEND_PATIENCE_S))
         except OSError:
             return False
-        self._line = line
+        self._line, self._welcome = line, False
         try:
             line.send(
                 Hello(
@@ -243,7 +249,9 @@ class Agent:
             match message:
                 case Welcome():
                     self._heartbeat_s, self._orphan_s = message.heartbeat_s, message.orphan_s
-                    self.report_s = message.report_s
+                    self.report_s, self._welcome = message.report_s, True
+                case Refused(job=self.identity.job):
+                    _end("its supervisor does not know this process: another is in its place")
                 case Form():
                     if self._form is None or message.generation > self._form.generation:
                         self._form = message
@@ -283,7 +291,12 @@ def _mind(address: Address, look_s: float, orphan_s: float) -> None:
             seen_s = monotonic()
         except OSError:
             if monotonic() - seen_s > orphan_s and channel.CONTROL in os.environ:
-                print("geminid: error: there is no supervisor any more, and training has not begun", file=sys.stderr)
-                sys.stderr.flush()
-                os.killpg(os.getpgrp(), signal.SIGKILL)
+                _end("there is no supervisor any more, and training has not begun")
         sleep(look_s)
+
+
+def _end(why: str) -> NoReturn:
+    """End this process and all that it started, at once."""
+    print(f"geminid: error: {why}", file=sys.stderr, flush=True)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)

@@ -1,7 +1,7 @@
 """The line between a job's supervisor and its workers: JSON lines over a socket that only they can open.
 
 An address is ``unix:`` and a path (the file is open to its owner only) or ``tcp:host:port``, for workers on other
-machines. The first line on a connection must be a ``Hello`` with the job's token; all others are cut off.
+machines. The first line on a connection must be a ``Hello`` with the worker's own token; all others are cut off.
 """
 
 from __future__ import annotations
@@ -140,14 +140,16 @@ class Connection:
         self._socket.close()
 
 
-def admitted(message: Message, token: str) -> Hello:
-    """The greeting, if it is one and carries the right token.
+def admitted(message: Message, token: str | None) -> Hello:
+    """The greeting, if it is one and carries the right token, which is None if there is no such worker.
 
     Raises:
         ProtocolError: it is not.
     """
     if not isinstance(message, Hello):
         raise ProtocolError("the first message was not a hello")
+    if token is None:
+        raise ProtocolError(f"there is no worker {message.worker[:40]!r}")
     if not hmac.compare_digest(message.token.encode(), token.encode()):
         raise ProtocolError("the token is wrong")
     if message.version != PROTOCOL_VERSION:

@@ -5,7 +5,7 @@ waiting; whether that is a hang depends on what it is doing. A pass takes about 
 worker that takes far longer, while a peer waits for it, hangs. The leader may do more than the others in the body of
 its loop, and everybody between epochs (evaluate, save, print): what they do there takes as long as it takes while there
 are signs of life, such as calls of the model, and without any a minute. Should that be too short for a script, patience
-grows.
+grows. After training a script may take long, but not for ever: it holds slots.
 """
 
 from __future__ import annotations
@@ -83,6 +83,8 @@ def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
         if seen.silent_s > (limit := _silence(seen, patience)):
             what = "did not get to geminid.init() in" if seen.phase == "starting" else "was silent for"
             found.append(Hung(seen.worker, f"hung: it {what} {limit:g} s"))
+        elif seen.phase in ("left", "finished") and seen.phase_s > patience.conclude:
+            found.append(Hung(seen.worker, f"hung: it did not end within {patience.conclude:g} s after training"))
         elif seen.in_a_group and seen.phase in WITH_THE_SCRIPT:
             limit = allowed(seen, patience)
             waited_s = max((_waits(other) for other in workers if other is not seen), default=0.0)
@@ -128,7 +130,7 @@ def busy(workers: Sequence[Seen], patience: Patience) -> bool:
 
 
 def excused(seen: Seen, patience: Patience) -> bool:
-    """Whether the script may still be at work in this worker; after training it may as long as it likes."""
+    """Whether the script may still be at work in this worker; after training it may for hours."""
     if seen.phase in ("left", "finished"):
         return True
     return seen.phase in WITH_THE_SCRIPT and seen.phase_s <= allowed(seen, patience)

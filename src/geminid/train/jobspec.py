@@ -22,7 +22,8 @@ class Patience:
     ``free``, and for longer once that has proved too short. It may take ``stall`` where nobody knows what is usual:
     before ``geminid.init()``, in its first passes, for the first batch, and while something is compiled. ``form`` is
     how long forming a group may take (after that, whoever has not joined is ended), ``grace`` how long a worker has to
-    save and stop, and ``orphan`` how long workers train on without a supervisor before they save and stop.
+    save and stop, ``orphan`` how long workers train on without a supervisor before they save and stop, and
+    ``conclude`` how long a script may go on after training.
     """
 
     heartbeat: float = 0.5
@@ -33,6 +34,7 @@ class Patience:
     form: float = 60.0
     grace: float = 30.0
     orphan: float = 60.0
+    conclude: float = 7200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,9 @@ class WorkerProcess(Protocol):
     def identity(self) -> Mapping[str, Any]:
         """What names it for good, as JSON: whoever comes after us finds it by that (``Launcher.adopt``)."""
 
+    def begin(self) -> None:
+        """Let it run: who it is has been written down. Where it can be held until then, it ends if nobody does."""
+
     def fileno(self) -> int:
         """Readable when the process has ended."""
 
@@ -65,7 +68,7 @@ class Launcher(Protocol):
     """Something that starts processes."""
 
     def start(self, launch: Launch) -> WorkerProcess:
-        """Start a process."""
+        """Start a process, which is then told to ``begin``."""
 
     def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
         """Watch a process that an earlier launcher started; None if it is gone."""
@@ -84,6 +87,9 @@ class _Watched:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
         self.identity: Mapping[str, Any] = {"pid": pid, "started_at": started_at(pid)}
+
+    def begin(self) -> None:
+        """It runs already."""
 
     def fileno(self) -> int:
         return self._pidfd

@@ -16,13 +16,17 @@ from geminid.train.channel import Connection
 from geminid.train.launcher import WorkerProcess
 from geminid.train.messages import FromSupervisor, Hello, Message, ProtocolError, Welcome
 
+#: Connections that are refused are told of so often.
+REFUSALS_S = 10.0
+
 
 @dataclass(slots=True)
 class Known:
-    """A worker's process, its line, and what it last said."""
+    """A worker's process, the token that only this one has, its line, and what it last said."""
 
     process: WorkerProcess
     slot: str
+    token: str
     line: Connection | None = None
     generation: int = 0
     heard_at_s: float = 0.0
@@ -51,15 +55,16 @@ class Lines:
         workers: Mapping[str, Known],
         *,
         job: str,
-        token: str,
         welcome: Welcome,
         on_hello: Callable[[Hello], None],
         on_message: Callable[[str, Known, Message], None],
     ) -> None:
         self._listener, self._selector, self._workers = listener, selector, workers
-        self._job, self._token, self._welcome = job, token, welcome
+        self._job, self._welcome = job, welcome
         self._on_hello, self._on_message = on_hello, on_message
         self._strangers: dict[Connection, float] = {}
+        self._unwanted: set[Connection] = set()
+        self._refusals, self._tell_at_s = 0, 0.0
 
     def open(self) -> None:
         """Begin to listen."""
@@ -137,7 +142,10 @@ class Lines:
         return True
 
     def _greet(self, line: Connection) -> None:
-        """Let a worker in that says who it is and knows the token; cut everybody else off."""
+        """Let a worker in that says who it is and has its token; cut everybody else off.
+
+        A stray process of this job (an earlier supervisor started it, and did not live to write it down) ends then.
+        """
         if line not in self._strangers:  # it was let in, or cut off, because a worker has ended meanwhile
             return
         try:
@@ -146,22 +154,21 @@ class Lines:
             self._hang_up(line)
             return
         except (ProtocolError, OSError) as problem:
-            self._refuse(line, problem)
+            self._tell(problem)
+            self._hang_up(line)
             return
-        if not heard:  # not all of the first line is there yet
+        if not heard or line in self._unwanted:  # not all of the first line is there yet; or it was answered
             return
         first, *others = heard
         try:
-            hello = channel.admitted(first, self._token)
-            known = self._workers.get(hello.worker)
-            if known is None:
-                line.send(messages.Stop(save=False))  # it was given up, and others have its place
-                raise ProtocolError(f"there is no worker {hello.worker!r}")
-            with contextlib.suppress(OSError):  # it may have ended, and this may be all that it has to say
-                line.send(self._welcome)
-        except (ProtocolError, OSError) as problem:
+            known = self._workers.get(first.worker) if isinstance(first, Hello) else None
+            hello = channel.admitted(first, None if known is None else known.token)
+        except ProtocolError as problem:
             self._refuse(line, problem)
             return
+        assert known is not None
+        with contextlib.suppress(OSError):  # it may have ended, and this may be all that it has to say
+            line.send(self._welcome)
         del self._strangers[line]
         self._selector.unregister(line)
         self.drop(known)
@@ -173,10 +180,23 @@ class Lines:
             self._on_message(worker, known, message)
 
     def _refuse(self, line: Connection, problem: Exception) -> None:
-        print(f"geminid: {self._job}: a connection was refused: {problem}", file=sys.stderr)
-        self._hang_up(line)
+        """Tell it so. The other side hangs up: what it has still to say would keep it from hearing the answer."""
+        self._tell(problem)
+        try:
+            line.send(messages.Refused(job=self._job))
+            self._unwanted.add(line)
+        except OSError:
+            self._hang_up(line)
+
+    def _tell(self, problem: Exception) -> None:
+        self._refusals += 1
+        if monotonic() >= self._tell_at_s:
+            more = f" ({self._refusals} since this was last said)" if self._refusals > 1 else ""
+            print(f"geminid: {self._job}: a connection was refused: {problem}{more}", file=sys.stderr, flush=True)
+            self._refusals, self._tell_at_s = 0, monotonic() + REFUSALS_S
 
     def _hang_up(self, line: Connection) -> None:
+        self._unwanted.discard(line)
         del self._strangers[line]
         self._selector.unregister(line)
         line.close()

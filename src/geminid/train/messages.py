@@ -234,6 +234,13 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The answer to any other ``Hello``: this job has no such worker. Whoever takes itself for one ends at once."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """Form this generation of the group at the next step that all of its workers agree on.
 
@@ -284,7 +291,7 @@ FromWorker = (
     | Finished
     | Failed
 )
-FromSupervisor = Welcome | Form | Retune | SaveCheckpoint | Stop
+FromSupervisor = Welcome | Refused | Form | Retune | SaveCheckpoint | Stop
 Message = FromWorker | FromSupervisor
 
 _KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Message)}

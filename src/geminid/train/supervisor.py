@@ -61,8 +61,9 @@ from geminid.train.launcher import (
 )
 from geminid.train.lines import Known, Lines
 from geminid.train.messages import FromSupervisor, Message, Plan
+from geminid.train.offspring import MARK
 from geminid.train.room import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
-from geminid.train.takeover import Handover, has_ended_well
+from geminid.train.takeover import Handover, has_ended_well, mark
 
 #: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often.
 TICKS_PER_HANG, LONGEST_TICK_S = 20.0, 0.5
@@ -138,7 +139,6 @@ class Supervisor:
             self._selector,
             self._workers,
             job=spec.name,
-            token=self._token,
             welcome=welcome,
             on_hello=self._catch_up,
             on_message=self._listen_to,
@@ -407,11 +407,14 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------- processes
 
     def _start(self, worker: str, slot: str) -> None:
+        """Start a worker. It is written down before its script begins: none runs of which the next would not know."""
+        token = secrets.token_hex(32)
         environment = {
             **self.spec.environment,
             **self.spec.slot_environment(slot),
             channel.CONTROL: str(self._address),
-            channel.TOKEN: self._token,
+            channel.TOKEN: token,
+            MARK: mark(self._folder, worker, token),
             channel.WORKER: worker,
             channel.JOB: self.spec.name,
             channel.CHECKPOINTS: str(self._checkpoints),
@@ -426,8 +429,10 @@ class Supervisor:
             told = f"{self.spec.command[0]} could not be started: {problem.strerror or problem}"
             self._fail(told, short=problem.errno in SHORTAGES)
             return
-        known = self._workers[worker] = Known(process, slot, heard_at_s=monotonic())
+        known = self._workers[worker] = Known(process, slot, token, heard_at_s=monotonic())
         self._watch(worker, known)
+        self._save()
+        process.begin()
         self._emit(WorkerStarted(worker, slot, process.pid))
 
     def _watch(self, worker: str, known: Known) -> None:
@@ -464,7 +469,7 @@ class Supervisor:
             -signal.SIGABRT,  # PyTorch may abort at its end: no harm done
             AdoptedProcess.UNKNOWN_CODE,  # of one that was taken over nobody may ask
         )
-        done = done and not known.lost
+        done = done and not known.lost and not known.last_words
         self._leader_finished |= done and known.leads
         expected = (bool(known.ending) or done) and not known.lost
         reason = known.last_words or known.ending or ("finished" if expected else how_it_ended(code))
@@ -696,6 +701,7 @@ class Supervisor:
                 worker: {
                     "slot": known.slot,
                     "standing": str(group.standing(worker) or "leaving"),
+                    "token": known.token,
                     **known.process.identity,
                 }
                 for worker, known in self._workers.items()
@@ -703,7 +709,15 @@ class Supervisor:
         )
 
     def _take_over(self, left: Handover) -> None:
-        """Take over what an earlier supervisor left: its group, and those of its workers that still live."""
+        """Take over what an earlier supervisor left: its group, and those of its workers that still live.
+
+        Those that were on their way into the group still are.
+        """
+        coming = [
+            entry["slot"]
+            for entry in left.workers.values()
+            if entry["standing"] in (Standing.STARTING, Standing.READY) and entry["slot"] not in left.slots
+        ]
         for worker, entry in left.workers.items():
             process = self._launcher.adopt(entry)
             if process is not None:
@@ -711,15 +725,18 @@ class Supervisor:
                 self._workers[worker] = Known(
                     process,
                     entry["slot"],
+                    entry.get("token", left.token),  # earlier versions had one for all
                     heard_at_s=monotonic(),
                     phase="adopted",
                     generation=left.generation if member else 0,
                     leads=left.members[:1] == (worker,),
                 )
                 self._group.adopt(worker, entry["slot"], member=member)
-        self._group.resume(left.generation, left.members, left.slots)
+        self._group.resume(left.generation, left.members, (*left.slots, *coming))
         if any(member in self._workers for member in left.members):
             self._phase = JobPhase.RUNNING
+        elif self._workers:
+            self._phase = JobPhase.STARTING
 
 
 def _failed(known: Known, code: int) -> str:

@@ -5,6 +5,7 @@ And what a worker writes down for a supervisor that is away: that training was o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -25,8 +26,9 @@ _over: list[Path] = []
 class Handover:
     """A job between two supervisors.
 
-    ``address`` is where its workers look for a supervisor, ``slots`` are those that its members are on, by rank. Of a
-    worker there are its slot, its standing, and what its launcher finds its process by.
+    ``token`` is that of the place where its workers meet, ``address`` is where they look for a supervisor, ``slots``
+    are those that its members are on, by rank. Of a worker there are its slot, its standing, its own token, and what
+    its launcher finds its process by.
     """
 
     token: str
@@ -45,7 +47,7 @@ class Handover:
 
     @classmethod
     def read(cls, folder: Path) -> Handover | None:
-        """What was written last; None if nothing was, or by another version: its workers then save and stop."""
+        """What was written last; None if nothing was, or by another version: its workers are strangers then."""
         saved = folder / NAME
         if not saved.exists():
             return None
@@ -55,6 +57,19 @@ class Handover:
         except (ValueError, TypeError, KeyError) as problem:
             print(f"geminid: warning: {saved} is not used: {problem!r}", file=sys.stderr, flush=True)
             return None
+
+
+def mark(folder: Path, worker: str, token: str) -> str:
+    """What is in the environment of a worker of the job of a folder, and of all that it starts."""
+    return f"{folder}/{worker}.{hashlib.sha256(token.encode()).hexdigest()[:16]}"
+
+
+def worker_marks(folder: Path) -> set[str]:
+    """The marks of the workers that are written down for a job."""
+    left = Handover.read(folder)
+    if left is None:
+        return set()
+    return {mark(folder.absolute(), worker, entry.get("token", left.token)) for worker, entry in left.workers.items()}
 
 
 def training_is_over(folder: Path, worker: str) -> None:

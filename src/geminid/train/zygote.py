@@ -3,6 +3,9 @@
 Only Python scripts for the same interpreter can be started this way; everything else is started afresh. The warm
 process never touches a GPU: CUDA does not survive a fork, and is initialised by each worker for itself.
 
+A worker that was forked does nothing until it is told to begin. Should whoever asked for it be gone by then, it ends:
+nobody knows of it, and another may have been started in its place.
+
     with Zygote() as launcher:
         Supervisor(spec, launcher=launcher)
 """
@@ -112,6 +115,10 @@ class Zygote:
         """Watch a worker that another warm process forked."""
         return adopted(identity)
 
+    def begin(self, pid: int) -> None:
+        """Have a worker run its command."""
+        self._ask({"begin": pid})
+
     def exit_code(self, pid: int) -> int:
         """The exit code of a worker that has ended."""
         return int(self._ask({"wait": pid})["code"])
@@ -148,6 +155,11 @@ class ForkedProcess(_Watched):
         self._zygote = zygote
         self._code: int | None = None
 
+    def begin(self) -> None:
+        """Let it run its command; without the warm process it cannot, and ends."""
+        with contextlib.suppress(OSError):
+            self._zygote.begin(self.pid)
+
     def exit_code(self) -> int | None:
         """The exit code, if it has ended."""
         if self._code is None and self.ended():
@@ -172,23 +184,32 @@ def serve(line: socket.socket, held: Sequence[int] = ()) -> None:
     gc.collect()
     gc.freeze()
     kept: dict[int, str] = {}
+    waiting: dict[int, int] = {}  # those that have not begun, and the pipe on which each waits for that
     parent = os.getpid()
-    with contextlib.suppress(BrokenPipeError), line, line.makefile("rw", encoding="utf-8") as file:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError), line, line.makefile(encoding="utf-8") as file:
         for text in file:
-            request = json.loads(text)
+            request, answer = json.loads(text), {}
             if "start" in request:
+                begins, tell = os.pipe()
                 pid = os.fork()
                 if pid == 0:
-                    _become(request["start"], (line.fileno(), *held), parent)
+                    _become(request["start"], (line.fileno(), tell, *waiting.values(), *held), begins, parent)
+                os.close(begins)
+                waiting[pid] = tell
                 if request["start"]["keep"]:
                     kept[pid] = request["start"]["environment"].get(MARK, "")
                 answer = {"pid": pid}
+            elif "begin" in request:
+                with contextlib.suppress(BrokenPipeError):  # it was ended before it began
+                    os.write(waiting[request["begin"]], b"\0")
+                os.close(waiting.pop(request["begin"]))
             else:
                 _, status = os.waitpid(request["wait"], 0)
                 kept.pop(request["wait"], None)
+                if request["wait"] in waiting:
+                    os.close(waiting.pop(request["wait"]))
                 answer = {"code": os.waitstatus_to_exitcode(status)}
-            file.write(json.dumps(answer) + "\n")
-            file.flush()
+            line.sendall(json.dumps(answer).encode() + b"\n")
     for pid in kept:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGKILL)
@@ -196,8 +217,8 @@ def serve(line: socket.socket, held: Sequence[int] = ()) -> None:
         signal_marked(signal.SIGKILL, set(kept.values()).__contains__)
 
 
-def _become(start: dict[str, Any], held: Sequence[int], parent: int) -> NoReturn:
-    """Be the worker, in a session of its own, as if the command had been started afresh."""
+def _become(start: dict[str, Any], held: Sequence[int], begins: int, parent: int) -> NoReturn:
+    """Be the worker, in a session of its own, as if the command had been started afresh, once it is to begin."""
     code = 1
     try:
         for descriptor in held:
@@ -207,6 +228,9 @@ def _become(start: dict[str, Any], held: Sequence[int], parent: int) -> NoReturn
             if os.getppid() != parent:  # it has ended meanwhile
                 os._exit(1)
         os.setsid()
+        if not os.read(begins, 1):  # whoever wanted it is gone
+            os._exit(1)
+        os.close(begins)
         os.chdir(start["folder"])
         log = open_log(Path(start["log"]))
         os.dup2(log, 1)

@@ -14,6 +14,8 @@ from pathlib import Path
 from geminid.cluster import Cluster
 from geminid.fields import Problem
 from geminid.job import JobSpec
+from geminid.serve import records as r
+from geminid.serve.executors.base import Happening
 from geminid.serve.executors.machine import slot_environment
 from geminid.serve.executors.plain import (
     PlainCommand,
@@ -38,6 +40,7 @@ from geminid.train.launcher import PlainLauncher, python_command
 from geminid.train.offspring import signal_marked
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
+from geminid.train.takeover import worker_marks
 
 
 class LocalExecutor(SupervisedExecutor):
@@ -82,6 +85,14 @@ class LocalExecutor(SupervisedExecutor):
             told = f"must be at most {most}, which is what this machine has" + (" of a type" if len(types) > 1 else "")
             problems.append(Problem(name, spec.min_slots, told))
         return problems
+
+    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
+        """Take over what lives; before, end what was started and not written down any more."""
+        folders = [folder for folder in (self._folder / "jobs").glob("*") if folder.is_dir()]
+        written = {mark for folder in folders for mark in worker_marks(folder)}
+        jobs_folder = self._folder.absolute() / "jobs"
+        signal_marked(signal.SIGKILL, lambda mark: [*Path(mark).parents][1:2] == [jobs_folder] and mark not in written)
+        return super().open(post, jobs)
 
     def wish(self, slots_by_type: Mapping[str, int]) -> None:
         """One machine is what it is."""

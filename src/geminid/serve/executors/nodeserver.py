@@ -318,6 +318,7 @@ class NodeServer:
             self._tell_end(key)
             return
         self._remember()
+        kept.process.begin()
         self._watch_launcher()
         self._selector.register(kept.process, selectors.EVENT_READ, lambda: self._over(key))
         self._tell({"told": "started", "key": key, "pid": kept.process.pid})

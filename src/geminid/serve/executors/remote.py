@@ -113,6 +113,9 @@ class RemoteProcess:
         known = {"node": self.node, "key": self.key, "pid": self.pid, "log": str(self.log)}
         return known if self.start is None else {**known, "start": self.start, "server": self._nodes.server(self.node)}
 
+    def begin(self) -> None:
+        """Its node starts it as soon as it hears of it, and once only: its key is known there before it runs."""
+
     def fileno(self) -> int:
         """Readable when the process has ended."""
         return self._readable.fileno()

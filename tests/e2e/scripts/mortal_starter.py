@@ -1,0 +1,47 @@
+"""A service that kills itself when it starts a worker: mortal_starter.py SLOTS MOMENT, in $GEMINID_HOME.
+
+Moments: ``asked`` (the warm process has been asked, and may still be importing PyTorch), ``answered`` (there is a
+process), ``written`` (and it is written down) and ``begun`` (and it runs the script).
+"""
+
+import json
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+from geminid.serve.client import home
+from geminid.serve.server import Options, serve
+from geminid.train.zygote import ForkedProcess, Zygote
+
+moment = sys.argv[2]
+ask, begin = Zygote._ask, ForkedProcess.begin
+
+
+def die() -> NoReturn:
+    with open(home() / "deaths", "a") as file:
+        file.write(f"{moment}\n")
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def asking(self: Zygote, request: dict[str, Any]) -> dict[str, Any]:
+    if moment == "asked" and "start" in request:
+        self._line.write(json.dumps(request) + "\n")
+        self._line.flush()
+        die()
+    answer = ask(self, request)
+    if moment == "answered" and "start" in request:
+        die()
+    return answer
+
+
+def beginning(self: ForkedProcess) -> None:
+    if moment == "written":
+        die()
+    begin(self)
+    die()
+
+
+Zygote._ask, ForkedProcess.begin = asking, beginning  # type: ignore[method-assign]
+serve(Options(home=home(), slots=int(sys.argv[1]), policy="geminid:gap=1,refresh=5", grace_s=5.0))
