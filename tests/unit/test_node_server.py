@@ -260,6 +260,9 @@ def test_a_server_that_hangs_is_noticed(tmp_path, monkeypatch):
     until(lambda: NodeHere("n") in events)
     time.sleep(1.5)
     assert NodeSilent("n") not in events  # it has nothing to tell, but answers
+    nodes._commands.append(lambda: time.sleep(1.5))  # now we are the one that stands still
+    time.sleep(2.0)
+    assert NodeSilent("n") not in events
     child.send_signal(signal.SIGSTOP)
     until(lambda: NodeSilent("n") in events)
     child.kill()

@@ -88,6 +88,9 @@ WORKERS = 32
 #: Slots of others are believed in when they have been seen so many times in a row: counts of Ray lag a little.
 LOOKS_TO_BELIEVE = 3
 
+#: An agent that has not said by then where it is hangs. Looks are counted, not time: we may have stood still ourselves.
+LOOKS_TO_GIVE_UP = 300
+
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
@@ -126,6 +129,7 @@ class Bridge:
         self._bundles: dict[str, dict[str, float]] = {}
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, Any] = {}
+        self._looks: dict[str, int] = {}
         self._places: dict[str, dict[str, Any]] = {}
         self._others: dict[str, deque[int]] = {}
         self._resting: set[str] = set()
@@ -223,8 +227,13 @@ class Bridge:
             actor = ray.remote(NodeAgent).options(**options).remote(self._service, name, self._forsaken_s)
             self._agents[node_id] = actor
         if node_id not in self._asked:
-            self._asked[node_id] = self._agents[node_id].place.remote()
+            self._asked[node_id], self._looks[node_id] = self._agents[node_id].place.remote(), 0
         done, _ = ray.wait([self._asked[node_id]], timeout=0)
+        self._looks[node_id] += 1
+        if not done and self._looks[node_id] > LOOKS_TO_GIVE_UP:
+            print(f"geminid: the agent of node {name} does not answer, and is replaced", file=sys.stderr, flush=True)
+            self._end_agent(node_id)
+            return None
         if done:
             try:
                 place = ray.get(self._asked.pop(node_id))
@@ -301,7 +310,8 @@ class Bridge:
         for name, place in shipping.items() if not late else ():
             try:
                 told["places"][name] = ray.get(place, timeout=SHIP_S)
-            except GONE:  # its slots with it
+            except (*GONE, OSError) as problem:  # the node is gone, has no room or is too slow: others may do
+                print(f"geminid: no code on {name}: {_first_line(problem)}", file=sys.stderr, flush=True)
                 late = [slot for slot in slots if slot.rpartition("/")[0] == name]
                 break
             except Exception as problem:  # what it asks for cannot be had
@@ -572,7 +582,8 @@ def _unshippable(problem: Exception) -> dict[str, Any]:
 
 
 def _first_line(problem: BaseException) -> str:
-    lines = [line.strip() for line in str(problem).splitlines() if line.strip()]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))  # Ray's are coloured
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]
 
 

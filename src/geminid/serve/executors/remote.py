@@ -91,7 +91,7 @@ class _Node:
     ended: dict[str, int] = field(default_factory=dict)
     unsent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     again_at_s: float = 0.0
-    heard_at_s: float = field(default_factory=monotonic)
+    unanswered: int = 0
 
 
 class RemoteProcess:
@@ -340,8 +340,9 @@ class Nodes:
                 self._ping_at_s = now_s + PING_S
                 for name, node in list(self._nodes.items()):
                     self._send(name, {"do": "ping"})
-                    if now_s - node.heard_at_s > SILENT_S:
-                        node.heard_at_s = now_s
+                    node.unanswered += 1  # not the time: we may have stood still ourselves
+                    if node.unanswered > SILENT_S / PING_S:
+                        node.unanswered = 0
                         self._on_event(NodeSilent(name))
         for node in self._nodes.values():
             if node.line is not None:
@@ -435,7 +436,7 @@ class Nodes:
             return
         try:
             for document in node.line.receive():
-                node.heard_at_s = monotonic()
+                node.unanswered = 0
                 self._listen(name, node, document)
         except (OSError, EOFError, ValueError, KeyError):
             self._hang_up(node)
