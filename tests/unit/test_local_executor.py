@@ -291,3 +291,18 @@ def test_a_command_is_known_by_what_its_shim_wrote_down(tmp_path):
         assert adopted.pids == [process.pid]
         adopted.stop(20.0)
         assert over.get(timeout=20.0) is adopted
+
+
+def test_only_what_belongs_to_no_running_job_is_ended(tmp_path):
+    """What a command started is marked by its job's folder, and what a worker started by a name within it."""
+    (tmp_path / "jobs").mkdir()
+    made = executor(tmp_path, [])
+    made._running["j1"] = object()
+    marks = [tmp_path / "jobs" / name for name in ("j1", "j1/w1.0", "j2", "j2/w1.0", "j11")]
+    started = [subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: str(mark)}) for mark in marks]
+    made._end_others()
+    assert [child.wait(timeout=20.0) for child in started[2:]] == [-9, -9, -9]
+    assert [child.poll() for child in started[:2]] == [None, None]
+    for child in started[:2]:
+        child.kill()
+        child.wait()

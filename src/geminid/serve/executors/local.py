@@ -147,9 +147,13 @@ class LocalExecutor(SupervisedExecutor):
             for folder in (self._folder / "jobs").iterdir():
                 if folder.name not in self._running:
                     _end_all(folder)
-            ours = {str(self.folder_of(job_id)) for job_id in self._running}
-            within = f"{self._folder / 'jobs'}{os.sep}"
-            signal_marked(signal.SIGKILL, lambda mark: mark.startswith(within) and mark not in ours)
+            within = f"{self._folder.absolute() / 'jobs'}{os.sep}"
+            signal_marked(
+                signal.SIGKILL,
+                lambda mark: (
+                    mark.startswith(within) and mark.removeprefix(within).split(os.sep)[0] not in self._running
+                ),
+            )
 
 
 def _program(spec: JobSpec, where: Path | None) -> str | None:

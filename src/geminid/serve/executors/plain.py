@@ -70,7 +70,7 @@ class PlainCommand:
             write(str(folder / PROCESS), {"start": start})
         _separate(folder / "logs" / "out.log")
         shim = (sys.executable, "-I", "-S", str(SHIM), str(folder), start, *command)
-        marked = {**environment, MARK: str(folder)}
+        marked = {**environment, MARK: str(folder.absolute())}
         process = PlainLauncher().start(Launch(shim, marked, where, folder / "logs" / "out.log"))
         return cls(folder, process, ended)
 
@@ -190,7 +190,7 @@ def live_workers(folder: Path) -> dict[str, tuple[int, str]]:
 
 def end_offspring(folder: Path) -> None:
     """End whatever the command of a folder has started and left behind, wherever it has gone."""
-    signal_marked(signal.SIGKILL, str(folder).__eq__)
+    signal_marked(signal.SIGKILL, str(folder.absolute()).__eq__)
 
 
 def end_group(pid: int) -> None:
