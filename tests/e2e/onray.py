@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -42,13 +44,26 @@ class OnRay(Live):
     def story(self, job_id: str) -> str:
         return "\n".join(line["text"] for line in self.client.get(f"jobs/{job_id}/story"))
 
-    def spread(self, name: str, slots: int, epochs: int, *args: object) -> str:
-        """A job on so many slots that may do with one."""
-        sizes = {"min_slots": slots, "max_slots": slots}
-        job = self.counting(name, "--samples", 400, "--epochs", epochs, "--max-batch", 64, *args, **sizes)
-        self.settled(job, slots)
+    def spread(self, name: str, slots: int, *args: object) -> str:
+        """A job on so many slots that may do with one; it takes its time until it is told to :meth:`finish`."""
+        job = self.unhurried(name, slots, *args)
         assert self.run("set", job, "--min-slots", 1).returncode == 0
         return job
+
+    def unhurried(self, name: str, slots: int, *args: object) -> str:
+        """A job that trains on so many slots, and takes its time, minutes of it, until it is told to :meth:`finish`."""
+        slowly = ("--pause", 0.2, "--until", self.home / f"{name}-enough")
+        sizes = {"min_slots": slots, "max_slots": slots}
+        job = self.counting(name, "--samples", 400, "--epochs", 60, "--max-batch", 64, *slowly, *args, **sizes)
+        self.settled(job, slots)
+        return job
+
+    def finish(self, name: str, job_id: str) -> None:
+        """Have an unhurried job end; it must have done exactly what it was to, and must not have failed."""
+        (self.home / f"{name}-enough").touch()
+        done = self.over(job_id)
+        assert (done["phase"], done["failures"]) == ("succeeded", 0), self.story(job_id)
+        assert self.exactly_once(name, 400, 60)
 
     def went_on_after_s(self, name: str, job_id: str, killed_at_s: float, without: str, *, restored: bool) -> float:
         """How long after a kill a job with ``--clock`` made its first step without that node."""
@@ -66,6 +81,10 @@ class OnRay(Live):
     def agent(self, node: str) -> int:
         """The process of a node's agent."""
         return next(pid for pid in self.cluster.pids(node) if command_of(pid).startswith("ray::NodeAgent"))
+
+    def stop_agent(self, node: str) -> None:
+        """Have a node's agent hang."""
+        os.kill(self.agent(node), signal.SIGSTOP)
 
     def settled(self, job_id: str, slots: int) -> dict:
         return self.until(job_id, lambda job: job["phase"] == "running" and job["slots"] == slots)

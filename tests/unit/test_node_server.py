@@ -58,8 +58,14 @@ def launch(tmp_path: Path, *command: str, name: str = "j1/w1") -> Launch:
     return Launch(command, {"WORD": "hello"}, Path(), tmp_path / "logs" / "w1.log", "n/0", name)
 
 
+def started(nodes, launch):
+    process = nodes.start(launch)
+    process.begin()
+    return process
+
+
 def test_a_process_runs_there_and_its_log_is_here(nodes, tmp_path):
-    process = nodes.start(launch(tmp_path, "sh", "-c", "echo $WORD from $WHERE; exit 3"))
+    process = started(nodes, launch(tmp_path, "sh", "-c", "echo $WORD from $WHERE; exit 3"))
     until(lambda: process.exit_code() is not None)
     assert process.exit_code() == 3
     assert (tmp_path / "logs" / "w1.log").read_text() == "hello from there\n"
@@ -67,7 +73,7 @@ def test_a_process_runs_there_and_its_log_is_here(nodes, tmp_path):
 
 
 def test_what_cannot_be_started_says_so(nodes, tmp_path):
-    process = nodes.start(launch(tmp_path, "no-such-program"))
+    process = started(nodes, launch(tmp_path, "no-such-program"))
     until(lambda: process.exit_code() is not None)
     assert process.exit_code() == 127
     assert "no such program" in process.reason
@@ -81,21 +87,21 @@ def test_a_process_ends_with_whatever_holds_its_slot(server, tmp_path):
     nodes.know("n", *server.address, "secret")
     on = {slot: launch(tmp_path, "sleep", "600", name=f"j{slot}/w1") for slot in ("0", "1")}
     on = {slot: replace(one, environment={SLOTS: slot}) for slot, one in on.items()}
-    process = nodes.start(on["0"])
+    process = started(nodes, on["0"])
     until(lambda: process.pid)
-    refused = nodes.start(on["1"])  # nobody holds its slot
+    refused = started(nodes, on["1"])  # nobody holds its slot
     until(lambda: refused.exit_code() is not None)
     assert refused.exit_code() == SLOT_GONE
     held |= {slot: {"pid": one.pid, "started_at": started_at(one.pid)} for slot, one in zip("01", holders, strict=True)}
     nodes.hold("n")
-    other = nodes.start(on["1"])
+    other = started(nodes, on["1"])
     until(lambda: other.pid)
     holders[0].kill()
     until(lambda: process.exit_code() is not None)
     assert process.exit_code() == SLOT_GONE
     assert not runs(process.pid)
     assert runs(other.pid)
-    again = nodes.start(on["0"])
+    again = started(nodes, on["0"])
     until(lambda: again.exit_code() is not None)
     assert again.exit_code() == SLOT_GONE
     held["1"] = held["0"]  # one that is gone already
@@ -111,7 +117,7 @@ def test_a_process_ends_with_whatever_holds_its_slot(server, tmp_path):
 
 
 def test_a_process_is_taken_over_with_the_rest_of_its_log(nodes, server, tmp_path):
-    process = nodes.start(launch(tmp_path, "sh", "-c", "echo one; sleep 300", name="j2/w1"))
+    process = started(nodes, launch(tmp_path, "sh", "-c", "echo one; sleep 300", name="j2/w1"))
     until(lambda: process.pid and (tmp_path / "logs" / "w1.log").exists())
     nodes.close()
     events = []
@@ -151,7 +157,7 @@ def test_processes_end_with_their_server_however_it_ends(tmp_path, victim):
     events = []
     nodes = Nodes(events.append)
     nodes.know("n", "127.0.0.1", port, "secret")
-    process = nodes.start(launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
+    process = started(nodes, launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
     until(lambda: process.pid and (tmp_path / "family").exists())
     family = [process.pid, *map(int, (tmp_path / "family").read_text().split())]
     assert all(map(runs, family))
@@ -213,7 +219,7 @@ def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(t
     events = []
     nodes = Nodes(events.append)
     nodes.know("n", *made.address, "secret")
-    process = nodes.start(launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
+    process = started(nodes, launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
     until(lambda: process.pid and (tmp_path / "family").exists())
     family = [process.pid, *map(int, (tmp_path / "family").read_text().split())]
     time.sleep(1.5)
@@ -254,8 +260,7 @@ def test_a_server_that_hangs_is_noticed(tmp_path, monkeypatch):
     port, _ = map(int, child.stdout.readline().split())
     events = []
     monkeypatch.setattr(remote, "PING_S", 0.1)
-    monkeypatch.setattr(remote, "SILENT_S", 1.0)
-    nodes = Nodes(events.append)
+    nodes = Nodes(events.append, silent_s=1.0)
     nodes.know("n", "127.0.0.1", port, "secret")
     until(lambda: NodeHere("n") in events)
     time.sleep(1.5)

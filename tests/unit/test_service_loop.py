@@ -47,6 +47,12 @@ class Pretend:
     def check(self, spec: JobSpec) -> list:
         return []
 
+    def put_by(self, spec: JobSpec) -> str:
+        return f"code of {spec.name}"
+
+    def keep_code(self, needed) -> None:
+        self.needed = set(needed)
+
     def is_elastic(self, spec: JobSpec) -> bool:
         return self.elastic
 

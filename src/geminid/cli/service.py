@@ -63,6 +63,10 @@ def up(
     autoscale: Annotated[
         bool, typer.Option("--autoscale", help="With `ray`: ask Ray's autoscaler for nodes, and let idle ones go.")
     ] = False,
+    agent_timeout: Annotated[
+        float,
+        typer.Option(min=5.0, help="With `ray`: seconds without an answer after which a node's agent is replaced."),
+    ] = 120.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print where the service is as JSON.")] = False,
 ) -> None:
     """Start the service on this machine, for its own slots or for those of a Ray cluster."""
@@ -97,6 +101,7 @@ def up(
         storage=storage,
         ship_code=not shared_code,
         autoscale=autoscale,
+        agent_timeout_s=agent_timeout,
     )
     if detach:
         with reporting_trouble():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -236,7 +237,8 @@ def make_app(
             return JSONResponse(await asyncio.to_thread(forecaster.dry_run, accepted))
         key = None if idempotency_key is None else f"{who(request).user}:{idempotency_key}"
         digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode()).hexdigest()
-        job = await _result(service.submit(accepted, who(request).user, request=key, digest=digest, checked=True))
+        asked = functools.partial(service.submit, request=key, digest=digest, checked=True)
+        job = await _result(await asyncio.to_thread(asked, accepted, who(request).user))
         forecaster.begin()  # whoever submits asks next when it will start
         return JSONResponse(document(job), 201)
 

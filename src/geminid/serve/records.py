@@ -39,7 +39,7 @@ class JobSubmitted:
     """Somebody submitted a job. ``elastic``: its workers speak to a supervisor; otherwise it is a plain command.
 
     ``request`` is the submitter's own name for the request, by which a repeated one is recognised, and ``digest`` what
-    stands for what was asked for.
+    stands for what was asked for. ``code`` names its code, if that was put by.
     """
 
     job_id: str
@@ -47,6 +47,7 @@ class JobSubmitted:
     elastic: bool
     request: str | None = None
     digest: str = ""
+    code: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

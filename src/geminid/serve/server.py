@@ -26,6 +26,7 @@ from geminid.serve.client import BAD_INPUT, FAILED, SERVICE, Client, Trouble
 from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import chosen_devices, machine
+from geminid.serve.executors.remote import SILENT_S
 from geminid.serve.executors.supervised import ORPHANS_S
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.retention import Retention
@@ -84,6 +85,7 @@ class Options:
     storage: str | None = None
     ship_code: bool = True
     autoscale: bool = False
+    agent_timeout_s: float = SILENT_S
 
 
 class _Lines(logging.Formatter):
@@ -176,6 +178,7 @@ def _executor(options: Options) -> Executor:
             storage=options.storage,
             ship=options.ship_code,
             autoscale=options.autoscale,
+            silent_s=options.agent_timeout_s,
         )
     except NoCluster as problem:
         raise StoreProblem(str(problem)) from None
@@ -246,6 +249,7 @@ def start_detached(options: Options) -> dict[str, object]:
         *("--keep-jobs", str(options.keep.jobs), "--keep-days", str(options.keep.seconds / 86_400.0)),
         *("--keep-events", str(options.keep.events)),
         *("--executor", options.executor, "--address", options.address),
+        *("--agent-timeout", str(options.agent_timeout_s)),
         *(() if options.slot_memory_bytes is None else ("--slot-memory", str(options.slot_memory_bytes))),
         *(() if options.slots is None else ("--slots", str(options.slots))),
         *(() if options.devices is None else ("--devices", options.devices)),

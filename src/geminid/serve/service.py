@@ -191,9 +191,14 @@ class Service:
     ) -> Future[LiveJob]:
         """Submit a job. A request of the same name as an earlier one gets the earlier one's job.
 
-        ``digest`` stands for what is asked for: a name that is used again for something else is refused.
+        ``digest`` stands for what is asked for: a name that is used again for something else is refused. The job's code
+        may have to be read here and now.
+
+        Raises:
+            InvalidInput: it can never run here.
         """
         spec = self.accepted(spec, owner) if not checked else spec
+        code = self.executor.put_by(spec)
         elastic = self.executor.is_elastic(spec)
         given: list[str] = []
 
@@ -206,7 +211,9 @@ class Service:
                     raise Refused(422, told)
                 return []
             given.append(f"j{state.submitted + 1}")
-            return [r.JobSubmitted(job_id=given[0], spec=spec, elastic=elastic, request=request, digest=digest)]
+            return [
+                r.JobSubmitted(job_id=given[0], spec=spec, elastic=elastic, request=request, digest=digest, code=code)
+            ]
 
         return self._ask(make, lambda state: state.jobs[given[0]])
 
@@ -263,7 +270,8 @@ class Service:
             if not job.elastic and (min_slots is not None or max_slots is not None):
                 raise Refused(409, f"job {job_id} is a plain command, whose size cannot change")
             changed = replace(job.spec, **given)  # checks the values
-            if problems := self.executor.check(changed):
+            found = self.executor.check(changed)
+            if problems := [problem for problem in found if {problem.field, *problem.involves} & given.keys()]:
                 raise InvalidInput(problems)
             return [r.JobChanged(job_id=job_id, by=by, priority=priority, min_slots=min_slots, max_slots=max_slots)]
 
@@ -420,6 +428,7 @@ class Service:
         outdated = self._keep.outdated(self._state, self.clock.now_s())
         if outdated and self._commit([r.JobsForgotten(job_ids=outdated)]):
             remove_folders(outdated, self.executor.folder_of)
+        self.executor.keep_code({job.code for job in self._state.jobs.values() if not job.phase.is_terminal})
 
     def _spent(self) -> list[r.Record]:
         """Jobs that have used all of the GPU time that they may."""

@@ -98,6 +98,7 @@ class Limits:
 class LiveJob:
     """A job, as the service knows it.
 
+    ``code`` names its code as it was submitted, if the executor has put it by.
     ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``, and ``wished`` tells who does. ``held_until_s``
     keeps a job that crashed from being started again at once. ``why`` is why the last plan gave it the slots that it
     has, or took them. It is ``over_budget`` if it is cancelled for having used all the slots × time that it may.
@@ -112,6 +113,7 @@ class LiveJob:
     elastic: bool
     request: str | None = None
     digest: str = ""
+    code: str = ""
     target: Placement | None = None
     why: str = ""
     wish: str = "run"
@@ -322,7 +324,9 @@ class ServiceState:
         if record.job_id in self.jobs:
             return
         state = JobState.submitted(job_id=record.job_id, spec=record.spec, at_s=at_s)
-        job = LiveJob(state=state, elastic=record.elastic, request=record.request, digest=record.digest)
+        job = LiveJob(
+            state=state, elastic=record.elastic, request=record.request, digest=record.digest, code=record.code
+        )
         job = job.told(at_s, f"submitted by {record.spec.owner or 'nobody'}")
         like = self._forerunner(job)
         if like is not None and like.limits is not None:

@@ -7,7 +7,7 @@ other threads (a process ended, a worker reported) it hands to ``post``, and get
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -31,6 +31,18 @@ class Executor(Protocol):
 
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""
+
+    def put_by(self, spec: JobSpec) -> str:
+        """Keep a job's code as it is now; the name of what was kept, or nothing where jobs run in their own folders.
+
+        Called in any thread, before the job is known.
+
+        Raises:
+            InvalidInput: it cannot be kept.
+        """
+
+    def keep_code(self, needed: Collection[str]) -> None:
+        """Whatever else was put by is not needed any more. Called every few seconds."""
 
     def is_elastic(self, spec: JobSpec) -> bool:
         """Whether the job's script can change its slots while it runs."""

@@ -8,7 +8,7 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from geminid.cluster import Cluster
@@ -61,6 +61,13 @@ class LocalExecutor(SupervisedExecutor):
         super().__init__(folder, cluster, launcher, patience or Patience(orphan=ORPHANS_S))
         self._devices, self._slot_memory_bytes = tuple(devices), slot_memory_bytes
         self._places = [(node.name, index) for node in cluster.nodes for index in range(node.slots)]
+
+    def put_by(self, spec: JobSpec) -> str:
+        """Jobs run in their own folders."""
+        return ""
+
+    def keep_code(self, needed: Collection[str]) -> None:
+        """Nothing was put by."""
 
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -25,7 +25,7 @@ from time import monotonic
 from typing import Any
 
 from geminid.cluster import Cluster
-from geminid.fields import Problem
+from geminid.fields import InvalidInput, Problem
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.nodes import NodeGroup
@@ -34,7 +34,8 @@ from geminid.serve.executors.base import Happening
 from geminid.serve.executors.machine import slot_environment
 from geminid.serve.executors.nodeserver import Line
 from geminid.serve.executors.plain import PlainExit
-from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
+from geminid.serve.executors.raycode import CannotPack, CodeStore
+from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
 from geminid.serve.executors.shim import write
 from geminid.serve.executors.supervised import ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
 from geminid.serve.state import LiveJob
@@ -42,9 +43,13 @@ from geminid.train.channel import Address
 from geminid.train.launcher import SLOT_GONE, Launch, how_it_ended
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
+from geminid.train.takeover import Handover
 
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
+
+#: A node to which the code of a job could not be brought that runs elsewhere is not used for so long.
+UNFIT_S = 60.0
 
 #: On a cluster that is scaled, an agent whose node nobody has needed for so long is ended: Ray may take the node away.
 REST_S = 5.0
@@ -61,7 +66,7 @@ HEARD_PER_S, LONGEST_HEARTBEAT_S = 2000.0, 2.5
 #: For so long, agents keep what they run without any service.
 FORSAKEN_S = ORPHANS_S + 120.0
 
-PLAIN, SERVICE_ID = "plain.json", "ray.id"
+PLAIN, SERVICE_ID, CODE = "plain.json", "ray.id", "code"
 
 #: Stands for nodes that only the service before this one knew.
 BEFORE = ""
@@ -90,6 +95,7 @@ class RayExecutor(SupervisedExecutor):
         storage: str | None = None,
         ship: bool = True,
         autoscale: bool = False,
+        silent_s: float = SILENT_S,
     ) -> None:
         self._heard: SimpleQueue[Happening] = SimpleQueue()
         self._early: Callable[[Happening], None] = self._heard.put
@@ -108,12 +114,16 @@ class RayExecutor(SupervisedExecutor):
         self._wished: list[Mapping[str, Any]] | None = None
         self._resting: dict[str, str] = {}  # and the token of the agent that was ended
         self._unneeded_since_s: dict[str, float] = {}
+        self._unfit_until_s: dict[str, float] = {}
         self._fences: dict[str, set[str]] = {}
         self._exits: dict[str, PlainExit] = {}
         self._storage, self._ship = storage, ship
+        self._code = CodeStore(folder / CODE)
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
-        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on, self._holders_on)
-        self._bridge = _Bridge(address, _service_id(folder), lambda document: self._forward(_Bridged(document)))
+        self._silent_s = silent_s
+        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on, self._holders_on, silent_s)
+        arguments = [address, _service_id(folder), str(FORSAKEN_S), str(silent_s)]
+        self._bridge = _Bridge(arguments, lambda document: self._forward(_Bridged(document)))
         try:
             self._await_nodes()
         except BaseException:
@@ -159,6 +169,20 @@ class RayExecutor(SupervisedExecutor):
             return [Problem("working_dir", spec.working_dir, "must be a folder of the service's machine")]
         return []
 
+    def put_by(self, spec: JobSpec) -> str:
+        """Keep a job's folder as it is now, unless all nodes see it."""
+        if not self._ship or spec.working_dir is None:
+            return ""
+        try:
+            return self._code.put_by(Path(spec.working_dir))
+        except (CannotPack, OSError) as problem:
+            told = problem if isinstance(problem, CannotPack) else f"cannot be packed: {problem}"
+            raise InvalidInput([Problem("working_dir", spec.working_dir, f"it {told}")]) from problem
+
+    def keep_code(self, needed: Collection[str]) -> None:
+        """Remove code that was put by for jobs that are over."""
+        self._code.keep_only(needed)
+
     def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives on the nodes, end what nobody wants, tell what is gone."""
         came = self._await_agents(jobs)
@@ -196,6 +220,8 @@ class RayExecutor(SupervisedExecutor):
         self._release([slot for slot, since_s in self._idle_since_s.items() if now_s - since_s > LINGER_S])
         if self._autoscale:
             self._rest(now_s)
+        if any(until_s <= now_s for until_s in self._unfit_until_s.values()):
+            told += self._count_others()
         for job_id in self._places.keys() - self._wanted.keys() - self._running.keys():
             if self._places.pop(job_id):
                 self._bridge.send({"do": "unship", "job": job_id})
@@ -235,6 +261,7 @@ class RayExecutor(SupervisedExecutor):
                 self._lift_fences(name)
             case NodeSilent(node=name):  # what follows is as if somebody had killed it
                 self._bridge.send({"do": "replace", "node": name})
+                return [self._note_hanging(name)]
             case NodeHere(node=name) if name in self._resting:
                 del self._resting[name]
                 self._nodes.end_strangers(name)
@@ -254,7 +281,10 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "unshippable"} as document):
                 job_id, _ = self._pending.pop(document["id"], ("", ()))
                 self._take_seats(document["held"])
-                if job_id in self._wanted and job_id not in self._running:
+                if job_id in self._running:  # with its code, so that it must be the nodes
+                    self._unfit_until_s |= dict.fromkeys(document["nodes"], monotonic() + UNFIT_S)
+                    return [r.Noted(level="warning", text=f"{job_id}: {document['reason']}"), *self._count_others()]
+                if job_id in self._wanted:
                     del self._wanted[job_id]
                     return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
             case _Bridged(document={"told": "away"}):  # whatever it was asked for is asked for again
@@ -266,6 +296,8 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "seated"} as document):
                 waiting = [slot for slot, seat in self._held.items() if seat["holder"] is None]
                 self._take_seats({slot: seat for slot, seat in document["held"].items() if slot in waiting})
+            case _Bridged(document={"told": "hangs", "node": str(name)}):
+                return [self._note_hanging(name)]
             case _Bridged(document={"told": "lost"} as document):
                 return self._lose_slots(document["slots"])
         return []
@@ -300,16 +332,26 @@ class RayExecutor(SupervisedExecutor):
         return told + self._count_others()
 
     def _count_others(self) -> list[r.Record]:
-        """Slots that others hold are not for us: as many of each node, of those that we do not hold."""
+        """Slots that others hold are not for us: as many of each node, of those that we do not hold.
+
+        Of a node that cannot be used for now, none is for us but those that we hold.
+        """
         told: list[r.Record] = []
+        now_s = monotonic()
+        self._unfit_until_s = {name: until_s for name, until_s in self._unfit_until_s.items() if now_s < until_s}
         for name in sorted(self._up & set(self._seen)):
             node = self._seen[name]
             unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._held]
-            taken = tuple(sorted(unheld[len(unheld) - node["others"] :])) if node["others"] else ()
+            others = len(unheld) if name in self._unfit_until_s else node["others"]
+            taken = tuple(sorted(unheld[len(unheld) - others :])) if others else ()
             if taken != self._taken.get(name, ()):
                 self._taken[name] = taken
                 told.append(r.SlotsTaken(node=name, slots=list(taken)))
         return told
+
+    def _note_hanging(self, node: str) -> r.Record:
+        told = f"the agent of node {node} has not answered for {self._silent_s:g} s: it is ended, with all that it runs"
+        return r.Noted(level="warning", text=f"{told}, and another one is started")
 
     def _mark_taken(self, slots: Sequence[str]) -> list[r.Record]:
         """These slots are not ours, until their nodes are looked at again."""
@@ -400,9 +442,9 @@ class RayExecutor(SupervisedExecutor):
         return node, int(index)
 
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
-        code = self._wanted[job_id][0].spec.working_dir if self._ship else None
+        code = self._wanted[job_id][0].code if self._ship else ""
         here = self._places.get(job_id, {})
-        held = {slot for slot in slots if slot in self._held and (code is None or self._where(slot)[0] in here)}
+        held = {slot for slot in slots if slot in self._held and (not code or self._where(slot)[0] in here)}
         ready = {slot for slot in held if self._where(slot)[0] not in self._resting}
         missing = tuple(slot for slot in slots if slot not in held and self._where(slot)[0] in self._up)
         pending = {slot for _, asked in self._pending.values() for slot in asked}
@@ -411,11 +453,12 @@ class RayExecutor(SupervisedExecutor):
             self._lease(job_id, missing, code)
         return tuple(slot for slot in slots if slot in ready)
 
-    def _lease(self, job_id: str, slots: Sequence[str], code: str | None) -> None:
+    def _lease(self, job_id: str, slots: Sequence[str], code: str) -> None:
         self._asked += 1
         self._pending[self._asked] = (job_id, tuple(slots))
         self._resting |= dict.fromkeys(self._resting.keys() & {self._where(slot)[0] for slot in slots}, "")
-        request = {"do": "lease", "id": self._asked, "slots": list(slots), "job": job_id, "code": code}
+        package = str(self._code.package(code)) if code else None
+        request = {"do": "lease", "id": self._asked, "slots": list(slots), "job": job_id, "code": package}
         self._bridge.send(request)
 
     def _release(self, slots: Sequence[str]) -> None:
@@ -560,17 +603,24 @@ class RayExecutor(SupervisedExecutor):
         (self.folder_of(job_id) / PLAIN).unlink(missing_ok=True)
 
     def _live_workers(self, job_id: str) -> dict[str, str]:
-        try:
-            document = json.loads((self.folder_of(job_id) / "supervisor.json").read_text(encoding="utf-8"))
-            running = self._nodes.running()
-            return {worker: entry["slot"] for worker, entry in document["workers"].items() if entry["key"] in running}
-        except (OSError, ValueError, KeyError):
-            return {}
+        left, running = Handover.read(self.folder_of(job_id)), self._nodes.running()
+        workers = left.workers if left is not None else {}
+        return {worker: entry["slot"] for worker, entry in workers.items() if entry["key"] in running}
 
     def _end_others(self) -> None:
-        for key, node in self._nodes.running().items():
-            if key.partition("/")[0] not in self._running:
-                self._nodes.end(key, node)
+        """Of jobs that were taken over, those processes that nobody wrote down: none has begun anything by then."""
+        running = self._nodes.running()
+        known = {key for job_id in self._running for key in self._written_keys(job_id)}
+        for key in running.keys() - known:
+            self._nodes.end(key, running[key])
+
+    def _written_keys(self, job_id: str) -> set[str]:
+        """The keys of the processes that are written down for a job."""
+        folder, keys = self.folder_of(job_id), set()
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            keys |= {one["key"] for one in json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]}
+        left = Handover.read(folder)
+        return keys | {entry["key"] for entry in left.workers.values()} if left is not None else keys
 
 
 class RemoteCommand:
@@ -633,9 +683,9 @@ class RemoteCommand:
 class _Bridge:
     """The process that talks with Ray, started again whenever it ends."""
 
-    def __init__(self, address: str, service: str, on_document: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, arguments: Sequence[str], on_document: Callable[[Mapping[str, Any]], None]) -> None:
         self._command = [sys.executable, "-m", "geminid.serve.executors.raybridge"]
-        self._arguments = [address, service, str(FORSAKEN_S)]
+        self._arguments = arguments
         self._on_document = on_document
         self.trouble = ""
         self._line: Line | None = None

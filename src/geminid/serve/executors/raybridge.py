@@ -6,7 +6,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 
 | from the service | meaning |
 |---|---|
-| ``{"do": "lease", "id", "slots", "job", "code"}`` | hold these slots, all of them or none, with a job's code there |
+| ``{"do": "lease", "id", "slots", "job", "code"}`` | hold these slots, all or none, with a job's package there |
 | ``{"do": "unship", "job"}`` | its code is not needed any more |
 | ``{"do": "release", "slots"}`` | give them back |
 | ``{"do": "wish", "wished": [{"bundle", "accelerator", "slots"}]}`` | the autoscaler is to make room for this |
@@ -21,7 +21,8 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"told": "seated", "held"}`` | by whom CPU slots are held, for whose actors nobody had to wait |
 | ``{"told": "refused", "id", "slots"}`` | these could not be had |
 | ``{"told": "lost", "slots"}`` | these were taken back: what held them for us has ended |
-| ``{"told": "unshippable", "id", "held", "reason"}`` | the slots are held, but the code could not be brought there |
+| ``{"told": "unshippable", "id", "held", "nodes", "reason"}`` | slots are held, but code could not be brought there |
+| ``{"told": "hangs", "node"}`` | its agent has not answered for too long, and was ended; another one is started |
 | ``{"told": "trouble", "text"}`` | why it ends |
 """
 
@@ -34,7 +35,6 @@ import re
 import select
 import socket
 import sys
-import tempfile
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -45,9 +45,13 @@ from time import monotonic, sleep
 from typing import Any
 
 import ray
-import yaml
 from ray._private import state as ray_state
-from ray._private.runtime_env.working_dir import upload_working_dir_if_needed
+from ray._private.runtime_env.packaging import (
+    get_uri_for_package,
+    package_exists,
+    pin_runtime_env_uri,
+    upload_package_to_gcs,
+)
 from ray.autoscaler.sdk import request_resources
 from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
@@ -56,6 +60,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from geminid import __version__
 from geminid.serve.executors.nodeserver import Line
 from geminid.serve.executors.rayagent import NodeAgent, lease_name
+from geminid.serve.executors.raycode import CodeStore
 from geminid.serve.executors.rayslot import GeminidSlot
 
 #: Where Geminid's actors live.
@@ -88,9 +93,6 @@ WORKERS = 32
 #: Slots of others are believed in when they have been seen so many times in a row: counts of Ray lag a little.
 LOOKS_TO_BELIEVE = 3
 
-#: An agent that has not said by then where it is hangs. Looks are counted, not time: we may have stood still ourselves.
-LOOKS_TO_GIVE_UP = 300
-
 
 @dataclass(frozen=True, slots=True)
 class SeenNode:
@@ -119,8 +121,9 @@ class SeenNode:
 class Bridge:
     """See the module."""
 
-    def __init__(self, line: Line, service: str, forsaken_s: float) -> None:
+    def __init__(self, line: Line, service: str, forsaken_s: float, silent_s: float) -> None:
         self._line, self._service, self._forsaken_s = line, service, forsaken_s
+        self._patient_looks = silent_s / LOOK_S  # not time: we may have stood still ourselves
         self._send_lock = threading.Lock()
         self._leases: dict[str, PlacementGroup] = {}
         self._seats: dict[str, tuple[Any, Any]] = {}  # the actor in a slot, and what is heard when it ends
@@ -230,9 +233,9 @@ class Bridge:
             self._asked[node_id], self._looks[node_id] = self._agents[node_id].place.remote(), 0
         done, _ = ray.wait([self._asked[node_id]], timeout=0)
         self._looks[node_id] += 1
-        if not done and self._looks[node_id] > LOOKS_TO_GIVE_UP:
-            print(f"geminid: the agent of node {name} does not answer, and is replaced", file=sys.stderr, flush=True)
+        if not done and self._looks[node_id] > self._patient_looks:
             self._end_agent(node_id)
+            self._tell({"told": "hangs", "node": name})
             return None
         if done:
             try:
@@ -297,12 +300,11 @@ class Bridge:
                     self._leases |= groups  # now they count as ours
                     groups = {slot: self._leases[slot] for slot in slots}
                 if code is not None:
+                    nodes = {slot.rpartition("/")[0] for slot in slots}
                     try:
-                        shipping = self._ship(job, code, {slot.rpartition("/")[0] for slot in slots})
-                    except TimeoutError:
-                        raise
-                    except Exception as problem:  # too large, or ill described
-                        told = _unshippable(problem)
+                        shipping = self._ship(job, Path(code), nodes)
+                    except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
+                        told = _unshippable(problem, nodes)
                 held = dict.fromkeys(slots, UNSEATED) if later else self._sit(groups)
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
@@ -315,7 +317,7 @@ class Bridge:
                 late = [slot for slot in slots if slot.rpartition("/")[0] == name]
                 break
             except Exception as problem:  # what it asks for cannot be had
-                told = _unshippable(problem)
+                told = _unshippable(problem, {name})
                 break
         if late:
             for slot in missing:
@@ -330,15 +332,19 @@ class Bridge:
         if later:
             self._sit_later(groups)
 
-    def _ship(self, job: str, code: str, nodes: set[str]) -> dict[str, Any]:
-        """Have Ray bring a job's folder to some nodes, with what its ``runtime_env.yaml`` asks for; their answers.
+    def _ship(self, job: str, code: Path, nodes: set[str]) -> dict[str, Any]:
+        """Have Ray bring a job's code to some nodes, with the environment that it asks for; their answers.
 
-        A folder alone is unpacked by the agents: Ray takes seconds to start a process in an environment.
+        Code alone is unpacked by the agents: Ray takes seconds to start a process in an environment.
         """
-        environment = upload_working_dir_if_needed(runtime_env(Path(code)), True, tempfile.gettempdir())
-        environment.pop("excludes", None)  # they have been left out
-        if environment.keys() == {"working_dir"}:
-            return {name: self._agent(name).unpack.remote(job, environment["working_dir"]) for name in nodes}
+        uri = get_uri_for_package(code)
+        pin_runtime_env_uri(uri)
+        if not package_exists(uri):
+            upload_package_to_gcs(uri, code.read_bytes())
+        environment = CodeStore(code.parent).environment(code.stem)
+        if not environment:
+            return {name: self._agent(name).unpack.remote(job, uri) for name in nodes}
+        environment["working_dir"] = uri
         asked = {}
         for name in nodes:
             options = {
@@ -526,15 +532,6 @@ def _wish(wished: list[dict[str, Any]]) -> None:
     request_resources(bundles=bundles, bundle_label_selectors=selectors)
 
 
-def runtime_env(folder: Path) -> dict[str, Any]:
-    """The runtime environment of a job: its folder, and what the file ``runtime_env.yaml`` in it says."""
-    described = folder / "runtime_env.yaml"
-    told = yaml.safe_load(described.read_text(encoding="utf-8")) if described.is_file() else {}
-    if not isinstance(told, dict):
-        raise ValueError(f"{described} must be a mapping, as Ray describes runtime environments")
-    return {**told, "working_dir": str(folder)}
-
-
 def _slots_of(node: dict[str, Any], *, by_cpu: bool) -> tuple[str, int] | None:
     """What a slot of a node is one of, and how many there are; None if there are none."""
     resources = node.get("Resources", {})
@@ -576,9 +573,9 @@ def _names(nodes: list[dict[str, Any]]) -> list[str]:
     return found
 
 
-def _unshippable(problem: Exception) -> dict[str, Any]:
-    reason = f"its code could not be brought to its nodes: {_first_line(problem)}"
-    return {"told": "unshippable", "reason": reason}
+def _unshippable(problem: Exception, nodes: set[str]) -> dict[str, Any]:
+    reason = f"its code could not be brought to {', '.join(sorted(nodes))}: {_first_line(problem)}"
+    return {"told": "unshippable", "nodes": sorted(nodes), "reason": reason}
 
 
 def _first_line(problem: BaseException) -> str:
@@ -596,14 +593,14 @@ def is_of_this_machine(host: str) -> bool:
     return True
 
 
-def main(descriptor: int, address: str, service: str, forsaken_s: float) -> None:
+def main(descriptor: int, address: str, service: str, forsaken_s: float, silent_s: float) -> None:
     """Join the cluster and serve; whatever goes wrong is told, and ends this process."""
     line = Line(socket.socket(fileno=descriptor), timeout_s=None)
     try:
         host = address.rpartition(":")[0]
         local = {"_node_ip_address": host} if is_of_this_machine(host) else {}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)
-        Bridge(line, service, forsaken_s).serve()
+        Bridge(line, service, forsaken_s, silent_s).serve()
     except (EOFError, BrokenPipeError):
         pass  # the service is gone; agents and slots stay for the next one
     except BaseException as problem:
@@ -613,4 +610,4 @@ def main(descriptor: int, address: str, service: str, forsaken_s: float) -> None
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]))
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))

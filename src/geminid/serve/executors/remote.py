@@ -34,7 +34,7 @@ AGAIN_S, ATTEMPT_S = 0.2, 1.0
 #: A server that may be gone is looked at so often and for so long, and so many at a time.
 PROBE_S, PROBE_TIMEOUT_S, MOST_PROBES = 0.5, 0.1, 4
 
-#: A server that has not answered for so long hangs. (It may take long to answer while PyTorch is being imported.)
+#: A server that has not answered for so long hangs, unless told otherwise. Importing PyTorch may keep it for long.
 SILENT_S = 120.0
 
 #: So often, attempts and refusals are looked at.
@@ -102,6 +102,7 @@ class RemoteProcess:
     ) -> None:
         self._nodes, self.node, self.key, self.log, self.pid = nodes, node, key, log, pid
         self.start = start
+        self.is_repeatable = True
         self.on_end: Callable[[int, str], None] = lambda code, reason: None
         self.reason = ""
         self._code: int | None = None
@@ -111,10 +112,13 @@ class RemoteProcess:
     def identity(self) -> Mapping[str, Any]:
         """Its node, its key there, and for those that were announced, what starts it on which server."""
         known = {"node": self.node, "key": self.key, "pid": self.pid, "log": str(self.log)}
-        return known if self.start is None else {**known, "start": self.start, "server": self._nodes.server(self.node)}
+        if self.start is None or not self.is_repeatable:
+            return known
+        return {**known, "start": self.start, "server": self._nodes.server(self.node)}
 
     def begin(self) -> None:
-        """Its node starts it as soon as it hears of it, and once only: its key is known there before it runs."""
+        """Have its node start it, once: whoever is to know of it has written it down."""
+        self._nodes.begin(self)
 
     def fileno(self) -> int:
         """Readable when the process has ended."""
@@ -149,7 +153,7 @@ class Nodes:
     """The lines to all nodes; also a launcher, whose processes run where their slot is (``node/slot``).
 
     ``folder_on`` says where a job's code was brought to on a node, if it was, and ``holders_on`` by which process there
-    each of its slots is held.
+    each of its slots is held. A server that has not answered for ``silent_s`` hangs.
     """
 
     def __init__(
@@ -157,8 +161,10 @@ class Nodes:
         on_event: Callable[[NodeHere | NodeGone | NodeEnded | NodeSilent], None],
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
         holders_on: Callable[[str], Mapping[str, Mapping[str, Any] | None]] = lambda node: {},
+        silent_s: float = SILENT_S,
     ) -> None:
         self._on_event, self._folder_on, self._holders_on = on_event, folder_on, holders_on
+        self._silent_s = silent_s
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._doubts: dict[str, _Doubt] = {}
@@ -239,10 +245,9 @@ class Nodes:
     # --- For supervisors ---
 
     def start(self, launch: Launch) -> RemoteProcess:
-        """Start a process on the node of its slot; how that went shows in its end."""
+        """A process on the node of its slot, which is then told to ``begin``; how that went shows in its end."""
         process = self.announce(launch)
-        self.begin(process)
-        process.start = None  # its supervisor knows what to start
+        process.is_repeatable = False  # its supervisor knows what to start instead
         return process
 
     def announce(self, launch: Launch) -> RemoteProcess:
@@ -341,7 +346,7 @@ class Nodes:
                 for name, node in list(self._nodes.items()):
                     self._send(name, {"do": "ping"})
                     node.unanswered += 1  # not the time: we may have stood still ourselves
-                    if node.unanswered > SILENT_S / PING_S:
+                    if node.unanswered > self._silent_s / PING_S:
                         node.unanswered = 0
                         self._on_event(NodeSilent(name))
         for node in self._nodes.values():
