@@ -31,6 +31,26 @@ GOES_ON_S = 5.0
 FREE = "ray.available_resources().get('geminid_slot')"
 
 
+#: Has a node's agent start a process that seems to be a job's, and prints its pid.
+STRAY = """
+import pathlib, time
+from geminid.serve.executors.remote import Nodes
+from geminid.train.launcher import Launch
+node_id = next(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeName"] == "{node}")
+agents = [one for one in ray.util.list_named_actors(True) if one["name"].endswith("/" + node_id)]
+place = ray.get(ray.get_actor(**agents[0]).place.remote())
+nodes = Nodes(lambda event: None)
+nodes.know("{node}", place["host"], place["port"], place["token"])
+nodes.wait(lambda: nodes.knows("{node}"), 20.0)
+root, log = pathlib.Path("/"), pathlib.Path("/dev/null")
+process = nodes.start(Launch(["sleep", "3600"], dict(), root, log, "{node}/0", "{name}"))
+process.begin()
+while not process.pid:
+    time.sleep(0.05)
+print(process.pid)
+"""
+
+
 def alive(pid: int) -> bool:
     """Whether a process runs."""
     return Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()
@@ -182,7 +202,9 @@ def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
     ray.settled(plain, 1)
     workers, step, node = ray.worker_pids(job), ray.job(job)["step"], sorted(ray.on(job))[0]
     ray.kill()
+    stray = int(ray.cluster.run(STRAY.format(name=f"{job}/w99", node=node)))
     time.sleep(7.0)  # longer than agents go on without asking Ray whether their node still counts
+    assert alive(stray)
     slow = ray.agent(node)
     os.kill(slow, signal.SIGSTOP)  # it answers later than any that no job waits for would be waited for
     later = threading.Timer(AGENTS_S + 2.0, os.kill, (slow, signal.SIGCONT))
@@ -191,6 +213,7 @@ def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
     later.join()
     assert ray.until(job, lambda job: job["step"] > step)["phase"] == "running"
     assert ray.worker_pids(job) == workers
+    ray.wait_for(lambda: not alive(stray))  # nobody has written down that there is such a worker
     time.sleep(2.0)
     assert ray.worker_pids(job) == workers
     ray.finish("d", job)
@@ -295,26 +318,21 @@ def test_an_agent_that_hangs_is_replaced_and_operators_are_told(ray):
     """One that hangs while the service is away, and one that does while it is there."""
     job = ray.spread("n", 5)
 
-    def spread() -> str:
-        """Wait until the job has processes on several nodes; one of these."""
-        found = ray.until(job, lambda job: job["phase"] == "running" and len(job["placement"] or ()) > 1)
-        return sorted(found["placement"])[0]
+    def warned() -> int:
+        return sum("has not answered" in note["text"] for note in ray.json("status")["notes"])
 
-    node = spread()
+    node = sorted(ray.on(job))[0]
     ray.kill()
     ray.stop_agent(node)
     ray.options += ["--agent-timeout", "12"]
     ray.up()
-    ray.until(job, lambda job: job["phase"] == "running" and node not in (job["placement"] or {node}))
-    ray.wait_for(lambda: not ray.nodes()[node]["down"])
-    node = spread()
+    ray.until(job, lambda job: job["phase"] == "running" and node in (job["placement"] or {}))  # it is back
+    assert warned() == 1
+    agent, step = ray.agent(node), ray.job(job)["step"]
     ray.stop_agent(node)
-    step = ray.job(job)["step"]
-    ray.until(job, lambda job: job["step"] > step + 5 and node in job["placement"])  # it trains on meanwhile
-    ray.until(job, lambda job: job["phase"] == "running" and node not in (job["placement"] or {node}))
-    told = [note["text"] for note in ray.json("status")["notes"]]
-    assert sum("has not answered" in text for text in told) == 2, told
-    ray.wait_for(lambda: not ray.nodes()[node]["down"])
+    ray.until(job, lambda job: job["step"] > step + 5)  # it trains on meanwhile
+    ray.wait_for(lambda: warned() == 2)
+    ray.wait_for(lambda: not alive(agent) and not ray.nodes()[node]["down"])
     ray.finish("n", job)
     assert "from its last checkpoint" not in ray.story(job)
 

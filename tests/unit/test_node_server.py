@@ -72,6 +72,20 @@ def test_a_process_runs_there_and_its_log_is_here(nodes, tmp_path):
     process.close()
 
 
+def test_nothing_runs_before_it_is_told_to_begin(nodes, tmp_path):
+    process = nodes.start(launch(tmp_path, "touch", str(tmp_path / "ran")))
+    assert process.identity.keys() == {"node", "key", "pid", "log"}  # what its supervisor writes down meanwhile
+    after = started(nodes, launch(tmp_path, "true"))
+    until(lambda: after.exit_code() == 0)
+    assert process.key not in nodes.running()
+    assert not (tmp_path / "ran").exists()
+    process.begin()
+    until(lambda: process.exit_code() == 0)
+    assert (tmp_path / "ran").exists()
+    process.close()
+    after.close()
+
+
 def test_what_cannot_be_started_says_so(nodes, tmp_path):
     process = started(nodes, launch(tmp_path, "no-such-program"))
     until(lambda: process.exit_code() is not None)
