@@ -199,12 +199,15 @@ def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
     job = ray.unhurried("d", 3)  # however long the next service takes to come up
     waiting = f"until [ -e {enough} ]; do sleep 0.2; done; echo still here"
     plain = ray.submit("sh", "-c", waiting, name="waiting")
+    short = ray.unhurried("p", 1)
     ray.settled(plain, 1)
     workers, step, node = ray.worker_pids(job), ray.job(job)["step"], sorted(ray.on(job))[0]
     ray.kill()
+    (ray.home / "p-enough").touch()
     stray = int(ray.cluster.run(STRAY.format(name=f"{job}/w99", node=node)))
     time.sleep(7.0)  # longer than agents go on without asking Ray whether their node still counts
     assert alive(stray)
+    ray.wait_for((ray.home / "p").exists)
     slow = ray.agent(node)
     os.kill(slow, signal.SIGSTOP)  # it answers later than any that no job waits for would be waited for
     later = threading.Timer(AGENTS_S + 2.0, os.kill, (slow, signal.SIGCONT))
@@ -213,6 +216,8 @@ def test_jobs_are_taken_over_by_the_next_service(ray, tmp_path):
     later.join()
     assert ray.until(job, lambda job: job["step"] > step)["phase"] == "running"
     assert ray.worker_pids(job) == workers
+    assert ray.job(short)["phase"] == "succeeded"  # and was not run once more
+    assert ray.story(short).endswith("it ended while the service was away")
     ray.wait_for(lambda: not alive(stray))  # nobody has written down that there is such a worker
     time.sleep(2.0)
     assert ray.worker_pids(job) == workers

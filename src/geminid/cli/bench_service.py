@@ -140,6 +140,7 @@ def ray(
     nodes: Annotated[int, typer.Option(min=1, max=8, help="Raylets, each on a loopback address of its own.")] = 4,
     slots: Annotated[int, typer.Option(min=1, max=64, help="CPU slots of each.")] = 4,
     jobs: Annotated[int, typer.Option(min=1, help="Small real jobs to run each time.")] = 12,
+    length: Annotated[float, typer.Option(min=0.1, help="Work of each: 1 is 12 s on one slot, for most.")] = 3.0,
     shares: Annotated[str, typer.Option(help="Fixed shares to compare with, in slots.")] = "1,2,4",
     json: Json = False,
 ) -> None:
@@ -155,7 +156,7 @@ def ray(
     sizes = whole_numbers("shares", shares, 1)
     try:
         with reporting_trouble(), error_console.status("starting …") as status:
-            rows = compare(small_jobs(jobs), nodes=nodes, slots=slots, shares=sizes, progress=status.update)
+            rows = compare(small_jobs(jobs, length), nodes=nodes, slots=slots, shares=sizes, progress=status.update)
     except (DidNotFinish, TimeoutError) as problem:
         give_up(str(problem))
     if json:

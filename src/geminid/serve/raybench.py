@@ -59,13 +59,13 @@ class Measured:
     pauses_across_s: tuple[float, ...] = field(default=())
 
 
-def small_jobs(count: int) -> list[SmallJob]:
-    """Jobs of mixed sizes, most of them short, that come one after the other."""
+def small_jobs(count: int, length: float) -> list[SmallJob]:
+    """Jobs of mixed sizes that come one after the other; a middling one takes 12 s × ``length`` on one slot."""
     draw = np.random.default_rng(5)
     sizes = np.exp(draw.normal(0.0, 0.7, count))
     arrivals = np.cumsum(draw.exponential(2.5, count)) - 2.0
     return [
-        SmallJob(float(max(0.0, at)), 512, max(2, round(6 * float(size))))
+        SmallJob(float(max(0.0, at)), 512, max(2, round(6 * length * float(size))))
         for at, size in zip(arrivals, sizes, strict=True)
     ]
 
@@ -93,26 +93,31 @@ def compare(
 def run(
     cluster: LoopbackCluster, jobs: Sequence[SmallJob], name: str, policy: str, most: int, share: int | None
 ) -> Measured:
-    """Run the jobs in a service of their own, and read its log."""
+    """Run the jobs in a service of their own, and read its log.
+
+    A job on all slots comes first and does not count: each node's first process takes seconds that no later one does.
+    """
     options = Options(home=Path(), policy=policy, grace_s=20.0, executor="ray", address=cluster.address)
     with temporary_service(options) as (client, home):
         code = home / "small"
         code.mkdir()
         shutil.copy(SCRIPT, code)
+        _wait(client, [_submit(client, SmallJob(0.0, 512, 1), code, most, most, "first")])
+        before = last_entries(home, 1_000_000, after=0)[-1].seq
         began_s, ids = time.monotonic(), []
         for job in jobs:
             time.sleep(max(0.0, began_s + job.at_s - time.monotonic()))
             ids.append(_submit(client, job, code, most, share))
         _wait(client, ids)
-        entries = last_entries(home, 1_000_000, after=0)
+        entries = last_entries(home, 1_000_000, after=before)
     return _measure(name, entries)
 
 
-def _submit(client: Client, job: SmallJob, code: Path, most: int, share: int | None) -> str:
+def _submit(client: Client, job: SmallJob, code: Path, most: int, share: int | None, name: str = "small") -> str:
     """Submit a job with a folder that has to be brought to its nodes, as from the command line."""
     sizes = {"min_slots": 1, "max_slots": most} if share is None else {"min_slots": share, "max_slots": share}
     command = [sys.executable, SCRIPT.name, "--samples", str(job.samples), "--epochs", str(job.epochs)]
-    return str(client.post("jobs", {"name": "small", "command": command, "working_dir": str(code), **sizes})["id"])
+    return str(client.post("jobs", {"name": name, "command": command, "working_dir": str(code), **sizes})["id"])
 
 
 def _wait(client: Client, ids: Sequence[str]) -> None:

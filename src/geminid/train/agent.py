@@ -56,12 +56,13 @@ LONGEST_BACKLOG = 256
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is, from its environment."""
+    """Who a worker is, from its environment, and what it leaves (``ended``) when its script has ended well."""
 
     address: Address
     token: str
     worker: str
     job: str
+    ended: Path | None = None
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Identity | None:
@@ -76,6 +77,7 @@ class Identity:
             environment[channel.TOKEN],
             environment[channel.WORKER],
             environment.get(channel.JOB, "job"),
+            Path(environment[channel.ENDED]) if environment.get(channel.ENDED) else None,
         )
 
 
@@ -120,8 +122,8 @@ class Agent:
             if isinstance(message, Ready | Finished):
                 self._standing[type(message)] = message
             self._backlog.append(message)
-        if isinstance(message, Finished) and self.identity.address.path is not None:
-            training_is_over(Path(self.identity.address.path).parent, self.identity.worker)
+        if isinstance(message, Finished) and self.identity.ended is not None:
+            training_is_over(self.identity.ended)
         os.write(self._wake_out, b"\0")
 
     @property

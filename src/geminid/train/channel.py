@@ -27,6 +27,9 @@ from geminid.train.messages import (
 CONTROL, TOKEN, WORKER, JOB = "GEMINID_CONTROL", "GEMINID_TOKEN", "GEMINID_WORKER", "GEMINID_JOB"
 CHECKPOINTS, REPORTS, OPTIONS = "GEMINID_CHECKPOINTS", "GEMINID_REPORTS", "GEMINID_OPTIONS"
 
+#: Where a worker leaves word that its script has ended well after training, for a supervisor that may be away.
+ENDED = "GEMINID_ENDED"
+
 #: Where there are several nodes: the name of the worker's own, and the address at which the others can reach it.
 NODE, ADDRESS = "GEMINID_NODE", "GEMINID_ADDRESS"
 

@@ -63,7 +63,7 @@ from geminid.train.lines import Known, Lines
 from geminid.train.messages import FromSupervisor, Message, Plan
 from geminid.train.offspring import MARK
 from geminid.train.room import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
-from geminid.train.takeover import Handover, has_ended_well, mark
+from geminid.train.takeover import Handover, end_of, has_ended_well, mark
 
 #: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often.
 TICKS_PER_HANG, LONGEST_TICK_S = 20.0, 0.5
@@ -418,6 +418,7 @@ class Supervisor:
             channel.WORKER: worker,
             channel.JOB: self.spec.name,
             channel.CHECKPOINTS: str(self._checkpoints),
+            channel.ENDED: str(end_of(self._folder, worker)),
             channel.OPTIONS: json.dumps(dict(self.spec.options)),
         }
         log = self._folder / "logs" / f"{worker}.log"

@@ -15,7 +15,7 @@ from typing import Any
 
 NAME = "supervisor.json"
 
-#: What a worker leaves whose script has ended well after training.
+#: What a worker leaves whose script has ended well after training, in the folder of its job.
 ENDED = "{worker}.ended"
 
 #: Where to leave it, once training is over in this process.
@@ -72,9 +72,14 @@ def worker_marks(folder: Path) -> set[str]:
     return {mark(folder.absolute(), worker, entry.get("token", left.token)) for worker, entry in left.workers.items()}
 
 
-def training_is_over(folder: Path, worker: str) -> None:
-    """Training is over in this process, which is a worker of the job of a folder."""
-    _over[:] = [folder / ENDED.format(worker=worker)]
+def end_of(folder: Path, worker: str) -> Path:
+    """What a worker of the job of a folder leaves when its script has ended well after training."""
+    return folder / ENDED.format(worker=worker)
+
+
+def training_is_over(leaves: Path) -> None:
+    """Training is over in this process, a worker; it leaves this if its script ends well."""
+    _over[:] = [leaves]
 
 
 def write_end() -> None:
@@ -94,7 +99,7 @@ def ended_well(folder: Path) -> bool:
 
 def has_ended_well(folder: Path, worker: str) -> bool:
     """Whether a worker has left word that its script has ended well after training."""
-    return (folder / ENDED.format(worker=worker)).exists()
+    return end_of(folder, worker).exists()
 
 
 def forget_end(folder: Path) -> None:

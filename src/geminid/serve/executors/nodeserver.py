@@ -50,6 +50,7 @@ from typing import Any
 
 from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
+from geminid.train.channel import ENDED
 from geminid.train.launcher import SLOT_GONE, Launch, WorkerProcess, started_at
 from geminid.train.offspring import MARK, signal_marked
 
@@ -78,7 +79,8 @@ class _Kept:
     """A process and its log.
 
     ``sent`` is how much of the log the service has, None if it does not follow; ``cut`` how much was dropped here;
-    ``slots`` are those that it runs on, and ``unheld`` tells whether one of them was taken away.
+    ``slots`` are those that it runs on, and ``unheld`` tells whether one of them was taken away; ``well`` whether it
+    has left word that its script ended well after training.
     """
 
     log: Path
@@ -90,6 +92,12 @@ class _Kept:
     told: bool = False
     slots: frozenset[str] = frozenset()
     unheld: bool = False
+    well: bool = False
+
+    @property
+    def word(self) -> Path:
+        """What a worker leaves when its script has ended well after training."""
+        return self.log.with_suffix(".ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +257,8 @@ class NodeServer:
         ended = {key: kept.code for key, kept in self._kept.items() if kept.code is not None}
         for kept in self._kept.values():
             kept.sent, kept.told = None, False
-        self._tell({"told": "here", "running": running, "ended": ended})
+        well = [key for key, kept in self._kept.items() if kept.well]
+        self._tell({"told": "here", "running": running, "ended": ended, "well": well})
 
     def _drop(self, line: Line) -> None:
         with contextlib.suppress(KeyError, ValueError):
@@ -292,7 +301,8 @@ class NodeServer:
             case "forget":
                 kept = self._kept.get(key)
                 if kept is not None and kept.code is not None:
-                    kept.log.unlink(missing_ok=True)
+                    for old in (kept.log, kept.word):
+                        old.unlink(missing_ok=True)
                     del self._kept[key]
 
     def _start(self, key: str, document: Mapping[str, Any]) -> None:
@@ -303,10 +313,11 @@ class NodeServer:
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = self._kept[key] = _Kept(logs / f"{worker}.log", sent=0, slots=frozenset(document["slots"]))
         folder = Path(document["folder"] or self._folder / job)
-        environment = {**self._environment, **document["environment"], MARK: self._mark(key)}
+        environment = {**self._environment, **document["environment"], MARK: self._mark(key), ENDED: str(kept.word)}
         launch = Launch(tuple(document["command"]), environment, folder, kept.log)
         try:
-            kept.log.unlink(missing_ok=True)
+            for old in (kept.log, kept.word):
+                old.unlink(missing_ok=True)
             if kept.slots <= self._holders.keys():
                 kept.process = self._launcher.start(launch)
             else:
@@ -373,7 +384,7 @@ class NodeServer:
         self._selector.unregister(kept.process)
         self._signal(key, signal.SIGKILL)  # whatever it left ends with it
         kept.process.close()
-        kept.code = SLOT_GONE if kept.unheld else code
+        kept.code, kept.well = SLOT_GONE if kept.unheld else code, kept.word.exists()
         self._remember()
         self._send_log(key)
         self._tell_end(key)
@@ -382,7 +393,7 @@ class NodeServer:
         kept = self._kept[key]
         if kept.code is not None and not kept.told and kept.sent is not None and self._line is not None:
             kept.told = True
-            self._tell({"told": "ended", "key": key, "code": kept.code, "reason": kept.reason})
+            self._tell({"told": "ended", "key": key, "code": kept.code, "reason": kept.reason, "well": kept.well})
 
     def _send_log(self, key: str) -> None:
         kept = self._kept[key]

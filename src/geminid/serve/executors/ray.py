@@ -37,13 +37,13 @@ from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.raycode import CannotPack, CodeStore
 from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
 from geminid.serve.executors.shim import write
-from geminid.serve.executors.supervised import ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
+from geminid.serve.executors.supervised import JOBS, ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
 from geminid.train.launcher import SLOT_GONE, Launch, how_it_ended
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
-from geminid.train.takeover import Handover
+from geminid.train.takeover import Handover, end_of
 
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
@@ -121,7 +121,13 @@ class RayExecutor(SupervisedExecutor):
         self._code = CodeStore(folder / CODE)
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._silent_s = silent_s
-        self._nodes = Nodes(lambda event: self._forward(event), self._folder_on, self._holders_on, silent_s)
+        self._nodes = Nodes(
+            lambda event: self._forward(event),
+            self._folder_on,
+            self._holders_on,
+            silent_s=silent_s,
+            on_well=lambda key: _leave_word(folder / JOBS, key),
+        )
         arguments = [address, _service_id(folder), str(FORSAKEN_S), str(silent_s)]
         self._bridge = _Bridge(arguments, lambda document: self._forward(_Bridged(document)))
         try:
@@ -745,6 +751,13 @@ class _Bridge:
             self._on_document({"told": "away"})
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)
+
+
+def _leave_word(jobs: Path, key: str) -> None:
+    """A worker's script has ended well after training: what it left on its node is left here, too."""
+    job_id, _, worker = key.rpartition(".")[0].partition("/")
+    with contextlib.suppress(OSError):
+        end_of(jobs / job_id, worker).touch(mode=0o600)
 
 
 def _service_id(folder: Path) -> str:

@@ -154,6 +154,7 @@ class Nodes:
 
     ``folder_on`` says where a job's code was brought to on a node, if it was, and ``holders_on`` by which process there
     each of its slots is held. A server that has not answered for ``silent_s`` hangs.
+    ``on_well`` is told, before anybody hears of its end, which worker has left word that its script ended well.
     """
 
     def __init__(
@@ -162,8 +163,9 @@ class Nodes:
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
         holders_on: Callable[[str], Mapping[str, Mapping[str, Any] | None]] = lambda node: {},
         silent_s: float = SILENT_S,
+        on_well: Callable[[str], None] = lambda key: None,
     ) -> None:
-        self._on_event, self._folder_on, self._holders_on = on_event, folder_on, holders_on
+        self._on_event, self._folder_on, self._holders_on, self._on_well = on_event, folder_on, holders_on, on_well
         self._silent_s = silent_s
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
@@ -461,6 +463,8 @@ class Nodes:
             case "log" if process is not None:
                 _append(process.log, int(document["offset"]), document["text"].encode("latin-1"))
             case "ended":
+                if document["well"]:
+                    self._on_well(key)
                 with self._lock:
                     node.running.discard(key)
                     if process is None:
@@ -472,6 +476,8 @@ class Nodes:
                 self._send(name, {"do": "forget", "key": key})
 
     def _greet(self, name: str, node: _Node, document: Mapping[str, Any]) -> None:
+        for key in document["well"]:
+            self._on_well(key)
         with self._changed:
             first, node.here = not node.here, True
             node.running, node.ended = set(document["running"]), dict(document["ended"])

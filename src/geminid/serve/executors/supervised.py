@@ -48,6 +48,9 @@ SILENT_TICKS = 6
 #: Workers train on for so long while the service is away.
 ORPHANS_S = 600.0
 
+#: Where the folders of jobs are, in the service's.
+JOBS = "jobs"
+
 
 class Command(Protocol):
     """The process (or processes) of a plain command."""
@@ -318,7 +321,7 @@ class SupervisedExecutor(ABC):
 
     def folder_of(self, job_id: str) -> Path:
         """The folder of a job: its socket, checkpoints and logs."""
-        return self._folder / "jobs" / job_id
+        return self._folder / JOBS / job_id
 
     def _placed(self, slots: Iterable[str]) -> Placement:
         by_node: dict[str, list[int]] = {}
