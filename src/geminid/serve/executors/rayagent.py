@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import struct
 import tempfile
 import threading
@@ -37,6 +38,7 @@ class NodeAgent:
         self._service, self._node = service, node
         host = ray.util.get_node_ip_address()
         folder = self._folder = agent_folder(service, node)
+        make_private(folder.parent)
         token = secrets.token_hex(32)
         self._code = folder / "code"
         self._gcs, self._node_id = None, ray.NodeID.from_hex(ray.get_runtime_context().get_node_id())
@@ -119,6 +121,18 @@ def interfaces(host: str) -> Iterator[str]:
 def agent_folder(service: str, node: str) -> Path:
     """Where the agent of a node has what it needs."""
     return Path(tempfile.gettempdir(), f"geminid-{os.getuid()}", f"{service}-{node}")
+
+
+def make_private(folder: Path) -> None:
+    """Have a folder that nobody else can change: others may have made one of its name, where all may.
+
+    Raises:
+        PermissionError: somebody has.
+    """
+    folder.mkdir(exist_ok=True, mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise PermissionError(f"{folder} must be a folder of user {os.getuid()} that nobody else can write to")
 
 
 def lease_name(service: str, node: str, index: int) -> str:

@@ -225,6 +225,7 @@ class Bridge:
                 "get_if_exists": True,
                 "num_cpus": 0,
                 "max_restarts": 0,
+                "max_concurrency": WORKERS + 2,  # it says where it is while it unpacks whatever is asked for here
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
             }
             actor = ray.remote(NodeAgent).options(**options).remote(self._service, name, self._forsaken_s)
@@ -579,6 +580,8 @@ def _unshippable(problem: Exception, nodes: set[str]) -> dict[str, Any]:
 
 
 def _first_line(problem: BaseException) -> str:
+    """A problem in a line; that of the process that was asked, not that it was asked through Ray."""
+    problem = getattr(problem, "cause", None) or problem
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))  # Ray's are coloured
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]
