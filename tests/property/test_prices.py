@@ -12,6 +12,7 @@ from scipy.sparse import csc_array
 from geminid.bench.solver import problem
 from geminid.solve.alike import Kinds
 from geminid.solve.choices import Choices
+from geminid.solve.dual import Prices
 from geminid.solve.lp import minimise
 from geminid.solve.prices import Priced, solve
 
@@ -128,6 +129,24 @@ def test_large_problems_are_certified_closely_and_a_warm_start_is_no_worse(jobs:
     assert_feasible(problem, warm)
     assert warm.gap <= 1e-3
     assert warm.steps < cold.steps
+
+
+@pytest.mark.parametrize("jobs", [3, 8, 40])
+def test_prices_are_found_from_wherever_the_search_starts(jobs: int) -> None:
+    """After a drain, or when a crowd has come or gone, the last prices are of no use; they must do no harm either."""
+    rng = np.random.default_rng(11)
+    slots = np.array([1.0, 2.0, 4.0])
+    for _ in range(20):
+        speed = rng.lognormal(0.0, 0.7, (jobs, 1)) * slots ** rng.uniform(0.3, 0.95, (jobs, 1))
+        problem = Choices(speed, slots, np.zeros(3, dtype=int), np.array([float(jobs)]))
+        cold = solve(problem, finish_above=None)
+        assert cold.prices.types[0] > 0.0
+        for factor in (1e-9, 0.01, 0.3, 4.0, 20.0, 1000.0):
+            warm = solve(problem, start=Prices(factor * cold.prices.types, cold.prices.groups), finish_above=None)
+            assert_feasible(problem, warm)
+            assert warm.bound <= 1.01 * cold.bound
+            assert warm.gap <= cold.gap + 0.01
+            assert warm.prices.types[0] > 0.0
 
 
 @pytest.mark.parametrize(

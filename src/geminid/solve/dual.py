@@ -197,8 +197,10 @@ def descend(dual: Dual, start: Prices | None, warm_temperature: float, tolerance
                 best, lowest = prices, here.bound
             enough = tolerance * min(here.bound, dual.contested)
             settled = abs(before - here.bound) <= 0.3 * enough
-            done = here.lost <= 0.1 * enough or (settled and here.lost <= 10.0 * enough)
             unsettled = float(np.abs(_projected(prices, here.slack)) @ np.maximum(prices, 1e-3 * dual.scale))
+            # Little is lost, too, where prices are so low, or so high, that everybody has decided: that is no minimum.
+            near = here.lost <= 0.1 * enough and (settled or unsettled <= enough)
+            done = near or (settled and here.lost <= 10.0 * enough)
             if done or unsettled <= 0.2 * here.lost or not tried:
                 break
         if not done:
