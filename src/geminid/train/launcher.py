@@ -11,7 +11,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -193,8 +193,3 @@ def how_it_ended(code: int) -> str:
             name = signal.Signals(-code).name
             return "was killed (SIGKILL)" if name == "SIGKILL" else f"was ended by {name}"
     return f"ended with exit code {code}"
-
-
-def python_command(command: Sequence[str]) -> bool:
-    """Whether a command runs a Python script (which a warm process can do as well)."""
-    return len(command) >= 2 and Path(command[0]).name.startswith("python") and command[1].endswith(".py")

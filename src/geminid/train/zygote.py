@@ -35,8 +35,9 @@ from typing import Any, NoReturn, Self
 
 from geminid.train import channel
 from geminid.train.agent import mind_until_init
-from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted, python_command
+from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted
 from geminid.train.offspring import MARK, signal_marked
+from geminid.train.pythonline import PythonLine
 from geminid.train.room import keep_printing, open_log
 from geminid.train.takeover import write_end
 
@@ -87,7 +88,9 @@ class Zygote:
     def start(self, launch: Launch) -> WorkerProcess:
         """Fork a worker, if the command is a Python script for this interpreter; otherwise start it afresh."""
         program = shutil.which(launch.command[0], path=launch.environment.get("PATH"))
-        forks = python_command(launch.command) and program is not None and os.path.samefile(program, sys.executable)
+        line = PythonLine.of(launch.command)
+        own = program is not None and os.path.samefile(program, sys.executable)
+        forks = own and line is not None and line.forks
         if not forks and not self._keep:
             return self._plain.start(launch)
         if not launch.folder.is_dir():
@@ -95,7 +98,7 @@ class Zygote:
         if program is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such program", launch.command[0])
         wanted = {
-            "command": list(launch.command),
+            "command": [launch.command[0], line.script, *line.arguments] if forks and line else list(launch.command),
             "environment": dict(launch.environment),
             "folder": str(launch.folder),
             "log": str(launch.log),

@@ -36,8 +36,9 @@ from geminid.serve.executors.supervised import (
 )
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.serve.state import LiveJob
-from geminid.train.launcher import PlainLauncher, python_command
+from geminid.train.launcher import PlainLauncher
 from geminid.train.offspring import signal_marked
+from geminid.train.pythonline import PythonLine
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 from geminid.train.takeover import worker_marks
@@ -72,6 +73,8 @@ class LocalExecutor(SupervisedExecutor):
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""
         problems = []
+        line = PythonLine.of(spec.command)
+        script = line.script if line is not None and (line.script or "").endswith(".py") else None
         where = Path(spec.working_dir) if spec.working_dir is not None else None
         if where is not None and not where.is_absolute():
             problems.append(Problem("working_dir", spec.working_dir, "must be an absolute path"))
@@ -79,8 +82,8 @@ class LocalExecutor(SupervisedExecutor):
             problems.append(Problem("working_dir", spec.working_dir, "must be a folder that exists"))
         elif _program(spec, where) is None:
             problems.append(Problem("command", spec.command[0], "must be a program that is installed here"))
-        elif python_command(spec.command) and not Path(where or ".", spec.command[1]).is_file():
-            problems.append(Problem("command", spec.command[1], "must be a script that exists"))
+        elif script is not None and not Path(where or ".", script).is_file():
+            problems.append(Problem("command", script, "must be a script that exists"))
         types = set(self._cluster.type_index)
         if spec.gpu_types.names and not types & set(spec.gpu_types.names):
             told = f"must name a type that is here: {', '.join(sorted(types))}"

@@ -15,7 +15,7 @@ from pathlib import Path
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput, Problem
 from geminid.nodes import NodeGroup
-from geminid.train.launcher import python_command
+from geminid.train.pythonline import PythonLine
 
 #: The node that this machine is; with devices of several types, a node ``local-TYPE`` for each.
 NODE = "local"
@@ -133,10 +133,11 @@ def slot_environment(slots: Sequence[int], devices: Sequence[str] = ()) -> Mappi
 
 
 def uses_library(command: Sequence[str], working_dir: str | None) -> bool:
-    """Whether a command runs a Python script that imports geminid, as far as its own text tells."""
-    if not python_command(command):
+    """Whether a command runs a Python script or module that imports geminid, as far as its own text tells."""
+    line = PythonLine.of(command)
+    script = None if line is None else line.file_in(Path(working_dir or "."))
+    if script is None:
         return False
-    script = Path(working_dir or ".", command[1])
     try:
         with script.open("rb") as file:
             tree = ast.parse(file.read(MOST_SCRIPT_BYTES))

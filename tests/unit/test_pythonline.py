@@ -1,0 +1,54 @@
+"""What a command that starts Python runs."""
+
+import pytest
+
+from geminid.serve.executors.machine import uses_library
+from geminid.train.pythonline import PythonLine
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "module", "arguments", "forks"),
+    [
+        ("python train.py --lr 1", "train.py", None, ("--lr", "1"), True),
+        ("/opt/bin/python3.12 -u train.py -m x", "train.py", None, ("-m", "x"), True),
+        ("python -uB train.py", "train.py", None, (), False),
+        ("python -W ignore -Xdev train.py", "train.py", None, (), False),
+        ("python -Xcpu_count=2 -OO train.py", "train.py", None, (), False),
+        ("python -m pkg.train --lr 1", None, "pkg.train", ("--lr", "1"), False),
+        ("python -um pkg.train", None, "pkg.train", (), False),
+        ("/usr/bin/env LR=1 python3 train.py", "train.py", None, (), True),
+        ("python train", "train", None, (), False),
+    ],
+)
+def test_a_script_or_a_module_is_found(command, script, module, arguments, forks):
+    line = PythonLine.of(command.split())
+    assert line is not None
+    assert (line.script, line.module, line.arguments, line.forks) == (script, module, arguments, forks)
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["", "sh train.py", "python", "python -c print(1)", "python -", "python --version", "python -m", "env A=1"],
+)
+def test_everything_else_is_something_else(command):
+    assert PythonLine.of(command.split()) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "elastic"),
+    [
+        ("python -u train.py", True),
+        ("python -m pkg.train", True),
+        ("python -m pkg", True),
+        ("python -m other", False),
+        ("python -m json.tool", False),
+        ("env python3 train.py", True),
+        ("python -c pass", False),
+    ],
+)
+def test_what_imports_the_library_is_elastic_however_it_is_started(tmp_path, command, elastic):
+    (tmp_path / "pkg").mkdir()
+    for name in ("train.py", "pkg/train.py", "pkg/__main__.py"):
+        (tmp_path / name).write_text("import geminid\n")
+    (tmp_path / "other.py").write_text("import os\n")
+    assert uses_library(command.split(), str(tmp_path)) is elastic
