@@ -302,6 +302,31 @@ def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):
     assert live.exactly_once("p", 200, 30)
 
 
+def test_a_what_if_writes_its_report_and_knows_what_is_in_service(live, tmp_path):
+    job = live.submit("sleep", "1000")
+    live.until(job, lambda told: told["phase"] == "running")
+    files = ("--json", tmp_path / "told.json", "--report", tmp_path / "page.html", "--no-timings", "--rescale", "live")
+    done = live.run("simulate", "--from-live", "--policy", "fifo,las", *files)
+    assert done.returncode == 0, done.stderr
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert [(run["policy"], run["jobs"], run["wall_s"]) for run in told] == [("fifo", 1, None), ("las", 1, None)]
+    assert "stints" not in told[0]["per_job"][0]
+    page = (tmp_path / "page.html").read_text()
+    assert 'id="timelines-1"' in page
+    assert "the live jobs" in page
+    live.client.post("nodes/local/drain")
+    idle = live.run("simulate", "--from-live")
+    assert idle.returncode == 1
+    assert idle.stderr.startswith("error: nothing of the cluster is in service")
+    assert len(idle.stderr.splitlines()) == 1
+    elsewhere = live.run("simulate", "--from-live", "--cluster", "cpu:1x3")
+    assert elsewhere.returncode == 0, elsewhere.stderr
+    assert "1 jobs on 3 slots" in elsewhere.stdout
+    live.client.post("nodes/local/undrain")
+    live.client.post(f"jobs/{job}/cancel")
+    live.over(job)
+
+
 def test_while_the_service_waits_for_a_deaf_job_every_command_says_so():
     with Live(slots=1, grace_s=8.0) as live:
         deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"

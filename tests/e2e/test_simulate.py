@@ -126,6 +126,26 @@ def test_a_mistake_is_one_sentence_and_exit_code_two(arguments: list[str], sente
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--workload", "day"], "error: --workload cannot be given with --from-live, where the jobs and how they run"),
+        (["--seed", "0"], "error: --seed cannot be given with --from-live"),
+        (["--model", "pollux"], "error: --model cannot be given with --from-live"),
+        (["--compare", "a.json", "b.json"], "error: --compare cannot be given with --from-live"),
+        (["--rescale", "slow"], "error: rescale is 'slow', but must be cold, live, or a number of seconds."),
+        (["--json", "no/such/x.json"], "error: json is 'no/such/x.json', but must be in a folder that exists."),
+        (["--report", "."], "error: report is '.', but must be a file, not a folder."),
+        (["--policy", ","], "error: policy is ',', but must name at least one policy."),
+    ],
+)
+def test_a_what_if_refuses_what_it_cannot_honour(arguments: list[str], sentence: str, tmp_path: Path) -> None:
+    done = run("simulate", "--from-live", *arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(sentence)
+    assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_policy_that_interrupts_jobs_before_they_restart_is_told_instead_of_simulated_for_ever() -> None:
     done = run(*SMALL, "--policy", "las:interval=60", "--rescale", "900")
     assert done.returncode == 1

@@ -362,6 +362,17 @@ def test_a_late_forecast_is_not_told_and_a_job_that_has_started_has_no_time_to_s
     assert forecaster.of(waiting, 0.0) is not None
 
 
+def test_a_what_if_is_told_what_a_change_of_slots_costs():
+    jobs = [job("j1", work=6_000, max_slots=1), job("j2", elastic=False)]
+    ends = []
+    for rescale_s in (1.0, 31.0):
+        world = what_if(jobs, CLUSTER, 50.0, rescale_s=rescale_s)
+        assert [one.submit_s for one in world.workload_from_now.jobs] == [0.0, 0.0]
+        ends.append({one.facts.id: one.completed_s for one in world.simulator(CLUSTER, Fifo()).run().jobs})
+    assert ends[1]["j1"] - ends[0]["j1"] == pytest.approx(30.0)
+    assert ends[1]["j2"] == ends[0]["j2"]  # a plain command never changes
+
+
 def test_intervals_shrink_while_a_job_trains_as_its_model_says_and_grow_where_it_does_not():
     def finish(*stretches: Stretch) -> tuple[float, float]:
         return forecast([replace(job("j1", slots=(0,)), stretches=stretches)], CLUSTER, DEFAULT_POLICY, 0.0)["j1"][

@@ -26,8 +26,12 @@ DEFAULT_CLUSTER = "v100:8x4,a100-40gb:2x8,t4:8x4"
 
 DEFAULT_POLICIES = "fifo,tiresias,sia,geminid"
 
+#: What can be chosen of a what-if; all else comes from the service.
+OF_WHAT_IFS = frozenset(("from_live", "cluster", "policy", "adaptive", "rescale", "json_file", "report", "timings"))
+
 
 def simulate(
+    context: typer.Context,
     workload: Annotated[
         str,
         typer.Option(help="A workload file, or the name of a built-in one (see `geminid workloads`)."),
@@ -56,7 +60,11 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
     load: Annotated[float, typer.Option(min=0.01, help="Scales the arrivals of a built-in workload.")] = 1.0,
     rescale: Annotated[
-        str, typer.Option(help="What a change of slots costs: cold (as profiled), live, or a number of seconds.")
+        str,
+        typer.Option(
+            help="What a change of slots costs: cold (as profiled; as the live jobs measured), live, or a number "
+            "of seconds."
+        ),
     ] = "cold",
     model: Annotated[
         Literal["pollux", "geminid"] | None,
@@ -98,7 +106,8 @@ def simulate(
         typer.Option(
             "--from-live",
             help="What if: the jobs of the running service as they are now, at the speeds they have measured. "
-            "On its own cluster under its own policy, unless others are given.",
+            "On its own cluster under its own policy, unless others are given; --adaptive, --rescale, --json, --report "
+            "and --no-timings are as usual, all else is the service's.",
         ),
     ] = False,
     compare: Annotated[
@@ -114,12 +123,26 @@ def simulate(
     ] = True,
 ) -> None:
     """Run policies over a workload in virtual time, side by side."""
+    given = _given(context)
+    if from_live and (alien := [option for name, option in given.items() if name not in OF_WHAT_IFS]):
+        expected = "cannot be given with --from-live, where the jobs and how they run are those of the service"
+        raise InvalidInput([Problem(option, NOT_SHOWN, expected) for option in alien])
+    for option, path in (("json", json_file), ("report", report)):
+        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+            expected = "must be a file, not a folder" if path.is_dir() else "must be in a folder that exists"
+            raise InvalidInput([Problem(option, str(path), expected)])
     if compare is not None:
         _compare(*compare, json_file)
         return
     if from_live:
         _what_if(
-            None if cluster == DEFAULT_CLUSTER else cluster, None if policy == DEFAULT_POLICIES else policy, json_file
+            cluster=_cluster(cluster) if "cluster" in given else None,
+            policies=_split_policies(policy) if "policy" in given else None,
+            adaptive=adaptive,
+            rescale_s=_rescale(rescale),
+            json_file=json_file,
+            report=report,
+            timings=timings,
         )
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -127,9 +150,6 @@ def simulate(
     from geminid.sim.run import Experiment, simulate_all, without_unknown
     from geminid.sim.simulator import NoProgress, Settings
 
-    for option, path in (("json", json_file), ("report", report)):
-        if path is not None and not path.resolve().parent.is_dir():
-            raise InvalidInput([Problem(option, str(path), "must be in a folder that exists")])
     chosen = without_unknown(_workload(workload, format, seed, load), profiles)
     experiment = Experiment(
         workload=chosen,
@@ -162,50 +182,88 @@ def simulate(
             error_console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
     if json_file is not None:
-        plain = [{**r, "per_job": [_without_stints(job) for job in r["per_job"]]} for r in results]
-        json_file.write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        _write_json(json_file, results)
     _print_results(chosen, experiment.cluster.total_slots, results)
     if report is not None:
-        from geminid.sim.report import write_report
-
-        write_report(report, workload=chosen, cluster=experiment.cluster, results=results, seed=seed)
-        console.print(f"Report: {report.resolve().as_uri()} (open it in a browser)")
+        _write_report(report, chosen, experiment.cluster, results, seed)
     if any(r["unfinished_jobs"] for r in results):
         raise typer.Exit(1)
+
+
+def _given(context: typer.Context) -> dict[str, str]:
+    """The parameters that were typed, with the names of their options."""
+    return {
+        param.name: param.opts[0]
+        for param in context.command.params
+        if param.name is not None and getattr(context.get_parameter_source(param.name), "name", "") == "COMMANDLINE"
+    }
+
+
+def _write_json(path: Path, results: list[dict[str, Any]]) -> None:
+    plain = [{**r, "per_job": [_without_stints(job) for job in r["per_job"]]} for r in results]
+    path.write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _write_report(
+    path: Path, workload: Workload, cluster: Cluster, results: list[dict[str, Any]], seed: int | None
+) -> None:
+    from geminid.sim.report import write_report
+
+    write_report(path, workload=workload, cluster=cluster, results=results, seed=seed)
+    console.print(f"Report: {path.resolve().as_uri()} (open it in a browser)")
 
 
 def _without_stints(job: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in job.items() if key != "stints"}
 
 
-def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) -> None:
+def _what_if(
+    *,
+    cluster: Cluster | None,
+    policies: list[str] | None,
+    adaptive: bool,
+    rescale_s: float | None,
+    json_file: Path | None,
+    report: Path | None,
+    timings: bool,
+) -> None:
     """Simulate what the live jobs have left to do, perhaps under other policies or on another cluster."""
-    from geminid.cli.client import client, reporting_trouble
+    from geminid.cli.client import client, give_up, reporting_trouble
     from geminid.cluster import Cluster
     from geminid.serve.forecast import can_start, restrained
     from geminid.serve.state import job_from_dict
+    from geminid.serve.translation import fits
     from geminid.serve.whatif import from_now, what_if
     from geminid.sim.metrics import summary
+    from geminid.sim.simulator import NoProgress
 
     with reporting_trouble():
         told = client().get("snapshot")
+    texts = policies or [told["policy"]]
+    texts = _adaptive(texts) if adaptive else texts
     jobs = [job_from_dict(plain) for plain in told["jobs"]]
-    chosen = Cluster.from_dict(told["cluster"]) if cluster is None else _cluster(cluster)
+    if cluster is None and told["cluster"] is None:
+        give_up("nothing of the cluster is in service (`geminid nodes` shows why); --cluster simulates another one")
+    chosen = cluster or Cluster.from_dict(told["cluster"])
     quotas, borrowers = told["quotas"], frozenset(told["may_borrow"])
     never = {
         job.id
         for job in jobs
-        if job.wants_slots and not can_start(job, chosen, quotas.get(job.id, {}), borrowers.__contains__)
+        if job.wants_slots
+        and not (fits(job, chosen) and can_start(job, chosen, quotas.get(job.id, {}), borrowers.__contains__))
     }
-    world = what_if([job for job in jobs if job.id not in never], chosen, told["now_s"])
+    world = what_if([job for job in jobs if job.id not in never], chosen, told["now_s"], rescale_s=rescale_s)
     if never:
         names = ", ".join(sorted(never))
         console.print(f"[yellow]note:[/] left out, for they need more slots than they can have: {names}")
     if not world.workload.jobs:
-        console.print("no jobs are waiting or running: there is nothing to simulate")
+        if json_file is not None:
+            _write_json(json_file, [])
+        unwritten = "" if report is None else ", and no report to write"
+        console.print(f"no jobs are waiting or running: there is nothing to simulate{unwritten}")
         return
     results = []
-    for text in _split_policies(policy or told["policy"]):
+    for text in texts:
         policy_here = restrained(
             text,
             jobs,
@@ -214,10 +272,13 @@ def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) ->
             borrowers.__contains__,
             told["patience_s"],
         )
-        result = world.simulator(chosen, policy_here).run()
-        results.append({**summary(from_now(result)), "policy": text})
+        try:
+            result = world.simulator(chosen, policy_here).run()
+        except NoProgress as problem:
+            give_up(str(problem))
+        results.append({**summary(from_now(result), timings=timings, stints=report is not None), "policy": text})
     if json_file is not None:
-        json_file.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        _write_json(json_file, results)
     _print_results(world.workload, chosen.total_slots, results)
     rows = [
         [job["name"], *(_hours(result["per_job"][i]["jct_s"]) for result in results)]
@@ -227,6 +288,10 @@ def _what_if(cluster: str | None, policy: str | None, json_file: Path | None) ->
     if world.guessed:
         names = ", ".join(sorted(world.guessed))
         console.print(f"[yellow]note:[/] how long these take is a guess: {names}")
+    if report is not None:
+        _write_report(report, world.workload_from_now, chosen, results, None)
+    if any(r["unfinished_jobs"] for r in results):
+        raise typer.Exit(1)
 
 
 def _split_policies(text: str) -> list[str]:

@@ -513,6 +513,7 @@ def make_app(
         Of those that are over, the last one of the name and owner of each.
         """
         state = service.published.state
+        cluster = in_service(service.cluster, state)
         chosen = with_forerunners(state.jobs.values())
         jobs = [job_to_dict(job) for job in chosen]
         quotas = {job.id: dict(state.quotas_of(job.id)) for job in chosen if job.wants_slots}
@@ -525,7 +526,7 @@ def make_app(
         return JSONResponse(
             {
                 "now_s": service.clock.now_s(),
-                "cluster": (in_service(service.cluster, state) or service.cluster).to_dict(),
+                "cluster": None if cluster is None else cluster.to_dict(),
                 "policy": service.policy_text,
                 "patience_s": service.patience_s,
                 "quotas": quotas,

@@ -251,12 +251,12 @@ class Status(TypedDict):
 class Snapshot(TypedDict):
     """The active jobs with all that was measured of them, and others like them, for what-if simulations.
 
-    ``cluster`` is what of it is in service; ``quotas`` are those that each job is under, with their slots, of which
-    ``may_borrow`` may be exceeded.
+    ``cluster`` is what of it is in service, null where nothing is; ``quotas`` are those that each job is under, with
+    their slots, of which ``may_borrow`` may be exceeded.
     """
 
     now_s: float
-    cluster: dict[str, Any]
+    cluster: dict[str, Any] | None
     policy: str
     patience_s: float
     quotas: dict[str, dict[str, int]]

@@ -92,6 +92,12 @@ class WhatIf:
     unlike: frozenset[str]
     standing: Mapping[str, JobView]
 
+    @property
+    def workload_from_now(self) -> Workload:
+        """The workload for a page about results ``from_now``: whoever is here comes now."""
+        jobs = (replace(job, submit_s=max(job.submit_s, 0.0)) for job in self.workload.jobs)
+        return replace(self.workload, jobs=tuple(jobs))
+
     def simulator(self, cluster: Cluster, policy: Policy) -> Simulator:
         """What becomes of them under a policy that knows what is known of them. No two live jobs share slots."""
         settings = Settings(oracle=True)
@@ -100,8 +106,13 @@ class WhatIf:
         return simulator
 
 
-def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: float = 0.0) -> WhatIf:
-    """What the active jobs have left to do. ``pace`` from −1 to 1: from as fast to as slow as it may turn out."""
+def what_if(
+    jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: float = 0.0, rescale_s: float | None = None
+) -> WhatIf:
+    """What the active jobs have left to do. ``pace`` from −1 to 1: from as fast to as slow as it may turn out.
+
+    ``rescale_s`` is what a change of slots costs elastic jobs; None: what it did cost them.
+    """
     jobs = list(jobs)
     forerunners = _forerunners(jobs)
     active = sorted((job for job in jobs if job.wants_slots), key=lambda job: job.state.submitted_at_s)
@@ -120,6 +131,7 @@ def what_if(jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: fl
         if application is not None:
             applications[job.id] = application
             facts = _with_limits(replace(facts_of(known, cluster), work=job.work_samples), application)
+            facts = facts if rescale_s is None else replace(facts, rescale_s=rescale_s)
         else:
             guessed.add(job.id)
             left_s, factor = _guessed_s(job, like, now_s)
