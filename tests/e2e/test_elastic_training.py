@@ -233,6 +233,7 @@ def test_whatever_happens_every_sample_counts_once_in_an_epoch(tmp_path_factory,
 
 def test_sigterm_saves_within_the_grace_period(tmp_path):
     command = [sys.executable, SCRIPTS / "counting.py", tmp_path / "out", "--samples", "600", "--epochs", "4"]
+    command += ["--until", tmp_path / "hurry"]
     environment = {**os.environ, "GEMINID_CHECKPOINTS": str(tmp_path / "checkpoints")}
     environment["GEMINID_REPORTS"] = str(tmp_path / "reports")
     first = subprocess.Popen(command, env=environment)
@@ -241,6 +242,7 @@ def test_sigterm_saves_within_the_grace_period(tmp_path):
     first.terminate()
     assert first.wait(20) == 143
     assert len(list((tmp_path / "checkpoints").glob("*.safetensors"))) == 1
+    (tmp_path / "hurry").touch()
     second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "going on from" in second.stderr
     low, high, total, *_ = map(float, (tmp_path / "out").read_text().split())

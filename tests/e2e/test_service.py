@@ -330,7 +330,8 @@ def test_a_what_if_writes_its_report_and_knows_what_is_in_service(live, tmp_path
 def test_while_the_service_waits_for_a_deaf_job_every_command_says_so():
     with Live(slots=1, grace_s=8.0) as live:
         deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
-        job_id = live.submit(sys.executable, "-c", f"{deaf}; time.sleep(600)")
+        once = "open('deaf', 'x')"  # whoever ends the service after this test does not wait, too
+        job_id = live.submit(sys.executable, "-c", f"{once}; {deaf}; time.sleep(600)", max_retries=0)
         live.until(job_id, lambda job: job["phase"] == "running")
         while "deaf" not in live.run("logs", job_id).stdout:
             time.sleep(0.1)
@@ -475,9 +476,9 @@ def test_free_slots_are_given_at_once_wide_jobs_have_their_turn_and_a_cordon_shr
     """Under a policy that looks at the whole only every minute."""
     with Live(2, "geminid:gap=60,refresh=60,fill=true", 10.0, "--patience", "1") as live:
         began = time.monotonic()
-        narrow = [live.submit("sleep", "1.5", slots=1) for _ in range(6)]
+        narrow = [live.submit("sleep", "0.8", slots=1) for _ in range(6)]
         wide = live.submit("sleep", "0.1", slots=2)
-        narrow += [live.submit("sleep", "1.5", slots=1) for _ in range(6)]
+        narrow += [live.submit("sleep", "0.8", slots=1) for _ in range(6)]
         started = {job_id: live.over(job_id)["started_at_s"] for job_id in (*narrow, wide)}
         assert time.monotonic() - began < 60.0  # nobody has waited for the next look at the whole
         assert started[wide] < max(started[job_id] for job_id in narrow[6:])

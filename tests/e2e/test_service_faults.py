@@ -229,13 +229,18 @@ def test_pickles_are_never_unpickled_and_metacharacters_mean_nothing():
         witness = live.home / "pwned"
         bomb = pickle.dumps(Hostile(witness))
         job = live.patient("a", slots=1)
-        live.until(job, lambda job: job["durable_samples"] > 0)
         folder = live.home / "jobs" / job
-        for payload in (bomb, bomb + b"\n", b'{"kind":"hello","token":"guess","worker":"w1","pid":1}\n' + bomb):
-            with socket.socket(socket.AF_UNIX) as stranger:
+        until((folder / "control").exists)
+        payloads = (bomb, bomb + b"\n", b'{"kind":"hello","token":"guess","worker":"w1","pid":1}\n' + bomb)
+        with contextlib.ExitStack() as lines:  # at once: whoever does not end its first line is heard for a while
+            strangers = [lines.enter_context(socket.socket(socket.AF_UNIX)) for _ in payloads]
+            for stranger, payload in zip(strangers, payloads, strict=True):
                 stranger.connect(str(folder / "control"))
                 with contextlib.suppress(OSError):
                     stranger.sendall(payload)
+            live.until(job, lambda job: job["durable_samples"] > 0)
+            for stranger in strangers:
+                with contextlib.suppress(OSError):
                     assert stranger.recv(100) in (b"", b'{"kind":"refused","job":"%s"}\n' % job.encode())
         request = urllib.request.Request(f"{live.client.url}/api/v1/jobs", bomb)
         request.add_header("Authorization", f"Bearer {(live.home / 'token').read_text().strip()}")
@@ -345,9 +350,10 @@ def test_a_full_disk_is_told_and_everything_goes_on_when_there_is_room_again():
             ballast.unlink()
             until(lambda: live.worker_pids(job) > {min(workers)})
             until(lambda: not live.json("status")["trouble"])
-            assert live.over(live.submit("true"))["phase"] == "succeeded"
+            other = live.submit("true")  # when there are slots for it
             ended = live.hurry(job, "a")
             assert ended["failures"] == 0
+            assert live.over(other)["phase"] == "succeeded"
             live.run("down")
             with Store(live.home) as store:
                 assert store.load().jobs[job].phase == "succeeded"

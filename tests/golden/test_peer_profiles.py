@@ -9,6 +9,8 @@ import pytest
 from geminid.bench.model import PLACEMENTS, ModelReport, run
 from geminid.sim.measurements import load_measurements
 
+pytestmark = pytest.mark.xdist_group("peer profiles")  # one worker makes the reports that all these look at
+
 PEERS = Path(__file__).parents[3] / "shared" / "peers"
 
 

@@ -135,8 +135,7 @@ def down(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """End the service; jobs save what they have done, and go on when it is started again."""
-    from geminid.serve.client import SERVICE, home
-    from geminid.serve.service import LONGEST_END_S
+    from geminid.serve.client import LONGEST_END_S, SERVICE, home
 
     with reporting_trouble():
         pid = 0

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_ndtr
 
 from geminid.policies.base import JobView
 
@@ -81,6 +80,8 @@ def _power_of_two(lengths: Array) -> Array:
 
 def expected_left(told: Array, done: Array, error: float) -> Array:
     """E[W − done | W > done] for W log-normal around ``told``, of median ``told``."""
+    from scipy.special import log_ndtr  # slow to import, and most processes do without
+
     with np.errstate(divide="ignore"):
         beyond = (np.log(told) - np.log(done)) / error
     whole = np.exp(np.log(told) + 0.5 * error**2 + log_ndtr(beyond + error) - log_ndtr(beyond))

@@ -21,6 +21,9 @@ from geminid.train.launcher import started_at
 #: Where a service says how to reach it.
 SERVICE = "service.json"
 
+#: Jobs end within their grace period, which the service sees to; whoever has not after so long is given up on.
+LONGEST_END_S = 600.0
+
 #: The header that says how many things there are where not all are told.
 TOTAL = "X-Total-Count"
 

@@ -33,7 +33,6 @@ from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.store import Store, StoreProblem, StoreTaken, make_home
 from geminid.serve.turns import PATIENCE_S
-from geminid.sim.run import named_policy
 from geminid.train.channel import LONGEST_SOCKET_PATH
 from geminid.train.launcher import started_at
 from geminid.train.room import keep_printing
@@ -110,6 +109,8 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         StoreProblem: another service has the store, or it cannot be used.
         InvalidInput: the policy is none, or a device.
     """
+    from geminid.sim.run import named_policy  # all policies, which whoever starts a service elsewhere can do without
+
     policy = named_policy(options.policy, limit_s=SOLVING * POLICY_LIMIT_S)
     sys.setswitchinterval(SWITCH_S)
     keep_printing()

@@ -28,6 +28,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Policy
 from geminid.serve import records as r
+from geminid.serve.client import LONGEST_END_S
 from geminid.serve.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
@@ -44,9 +45,6 @@ TICK_S = 0.5
 
 #: Jobs that have been over for long enough are looked for so often.
 FORGET_EVERY_S = 10.0
-
-#: Jobs end within their grace period, which the executor sees to; whoever has not after so long is given up on.
-LONGEST_END_S = 600.0
 
 #: So many requests and happenings are handled in one batch at most.
 MOST_IN_BATCH = 500
