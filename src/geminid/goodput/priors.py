@@ -116,9 +116,9 @@ class _Seen:
         log_batch = np.where(present, np.log(s.per_slot_batch), np.nan)
         return cls(
             count=count,
-            typical_pass_s=np.exp(np.nanmedian(log_pass, axis=1)),
+            typical_pass_s=np.exp(_median(log_pass, count)),
             mean_pass_s=np.nanmean(np.exp(log_pass), axis=1),
-            typical_batch=np.exp(np.nanmedian(log_batch, axis=1)),
+            typical_batch=np.exp(_median(log_batch, count)),
             batch_sizes=_distinct(s.per_slot_batch, present),
             within_node=_any((s.nodes == 1) & (s.slots > 1) & present),
             across_nodes=_any((s.nodes > 1) & present),
@@ -131,6 +131,13 @@ class _Seen:
 def _any(condition: Mask) -> Mask:
     """Whether each row has any entry that meets the condition."""
     return np.asarray(condition.any(axis=1))
+
+
+def _median(values: Array, count: Array) -> Array:
+    """The median of each row's ``count`` entries that are not NaN. NumPy's own takes far longer for short rows."""
+    ordered = np.sort(values, axis=1)  # NaN come last
+    middle = np.stack([np.maximum(count - 1, 0) // 2, count // 2], axis=1).astype(np.intp)
+    return np.asarray(np.take_along_axis(ordered, middle, axis=1).sum(axis=1) / 2.0)
 
 
 def _distinct(values: Array, present: Mask) -> NDArray[np.intp]:
