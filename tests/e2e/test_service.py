@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -436,6 +438,47 @@ def test_jobs_outlive_the_service_and_nothing_runs_twice():
         done = live.hurry(elastic, "a")
         assert done["failures"] == 0
         assert any("gone when the service came back" in line["text"] for line in done["story"])
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    return False
+
+
+def test_a_service_with_fewer_slots_takes_over_whoever_fits_and_queues_the_others():
+    with Live(slots=3) as live:
+        elastic = live.patient("a", "--max-batch", 64, min_slots=2, max_slots=2)
+        live.until(elastic, lambda job: job["phase"] == "running" and job["samples"] > 50)
+        command = "echo begin >> log; until [ -e hurry ]; do sleep 0.1; done; echo end >> log"
+        plain = live.submit("sh", "-c", command, name="plain")
+        live.until(plain, lambda job: job["phase"] == "running" and job["placement"] == {"local": [2]})
+        wide = live.submit("true", name="wide", min_slots=3, max_slots=3)
+        live.client.patch(f"jobs/{elastic}", {"min_slots": 1})
+        pids = live.worker_pids(elastic)
+
+        live.kill()
+        live.options[1] = "1"
+        live.up()
+        live.until(elastic, lambda job: sum(map(lives, pids)) == 1)  # it goes on from memory
+        queued = live.until(plain, lambda job: job["phase"] == "pending")
+        assert "slot local/2 is gone" in queued["reason"]
+        (note,) = [note["text"] for note in live.json("status")["notes"] if note["level"] == "warning"]
+        assert "slots local/1, local/2;" in note
+
+        # What needs more slots than there are says so, and is not counted among those that can start.
+        waiting = {job["id"]: job["position"] for job in live.json("queue") if job["phase"] == "pending"}
+        assert waiting == {plain: 1, wide: None}
+        told = live.json("explain", wide)
+        assert told["explanation"] == "it needs 3 slots, and there is 1: it cannot start"
+        assert any("offer 2 more" in hint for hint in told["suggestions"])
+        assert any("submit it for at most 1" in hint for hint in told["suggestions"])
+
+        done = live.hurry(elastic, "a")
+        assert done["failures"] == 0
+        assert any("planned: 2 → 1 slots (slot local/1 is gone" in line["text"] for line in done["story"])
+        assert live.over(plain)["phase"] == "succeeded"
+        assert (live.home / "log").read_text() == "begin\nbegin\nend\n"
 
 
 def test_an_elastic_job_that_ends_while_the_service_is_away_is_over_and_not_run_again():

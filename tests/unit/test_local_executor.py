@@ -22,10 +22,10 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.serve import records as r
 from geminid.serve.executors.local import LocalExecutor
-from geminid.serve.executors.machine import NODE, machine
+from geminid.serve.executors.machine import NODE, Device, machine
 from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
 from geminid.serve.executors.shim import PROCESS
-from geminid.serve.executors.supervised import _Elastic
+from geminid.serve.executors.supervised import _Elastic, _Told
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.train import jobevents as j
 from geminid.train.offspring import MARK
@@ -306,3 +306,128 @@ def test_only_what_belongs_to_no_running_job_is_ended(tmp_path):
     for child in started[:2]:
         child.kill()
         child.wait()
+
+
+def on(place: Placement, *command: str, elastic: bool = False, job_id: str = "j1") -> LiveJob:
+    """A job that a service had running, by its log."""
+    spec = JobSpec(name="x", command=command or ("true",), working_dir="/")
+    state = JobState.submitted(job_id=job_id, spec=spec, at_s=0.0)
+    state = state.move(JobPhase.STARTING, at_s=1.0, placement=place).move(JobPhase.RUNNING, at_s=2.0, placement=place)
+    return LiveJob(state=state, elastic=elastic, target=place)
+
+
+def machine_of(*uuids: str) -> dict[str, object]:
+    devices = [Device(uuid[-1], uuid, "NVIDIA H200") for uuid in uuids]
+    return {
+        "cluster": machine(devices=devices),
+        "devices": [device.index for device in devices],
+        "device_ids": list(uuids),
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "stays", "told"),
+    [
+        ({"cluster": machine(2)}, {"cluster": machine(1)}, None, ["local/1"]),
+        (machine_of("GPU-0", "GPU-1"), machine_of("GPU-0"), None, ["local/1"]),
+        (machine_of("GPU-0", "GPU-1"), machine_of("GPU-0", "GPU-2"), None, ["local/1"]),
+        (machine_of("GPU-0", "GPU-1"), machine_of("GPU-1"), 0, ["local/0"]),
+        (machine_of("GPU-0", "GPU-1"), machine_of("GPU-2", "GPU-0", "GPU-1"), 2, []),
+    ],
+)
+def test_a_command_stays_where_its_device_is_and_is_queued_if_that_is_gone(tmp_path, before, after, stays, told):
+    heard: queue.Queue[object] = queue.Queue()
+    second = Placement.of({NODE: [1]})
+    first = LocalExecutor(tmp_path, warm=False, **before)
+    first.open(heard.put, [])
+    first.run(job(*POLITE), second)
+    first.flush()
+    until(lambda: ready(tmp_path))
+    (pid,) = first.pids("j1")
+
+    running = on(second, *POLITE)
+    made = LocalExecutor(tmp_path, warm=False, **after)
+    state = ServiceState(jobs={"j1": running})
+    records = made.open(heard.put, [running])
+    for record in records:
+        state.apply(state.seq + 1, 3.0, record)
+    notes = [record.text for record in records if isinstance(record, r.Noted)]
+    assert len(notes) == bool(told)
+    assert all(name in notes[0] for name in told)
+    known = state.jobs["j1"]
+    assert made.pids("j1") == [pid]
+    if stays is not None:
+        assert known.target == known.state.placement == Placement.of({NODE: [stays]})
+        assert made.run(known, known.target) == []
+        made.close(detach=False)
+        return
+    assert known.target is None
+    assert "slot local/1 is gone" in known.why
+    # Whoever comes next does not wait for a slot that is gone, and never shares one that is here.
+    place = Placement.of({NODE: [after["cluster"].total_slots - 1]})
+    other = replace(on(place, "true"), state=JobState.submitted(job_id="j2", spec=running.spec, at_s=0.0))
+    assert [type(record) for record in made.run(other, place)] == [r.JobStarting]
+    assert [type(record) for record in made.stop(known, known.why)] == [r.JobStopping]
+    assert outcome(made, heard) == "stopped"
+    made.close(detach=False)
+
+
+def test_an_elastic_job_leaves_a_slot_that_is_gone_and_keeps_the_others(tmp_path, monkeypatch):
+    LocalExecutor(tmp_path, machine(3), warm=False).open(lambda happening: None, [])
+    made = LocalExecutor(tmp_path, machine(1), warm=False)
+    workers = {"j1": {"w1": "0", "w2": "1"}, "j2": {"w1": "2"}}
+    monkeypatch.setattr(made, "_live_workers", workers.__getitem__)
+    supervisors = {job_id: MagicMock() for job_id in workers}
+    monkeypatch.setattr(made, "_supervise", lambda job, adopt: supervisors[job.id])
+    jobs = {
+        "j1": on(Placement.of({NODE: [0, 1]}), elastic=True),
+        "j2": on(Placement.of({NODE: [2]}), elastic=True, job_id="j2"),
+    }
+    state = ServiceState(jobs=dict(jobs))
+    for record in made.open(lambda happening: None, list(jobs.values())):
+        state.apply(state.seq + 1, 3.0, record)
+    assert state.jobs["j1"].target == PLACE
+    assert "slot local/1 is gone" in state.jobs["j1"].why
+    assert state.jobs["j2"].target is None
+    (gone,) = supervisors["j1"].forsake.call_args.args
+    assert [gone(slot) for slot in ("0", "1")] == [False, True]
+    assert made.run(state.jobs["j1"], PLACE) == []  # it is on its way already
+    assert made._running["j1"].holds == {"0", "1"}  # until its worker has left
+    made.stop(state.jobs["j2"], "gone")
+    supervisors["j2"].stop.assert_called_once_with(save=True)  # nothing of it is lost
+
+
+def test_what_is_cordoned_and_not_there_takes_no_slot_away():
+    state = ServiceState(cordoned=frozenset({(NODE, 1)}))
+    for slots, out in ((1, frozenset()), (2, frozenset({(NODE, 1)}))):
+        cluster = {"gpu_types_by_node": {NODE: "cpu"}, "slots": {NODE: slots}}
+        state.apply(1, 0.0, r.ServiceStarted(epoch=1, version="1", policy="fifo", cluster=cluster))
+        assert state.out_of_service == out
+        assert ServiceState.from_dict(state.to_dict()).out_of_service == out
+
+
+def test_a_slot_where_a_worker_may_still_be_started_is_not_given_to_another(tmp_path, monkeypatch):
+    """Supervisors are slow at times: one that is to start a worker may be about to when it is told not to."""
+    both, second = Placement.of({NODE: [0, 1]}), Placement.of({NODE: [1]})
+    made = LocalExecutor(tmp_path, machine(2), warm=False)
+    monkeypatch.setattr(made, "_live_workers", lambda job_id: {"w1": "0"})
+    supervisor = MagicMock()
+    monkeypatch.setattr(made, "_supervise", lambda job, adopt: supervisor)
+    elastic, other = on(PLACE, elastic=True), job()
+    other = replace(other, state=replace(other.state, job_id="j2"))
+    made.open(lambda happening: None, [elastic])
+    made.run(elastic, both)
+    made.flush()
+    made.run(elastic, PLACE)
+    made.flush()
+    assert made.run(other, second) == []
+
+    def hear(event: j.JobEvent) -> list[r.Record]:
+        return made.take(_Told("j1", supervisor, event))
+
+    assert hear(j.WorkerStarted("w2", "1", 0)) == []
+    assert hear(j.Resized(("0", "1"))) == []
+    assert hear(j.Resized(("0",))) == []
+    left, started = hear(j.WorkerEnded("w2", "1", "was not needed any more", expected=True))
+    assert left == r.JobRescaling(job_id="j1", placement=PLACE)
+    assert started == r.JobStarting(job_id="j2", placement=second)

@@ -44,6 +44,7 @@ from geminid.serve.refusals import NOBODY, Refusals
 from geminid.serve.service import Published, Refused, Service
 from geminid.serve.state import ENDS, LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
+from geminid.serve.translation import fits
 from geminid.serve.whatif import with_forerunners
 
 PREFIX = "/api/v1"
@@ -202,10 +203,14 @@ def make_app(
     counted: list[tuple[Published, Mapping[str, Forecast], dict[str, int]]] = []
 
     def positions() -> dict[str, int]:
-        """Everybody's place in the queue, counted once for each published state and forecast."""
+        """Everybody's place in the queue, counted once for each published state and forecast.
+
+        Those that need more slots than there are have none.
+        """
         published, made = service.published, forecaster.made
         if not counted or counted[0][0] is not published or counted[0][1] is not made:
-            order = waiting_order(published.state.jobs.values(), made)
+            can_start = [job for job in published.state.jobs.values() if fits(job, service.cluster)]
+            order = waiting_order(can_start, made)
             counted[:] = [(published, made, {job_id: i + 1 for i, job_id in enumerate(order)})]
         return counted[0][2]
 
@@ -355,8 +360,9 @@ def make_app(
         told = explain(view, job_id, prices=prices, quotas=quotas, decided=decided, cordoned=cordoned)
         made = document(job)
         if told is None or not job.wants_slots:
-            reason, hints = _why_not_active(job, service.clock.now_s())
-            made |= {"explanation": reason, "numbers": [], "suggestions": hints}
+            never = documents.too_large(job, service.cluster)
+            reason, numbers, hints = never or _why_not_active(job, service.clock.now_s())
+            made |= {"explanation": reason, "numbers": numbers, "suggestions": hints}
             return JSONResponse({**made, "sizes": [], "prices": {}, "factors": {}})
         plain = asdict(told)
         made |= {"explanation": plain.pop("reason"), **plain, "slots": job.state.num_slots}
@@ -551,24 +557,24 @@ def make_app(
     return app
 
 
-def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str]]:
-    """Why a job is not among those that a policy may give slots, and what would change it."""
+def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str], list[str]]:
+    """Why a job is not among those that a policy may give slots, numbers, and what would change it."""
     if job.phase.is_terminal:
         more = ["submit it again with a larger gpu_time_budget"] if job.over_budget else []
         reason = job.state.reason
         if reason.startswith(job.phase.value):  # cancelled by somebody
-            return f"it was {reason}", more
-        return f"it {ENDS[job.phase]}" + (f": {reason}" if reason else ""), more
+            return f"it was {reason}", [], more
+        return f"it {ENDS[job.phase]}" + (f": {reason}" if reason else ""), [], more
     resume = [f"geminid resume {job.id}"]
     if job.phase is JobPhase.PAUSED:
-        return f"it was {job.wished or 'paused'}, and waits until it is resumed", resume
+        return f"it was {job.wished or 'paused'}, and waits until it is resumed", [], resume
     if job.wish != "run":
         what, why = "cancelled" if job.wish == "cancel" else "paused", f" ({job.wished})" if job.wished else ""
         told = f"it is being {what}{why}: its processes have been told to end, and hold their slots until they have"
-        return told, resume if job.wish == "pause" else []
+        return told, [], resume if job.wish == "pause" else []
     if job.held_until_s > now_s:
-        return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", []
-    return "the next decision will consider it", []
+        return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", [], []
+    return "the next decision will consider it", [], []
 
 
 def _must(told: str) -> str:

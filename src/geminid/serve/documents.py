@@ -12,6 +12,7 @@ from geminid.jobstate import JobPhase
 from geminid.policies.base import Policy
 from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState, total_batch
+from geminid.serve.translation import fits
 
 #: What of a job's file is for its owner and admins alone.
 PRIVATE = ("command", "working_dir", "env")
@@ -107,6 +108,26 @@ def changing(job: LiveJob, state: ServiceState) -> str:
     if wanted != set(held.slots()):
         return f"it is on its way from {held.num_slots} to {count}{until}"
     return ""
+
+
+def too_large(job: LiveJob, cluster: Cluster) -> tuple[str, list[str], list[str]] | None:
+    """Of a job that needs more slots than there are: why it waits, the numbers, and what would change it."""
+    if not job.wants_slots or job.target is not None or fits(job, cluster):
+        return None
+    need, names = job.spec.min_slots, job.spec.gpu_types.names
+    here = {name: cluster.slots_per_type.get(name, 0) for name in names or cluster.type_index}
+    most, total = max(here.values(), default=0), cluster.total_slots
+    of_type = " of a type that it may use" if names else " of one type" if len(here) > 1 else ""
+    reason = f"it needs {need} slots, and there {'is' if most == 1 else 'are'} {most}{of_type}: it cannot start"
+    numbers = [
+        f"{slots} of the {total} slots {'is' if slots == 1 else 'are'} of type {name}" for name, slots in here.items()
+    ]
+    hints = [f"offer {need - most} more (`geminid up` with more slots or devices; on a Ray cluster, more nodes)"]
+    if most and job.elastic:
+        hints.append(f"have it make do with fewer (geminid set {job.id} --min-slots {most})")
+    elif most:
+        hints.append(f"cancel it, and submit it for at most {most}")
+    return reason, numbers, hints
 
 
 def circumstances(job: LiveJob, state: ServiceState, now_s: float) -> list[str]:

@@ -166,6 +166,7 @@ def _executor(options: Options) -> Executor:
             patience=patience,
             slot_memory_bytes=options.slot_memory_bytes,
             devices=[device.index for device in devices],
+            device_ids=[device.uuid for device in devices],
         )
     if importlib.util.find_spec("ray") is None:
         raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")

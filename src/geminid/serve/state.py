@@ -229,7 +229,7 @@ class ServiceState:
     ``quotas`` are by kind (``queue`` or ``owner``) and name, and ``borrowers`` those that may have more for a while.
     ``notes`` are for operators, newest last, without what was audited. ``forgotten`` is what is left of jobs that are
     not kept any more, by owner. ``down`` are nodes that are gone, and ``taken`` slots that are used by somebody who
-    does not ask us.
+    does not ask us. ``slots`` is how many there are, by node.
     """
 
     seq: int = 0
@@ -247,11 +247,16 @@ class ServiceState:
     forgotten: dict[str, Totals] = field(default_factory=dict)
     down: frozenset[str] = frozenset()
     taken: frozenset[tuple[str, int]] = frozenset()
+    slots: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def out_of_service(self) -> frozenset[tuple[str, int]]:
-        """Slots that are nobody's to have: cordoned by an operator, or used by others."""
-        return self.cordoned | self.taken
+        """Slots that are nobody's to have: cordoned by an operator, or used by others.
+
+        A slot may be cordoned and not be there for now.
+        """
+        closed = self.cordoned | self.taken
+        return frozenset((node, slot) for node, slot in closed if slot < self.slots.get(node, slot + 1))
 
     def copy(self) -> ServiceState:
         """A state that does not change when this one does."""
@@ -261,6 +266,7 @@ class ServiceState:
             requests=dict(self.requests),
             quotas=dict(self.quotas),
             gpu_types=dict(self.gpu_types),
+            slots=dict(self.slots),
             forgotten=dict(self.forgotten),
         )
 
@@ -275,6 +281,7 @@ class ServiceState:
                 self.epoch = record.epoch
                 nodes = record.cluster.get("gpu_types_by_node", {})
                 self.gpu_types, self.down, self.taken = dict(nodes), frozenset(), frozenset()
+                self.slots = dict(record.cluster.get("slots", {}))
                 for held in list(self.jobs.values()):
                     gone = set(held.target.node_names) - set(nodes) if held.target else set()
                     self._lose_nodes(at_s, held, gone, "its node was gone when the service came back")
@@ -285,6 +292,7 @@ class ServiceState:
                     self._plan(at_s, job_id, target, record.reasons.get(job_id, ""))
             case r.NodeJoined():
                 self.gpu_types = {**self.gpu_types, record.node: record.gpu_type}
+                self.slots = {**self.slots, record.node: record.slots}
                 self.down -= {record.node}
             case r.NodeLeft():
                 self.down |= {record.node}
@@ -667,6 +675,7 @@ class ServiceState:
             "forgotten": {owner: list(astuple(totals)) for owner, totals in self.forgotten.items()},
             "down": sorted(self.down),
             "taken": sorted([node, slot] for node, slot in self.taken),
+            "slots": dict(self.slots),
         }
 
     @classmethod
@@ -689,6 +698,7 @@ class ServiceState:
             forgotten={owner: Totals(*totals) for owner, totals in plain.get("forgotten", {}).items()},
             down=frozenset(plain.get("down", ())),
             taken=frozenset((node, slot) for node, slot in plain.get("taken", ())),
+            slots=dict(plain.get("slots", {})),
         )
 
 

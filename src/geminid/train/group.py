@@ -116,6 +116,11 @@ class ElasticGroup:
         """All workers that are not gone."""
         return tuple(self._workers)
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The slots that the job is to run on."""
+        return self._wanted
+
     def want(self, slots: Sequence[str], plan: Plan | None = None) -> list[Action]:
         """The job is to run on these slots (with this batch plan, if any is given)."""
         if len(set(slots)) != len(slots):

@@ -28,6 +28,13 @@ class WorkerEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class Resized:
+    """What ``resize`` asked for is under way: from now on, no worker is started on any slot but these."""
+
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GroupFormed:
     """A generation is complete and trains.
 
@@ -100,7 +107,7 @@ class JobPhase(StrEnum):
         return self in (JobPhase.FINISHED, JobPhase.STOPPED, JobPhase.FAILED)
 
 
-JobEvent = WorkerStarted | WorkerEnded | GroupFormed | FirstStepDone | Reported | CheckpointWritten | JobEnded
+JobEvent = WorkerStarted | WorkerEnded | Resized | GroupFormed | FirstStepDone | Reported | CheckpointWritten | JobEnded
 
 
 @dataclass(frozen=True, slots=True)

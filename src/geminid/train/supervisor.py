@@ -45,6 +45,7 @@ from geminid.train.jobevents import (
     JobPhase,
     JobStatus,
     Reported,
+    Resized,
     WorkerEnded,
     WorkerStarted,
     WorkerStatus,
@@ -198,6 +199,13 @@ class Supervisor:
         """
         self._do(lambda: self._lose(slots, reason))
 
+    def forsake(self, gone: Callable[[str], bool]) -> None:
+        """Before it begins to supervise workers of another: no worker is to be on such slots; those that are leave.
+
+        If there are no others they train on, until the job is to run elsewhere or to stop.
+        """
+        self._group.forsake([slot for slot in self._group.wanted if gone(slot)])
+
     def stop(self, *, save: bool = True) -> None:
         """Have the workers save and end; whoever has not after the grace period is ended."""
         self._do(lambda: self._stop(save))
@@ -325,6 +333,7 @@ class Supervisor:
         if self._phase is JobPhase.IDLE:
             self._phase = JobPhase.STARTING
         self._carry_out(self._group.want(slots, plan))
+        self._emit(Resized(slots))
 
     def _stop(self, save: bool) -> None:
         if self._phase.over:

@@ -8,10 +8,11 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from geminid.cluster import Cluster
+from geminid.configuration import Placement
 from geminid.fields import Problem
 from geminid.job import JobSpec
 from geminid.serve import records as r
@@ -25,8 +26,10 @@ from geminid.serve.executors.plain import (
     forget_exit,
     live_pid,
     live_workers,
+    slots_of,
 )
 from geminid.serve.executors.shim import MEMORY
+from geminid.serve.executors.slotnames import SlotNames
 from geminid.serve.executors.supervised import (
     ORPHANS_S,
     Command,
@@ -45,7 +48,10 @@ from geminid.train.takeover import worker_marks
 
 
 class LocalExecutor(SupervisedExecutor):
-    """The executor of one machine, whose slots are named by their numbers, and are these devices, if any."""
+    """The executor of one machine, whose slots are these devices, if any.
+
+    ``devices`` are what CUDA calls them now, ``device_ids`` what they are called wherever they are (their UUIDs).
+    """
 
     def __init__(
         self,
@@ -56,12 +62,16 @@ class LocalExecutor(SupervisedExecutor):
         warm: bool | None = None,
         slot_memory_bytes: int | None = None,
         devices: Sequence[str] = (),
+        device_ids: Sequence[str] = (),
     ) -> None:
         can_warm = importlib.util.find_spec("torch") is not None
         launcher = WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher()
         super().__init__(folder, cluster, launcher, patience or Patience(orphan=ORPHANS_S))
-        self._devices, self._slot_memory_bytes = tuple(devices), slot_memory_bytes
-        self._places = [(node.name, index) for node in cluster.nodes for index in range(node.slots)]
+        self._slot_memory_bytes = slot_memory_bytes
+        self._names = SlotNames(folder, cluster, device_ids or devices)
+        places = [(node.name, index) for node in cluster.nodes for index in range(node.slots)]
+        by_name = {self._names.name(place): device for place, device in zip(places, devices, strict=False)}
+        self._devices = tuple(by_name.get(str(slot), "") for slot in range(self._names.count)) if devices else ()
 
     def put_by(self, spec: JobSpec) -> str:
         """Jobs run in their own folders."""
@@ -102,16 +112,52 @@ class LocalExecutor(SupervisedExecutor):
         written = {mark for folder in folders for mark in worker_marks(folder)}
         jobs_folder = self._folder.absolute() / "jobs"
         signal_marked(signal.SIGKILL, lambda mark: [*Path(mark).parents][1:2] == [jobs_folder] and mark not in written)
-        return super().open(post, jobs)
+        self._names.write()
+        told = super().open(post, jobs)
+        return [*self._tell_lost(), *told, *self._replanned(jobs)]
+
+    def _tell_lost(self) -> list[r.Record]:
+        if not self._names.lost:
+            return []
+        names, here = ", ".join(self._names.lost), self._cluster.total_slots
+        told = (
+            f"gone since the service ran last: {_slots(self._names.lost)} {names}; this machine has {_many(here)} now"
+        )
+        return [r.Noted(level="warning", text=f"{told}. Jobs that were there go on elsewhere, or wait")]
+
+    def _replanned(self, jobs: Sequence[LiveJob]) -> list[r.Record]:
+        """Plans for the slots that there are: jobs stay on what is left of theirs if that is enough for them."""
+        targets: dict[str, Placement | None] = {}
+        reasons: dict[str, str] = {}
+        for job in jobs:
+            before = [] if job.target is None else list(job.target.slots())
+            after = {place: self._names.moved(place) for place in before}
+            if all(place == now for place, now in after.items()):
+                continue
+            left = [now for now in after.values() if now is not None]
+            gone = [f"{node}/{index}" for (node, index), now in after.items() if now is None]
+            enough = len(left) >= job.spec.min_slots and len({node for node, _ in left}) == 1 and job.elastic
+            targets[job.id] = _placement(left) if enough or not gone else None
+            reasons[job.id] = "slots are numbered anew"
+            if gone:
+                are = "is" if len(gone) == 1 else "are"
+                reasons[job.id] = f"{_slots(gone)} {', '.join(gone)} {are} gone since the service was started again"
+        return [r.Planned(targets=targets, reasons=reasons)] if targets else []
 
     def wish(self, slots_by_type: Mapping[str, int]) -> None:
         """One machine is what it is."""
 
     def _slot(self, node: str, index: int) -> str:
-        return str(self._places.index((node, index)))
+        return self._names.name((node, index))
 
     def _where(self, slot: str) -> tuple[str, int]:
-        return self._places[int(slot)]
+        return self._names.place(slot)
+
+    def _is_here(self, slot: str) -> bool:
+        return self._names.has(slot)
+
+    def _slots_of(self, job: LiveJob) -> tuple[str, ...]:
+        return slots_of(self.folder_of(job.id)) or super()._slots_of(job)
 
     def _spec(self, job: LiveJob) -> WorkerSpec:
         return WorkerSpec(
@@ -170,6 +216,21 @@ def _program(spec: JobSpec, where: Path | None) -> str | None:
     path = dict(spec.env).get("PATH", os.environ.get("PATH"))
     name = spec.command[0]
     return shutil.which(str(Path(where, name)) if where is not None and "/" in name else name, path=path)
+
+
+def _placement(places: Iterable[tuple[str, int]]) -> Placement:
+    by_node: dict[str, list[int]] = {}
+    for node, index in places:
+        by_node.setdefault(node, []).append(index)
+    return Placement.of(by_node)
+
+
+def _slots(names: Sequence[str]) -> str:
+    return "slot" if len(names) == 1 else "slots"
+
+
+def _many(slots: int) -> str:
+    return f"{slots} slot{'' if slots == 1 else 's'}"
 
 
 def _end_all(folder: Path) -> None:

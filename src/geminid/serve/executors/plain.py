@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.shim import EXIT, PROCESS, locked, write
 from geminid.train.launcher import AdoptedProcess, Launch, PlainLauncher, WorkerProcess, how_it_ended, started_at
 from geminid.train.offspring import MARK, signal_marked
@@ -170,6 +171,17 @@ def _is_dead(pid: int) -> bool:
     with contextlib.suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
     return True
+
+
+def slots_of(folder: Path) -> tuple[str, ...]:
+    """The slots that the command of a folder was started for; none if it does not run, or cannot be asked."""
+    pid = live_pid(folder)
+    begins = f"{SLOTS}=".encode()
+    with contextlib.suppress(OSError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        named = [one.removeprefix(begins).decode(errors="replace") for one in variables if one.startswith(begins)]
+        return tuple(name for text in named[:1] for name in text.split(",") if name.isdigit())
+    return ()
 
 
 def live_workers(folder: Path) -> dict[str, tuple[int, str]]:

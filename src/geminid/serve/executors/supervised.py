@@ -107,12 +107,15 @@ class _Elastic:
 
     ``asked`` are the slots that it is to train on, ``formed`` those that it does train on, and ``told`` those that the
     records say it holds; ``settled`` tells whether they say that it trains on them, and ``lost`` whether a worker was
-    lost since it was formed.
+    lost since it was formed. ``left`` are slots that it was to train on before, where a worker may still be started: as
+    long as of what was asked of the supervisor something is ``unheard``.
     """
 
     supervisor: Supervisor
     workers: dict[str, str] = field(default_factory=dict)
     asked: tuple[str, ...] = ()
+    left: set[str] = field(default_factory=set)
+    unheard: int = 0
     formed: tuple[str, ...] = ()
     told: set[str] = field(default_factory=set)
     settled: bool = False
@@ -129,7 +132,13 @@ class _Elastic:
     @property
     def holds(self) -> set[str]:
         """Slots with a live worker, or one that is about to be."""
-        return set(self.workers.values()) | set(self.asked)
+        return set(self.workers.values()) | set(self.asked) | self.left
+
+    def was_heard(self) -> None:
+        """The supervisor does what it was asked for, or will never be asked."""
+        self.unheard -= 1
+        if not self.unheard:
+            self.left.clear()
 
 
 @dataclass(slots=True)
@@ -194,6 +203,15 @@ class SupervisedExecutor(ABC):
     @abstractmethod
     def _end_others(self) -> None:
         """End whatever earlier services left running that was not taken over."""
+
+    def _is_here(self, slot: str) -> bool:
+        """Whether there still is a slot that an earlier service had."""
+        return True
+
+    def _slots_of(self, job: LiveJob) -> tuple[str, ...]:
+        """The slots of a plain command that an earlier service started."""
+        place = job.state.placement
+        return () if place is None else tuple(self._slot(node, index) for node, index in place.slots())
 
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         """Those of some slots that nobody else holds which may be used now; asks for the others, if it has to."""
@@ -367,7 +385,8 @@ class SupervisedExecutor(ABC):
         if not free or free == running.asked:
             return []
         held = running.holds | set(free)
-        running.asked = free
+        running.left = (running.left | set(running.asked)) - set(free)
+        running.asked, running.unheard = free, running.unheard + 1
         self._todo.append((job_id, lambda: self._resize(job_id, running)))
         return self._moving(job_id, running, held)
 
@@ -400,7 +419,7 @@ class SupervisedExecutor(ABC):
         if job.elastic:
             forget_end(folder)
             supervisor = self._supervise(job, adopt=False)
-            running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots))
+            running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots), unheard=1)
             self._todo.append((job.id, lambda: self._resize(job.id, running, begin=True)))
         else:
             self._forget_exit(job.id)
@@ -414,6 +433,7 @@ class SupervisedExecutor(ABC):
             running.supervisor.resize(running.asked)
         except ValueError:  # more slots than its largest batch can be divided over: it stays as it is
             running.asked = running.formed or running.asked
+            running.was_heard()
 
     def _start_plain(self, job: LiveJob, plain: _Plain) -> None:
         plain.command = self._start_command(job, plain.slots, lambda over: self._post(_Over(job.id, over)))
@@ -451,6 +471,7 @@ class SupervisedExecutor(ABC):
                 continue
             if isinstance(running, _Elastic):
                 running.asked = tuple(slot for slot in running.asked if slot not in slots)
+                running.left -= slots
                 running.supervisor.lose(slots, reason)
                 if not running.asked:
                     running.reason = reason
@@ -479,9 +500,10 @@ class SupervisedExecutor(ABC):
                 if not expected:
                     running.lost = True
                     told.append(r.WorkerLost(job_id=job_id, worker=worker, slot=slot, reason=reason[:500]))
-                if running.holds and running.holds < running.told and not running.stopping:
-                    told += self._moving(job_id, running, running.holds)  # before others are let onto its slot
-                return told
+                return told + self._holds_fewer(job_id, running)
+            case j.Resized():
+                running.was_heard()
+                return self._holds_fewer(job_id, running)
             case j.GroupFormed():
                 # Of a job that was taken over, a report may come before all of its workers have told that they began.
                 restored = event.restored and (running.lost or not running.formed)
@@ -535,6 +557,12 @@ class SupervisedExecutor(ABC):
                     self._wanted.pop(job_id, None)
                 why = reason if how in ("failed", "unstarted") else running.reason
                 return [*self._report(running, now=True), r.JobEnded(job_id=job_id, how=how, reason=why[:500])]
+        return []
+
+    def _holds_fewer(self, job_id: str, running: _Elastic) -> list[r.Record]:
+        """A job has left slots, if it has: that is told before others are let onto them."""
+        if running.holds and running.holds < running.told and not running.stopping:
+            return self._moving(job_id, running, running.holds)
         return []
 
     def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
@@ -606,12 +634,14 @@ class SupervisedExecutor(ABC):
                     r.JobEnded(job_id=job.id, how="lost", reason="its processes were gone when the service came back")
                 ]
             supervisor = self._supervise(job, adopt=True)
-            asked = tuple(sorted(workers.values(), key=self._where))
-            self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(asked))
+            held = tuple(sorted(workers.values(), key=self._where))
+            asked = tuple(slot for slot in held if self._is_here(slot))
+            self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(held))
+            supervisor.forsake(lambda slot: not self._is_here(slot))
             supervisor.__enter__()
-            held = job.state.placement
-            if held is not None and held != self._placed(asked):  # not all were started, or one is gone meanwhile
-                told.append(r.JobRescaling(job_id=job.id, placement=self._placed(asked)))
+            before = job.state.placement
+            if before is not None and before != self._placed(held):  # not all were started, or one is gone meanwhile
+                told.append(r.JobRescaling(job_id=job.id, placement=self._placed(held)))
         else:
             command = self._adopt_command(job, lambda over: self._post(_Over(job.id, over)))
             if command is None:
@@ -621,9 +651,11 @@ class SupervisedExecutor(ABC):
                     stopping = job.phase is JobPhase.STOPPING or (ended.asked and unwanted)
                     return self._plain_over(job.id, stopping=stopping)
                 return [r.JobEnded(job_id=job.id, how="lost", reason="its process was gone when the service came back")]
-            placement = job.state.placement
-            slots = () if placement is None else tuple(self._slot(node, index) for node, index in placement.slots())
-            self._running[job.id] = _Plain(slots, command)
+            now = self._placed(self._slots_of(job))
+            self._running[job.id] = _Plain(tuple(self._slot(node, index) for node, index in now.slots()), command)
+            if now != job.state.placement:
+                stopping = job.phase is JobPhase.STOPPING
+                told.append((r.JobRescaling if stopping else r.JobFormed)(job_id=job.id, placement=now))
         if job.phase is JobPhase.STOPPING:
             self._end(self._running[job.id], save=True)
         return told
