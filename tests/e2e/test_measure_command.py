@@ -9,6 +9,8 @@ import time
 import pytest
 from sessions import processes_of_session
 
+pytestmark = pytest.mark.xdist_group("measure")  # one worker measures what all these look at
+
 GEMINID = [sys.executable, "-m", "geminid"]
 
 

@@ -455,7 +455,8 @@ class Silent(Policy):
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_a_policy_that_never_answers_is_given_up_on_and_everything_else_goes_on(tmp_path, busy):
+def test_a_policy_that_never_answers_is_given_up_on_and_everything_else_goes_on(tmp_path, monkeypatch, busy):
+    monkeypatch.setattr("geminid.serve.planner.NEWS_S", 0.5)  # it is asked again after so long
     policy = Silent(busy=busy)
     with Running(tmp_path, policy, policy_limit_s=0.2) as running:
         policy.asked = 0
