@@ -280,14 +280,14 @@ def _solve(
 
 def _objective(model: ThroughputModel, measured: Measured, search: Search, log_factor: Array) -> Objective:
     """Pollux's loss with its exact gradient, and a curvature that majorises it (both RMS terms are convexified)."""
+    of_all = measured.weight / measured.weight.sum(axis=1, keepdims=True)
+    pull_of_all = search.pull**2
 
     def evaluate(variables: Array, rows: NDArray[np.intp]) -> Evaluation:
-        data = measured.take(rows)
+        data, weight, pull = measured.take(rows), of_all[rows], pull_of_all[rows]
         parameters = to_parameters(model, variables)[:, None, :]
         times, slopes = model.sensitivities(parameters, data.shape, log_factor[rows])
-        weight = data.weight / data.weight.sum(axis=1, keepdims=True)
         off = variables - search.centre[rows]
-        pull = search.pull[rows] ** 2
         loss = np.sum(pull * off**2, axis=1)
         gradient = 2.0 * pull * off
         curvature = 2.0 * pull[:, :, None] * np.eye(variables.shape[1])

@@ -77,7 +77,8 @@ def minimise(
         scale = hessian[:, diagonal, diagonal]
         hessian[:, diagonal, diagonal] = scale + damping[rows, None] * (scale + 1e-6) + 1e-12 + stuck
         move = -np.linalg.solve(hessian, grad[:, :, None])[:, :, 0]
-        trial = np.clip(at + np.clip(move, -LARGEST_MOVE, LARGEST_MOVE), low, high)
+        move = np.minimum(np.maximum(move, -LARGEST_MOVE), LARGEST_MOVE)
+        trial = np.minimum(np.maximum(at + move, low), high)
         trial = np.where(stuck, at, trial)
         seen = objective(trial, rows)
 

@@ -9,6 +9,7 @@ others are pulled towards what is typical.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,15 +75,21 @@ class Search:
     ratios: tuple[tuple[int, int, float], ...] = ()
 
 
+@cache
+def _logarithmic(model: ThroughputModel) -> Mask:
+    """Which parameters are searched for by their logarithm."""
+    return np.array([parameter.logarithmic for parameter in model.parameters])
+
+
 def to_variables(model: ThroughputModel, parameters: Array) -> Array:
     """Search variables of parameter vectors."""
-    logarithmic = np.array([p.logarithmic for p in model.parameters])
+    logarithmic = _logarithmic(model)
     return np.where(logarithmic, np.log(np.where(logarithmic, np.maximum(parameters, 1e-300), 1.0)), parameters)
 
 
 def to_parameters(model: ThroughputModel, variables: Array) -> Array:
     """Parameter vectors of search variables."""
-    logarithmic = np.array([p.logarithmic for p in model.parameters])
+    logarithmic = _logarithmic(model)
     return np.where(logarithmic, np.exp(np.where(logarithmic, variables, 0.0)), variables)
 
 

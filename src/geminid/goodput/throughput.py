@@ -122,7 +122,7 @@ def log_p_norm(log_a: Array, log_b: Array, exponent: Array) -> Array:
     Logarithms neither overflow nor crawl through denormal numbers. Most of the time of a goodput table is spent here:
     hence few passes over the arrays, and few temporaries.
     """
-    result = np.empty(np.broadcast_shapes(log_a.shape, log_b.shape, exponent.shape), np.result_type(log_a, log_b))
+    result = np.empty(np.broadcast(log_a, log_b, exponent).shape, np.result_type(log_a, log_b))
     np.subtract(log_a, log_b, out=result)
     np.abs(result, out=result)
     result *= -exponent
@@ -141,13 +141,18 @@ def p_norm(a: Array, b: Array, exponent: Array) -> Array:
     return norm
 
 
-def _p_norm_sensitivities(a: Array, b: Array, exponent: Array) -> tuple[Array, Array]:
-    """Derivatives of log p_norm: by log a (by log b it is one minus that), and by the exponent."""
-    log_ratio = np.log(a) - np.log(b)
-    share_a = 1.0 / (1.0 + np.exp(np.clip(-exponent * log_ratio, -700.0, 700.0)))
-    log_norm = log_p_norm(np.log(a), np.log(b), exponent)
-    by_exponent = (share_a * np.log(a) + (1.0 - share_a) * np.log(b) - log_norm) / exponent
-    return share_a, by_exponent
+def _p_norm_sensitivities(a: Array, b: Array, exponent: Array) -> tuple[Array, Array, Array]:
+    """The p_norm, with the derivatives of its logarithm: by log a (by log b it is one minus that), by the exponent."""
+    log_a, log_b = np.log(a), np.log(b)
+    share_a = 1.0 / (1.0 + np.exp(np.minimum(np.maximum(-exponent * (log_a - log_b), -700.0), 700.0)))
+    log_norm = log_p_norm(log_a, log_b, exponent)
+    by_exponent = (share_a * log_a + (1.0 - share_a) * log_b - log_norm) / exponent
+    return np.exp(log_norm), share_a, by_exponent
+
+
+def _each(parameters: Array) -> Array:
+    """Parameter vectors (..., P) with the parameters first, to be taken apart."""
+    return parameters.transpose(-1, *range(parameters.ndim - 1))
 
 
 class ThroughputModel(ABC):
@@ -201,7 +206,7 @@ class PolluxModel(ThroughputModel):
 
     def step_times(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> StepTimes:
         """T_grad, and T_grad overlapped with T_sync."""
-        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = np.moveaxis(parameters, -1, 0)
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = _each(parameters)
         grad_s = (alpha_c + beta_c * shape.per_slot_batch) * np.exp(log_compute_factor)
         beyond_two = np.maximum(shape.slots - 2.0, 0.0)
         within_node = shape.nodes == 1
@@ -214,9 +219,9 @@ class PolluxModel(ThroughputModel):
         self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0
     ) -> tuple[StepTimes, LogSensitivities]:
         """Step times and the derivatives of their logarithms by log α, log β and γ."""
-        alpha_c, _, alpha_n, beta_n, alpha_r, beta_r, gamma = np.moveaxis(parameters, -1, 0)
-        times = self.step_times(parameters, shape, log_compute_factor)
-        grad_s = times.accumulation_s
+        alpha_c, beta_c, alpha_n, beta_n, alpha_r, beta_r, gamma = _each(parameters)
+        factor = np.exp(log_compute_factor)
+        grad_s = (alpha_c + beta_c * shape.per_slot_batch) * factor
         beyond_two = np.maximum(shape.slots - 2.0, 0.0)
         within_node = (shape.nodes == 1) & (shape.slots > 1)
         across_nodes = (shape.nodes > 1) & (shape.slots > 1)
@@ -225,9 +230,9 @@ class PolluxModel(ThroughputModel):
             + across_nodes * (alpha_n + beta_n * beyond_two)
             + (shape.slots == 1) * TINY_S
         )
-        grad_share, by_gamma = _p_norm_sensitivities(grad_s, sync_s, gamma)
+        step_s, grad_share, by_gamma = _p_norm_sensitivities(grad_s, sync_s, gamma)
         sync_share = (1.0 - grad_share) / sync_s
-        by_alpha_c = alpha_c * np.exp(log_compute_factor) / grad_s
+        by_alpha_c = alpha_c * factor / grad_s
         by_beta_c = 1.0 - by_alpha_c
         accumulation = {0: by_alpha_c, 1: by_beta_c}
         step = {
@@ -239,7 +244,8 @@ class PolluxModel(ThroughputModel):
             5: sync_share * within_node * beta_r * beyond_two,
             6: by_gamma,
         }
-        return times, LogSensitivities.of(accumulation, step, (*times.step_s.shape, len(self.parameters)))
+        times = StepTimes(np.broadcast_to(grad_s, step_s.shape), step_s)
+        return times, LogSensitivities.of(accumulation, step, (*step_s.shape, len(self.parameters)))
 
 
 class TopologyModel(ThroughputModel):
@@ -278,14 +284,14 @@ class TopologyModel(ThroughputModel):
 
     def step_times(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> StepTimes:
         """Compute, overlapped with synchronisation, plus waiting for the shared host."""
-        log_compute, host_s, step_s = self._parts(np.moveaxis(parameters, -1, 0), shape, log_compute_factor)
+        log_compute, host_s, step_s = self._parts(_each(parameters), shape, log_compute_factor)
         accumulation_s = np.exp(log_compute)
         accumulation_s += parameters[..., self.index("host_unsynced")] * host_s
         return StepTimes(np.broadcast_to(accumulation_s, step_s.shape), step_s)
 
     def step_s(self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0) -> Array:
         """Seconds of a synchronising step alone."""
-        return self._parts(np.moveaxis(parameters, -1, 0), shape, log_compute_factor)[2]
+        return self._parts(_each(parameters), shape, log_compute_factor)[2]
 
     def _parts(self, p: Array, shape: Shape, log_compute_factor: Array | float) -> tuple[Array, Array, Array]:
         """Computing (its logarithm), waiting for the host, and the whole synchronising step."""
@@ -315,22 +321,22 @@ class TopologyModel(ThroughputModel):
         self, parameters: Array, shape: Shape, log_compute_factor: Array | float = 0.0
     ) -> tuple[StepTimes, LogSensitivities]:
         """Step times and the derivatives of their logarithms by each search variable."""
-        p = np.moveaxis(parameters, -1, 0)
+        p = _each(parameters)
         m = shape.per_slot_batch
-        floor_s, slope_s = p[0], p[1] * m
-        compute_s = p_norm(floor_s, slope_s, p[2]) * np.exp(log_compute_factor)
-        floor_share, by_sharpness = _p_norm_sensitivities(floor_s, slope_s, p[2])
+        formula_s, floor_share, by_sharpness = _p_norm_sensitivities(p[0], p[1] * m, p[2])
+        compute_s = formula_s * np.exp(log_compute_factor)
 
         synced, within_node = shape.slots > 1, shape.nodes == 1
         volume = 2.0 * (shape.slots - 1.0) / shape.slots
         doublings = np.log2(np.maximum(shape.slots, 2.0) / 2.0)
         pair = shape.nodes == 2
-        rack_volume = p[5] * np.where(pair, p[7], 1.0) * shape.link_slowdown * volume * (~within_node & synced)
+        within, across = within_node & synced, ~within_node & synced
+        rack_volume = p[5] * np.where(pair, p[7], 1.0) * shape.link_slowdown * volume * across
         terms = [
-            p[3] * volume * (within_node & synced),
-            p[4] * doublings * (within_node & synced),
+            p[3] * volume * within,
+            p[4] * doublings * within,
             rack_volume,
-            p[6] * doublings * (~within_node & synced),
+            p[6] * doublings * across,
             rack_volume * pair,
         ]
         sync_s = np.where(synced, terms[0] + terms[1] + terms[2] + terms[3], TINY_S)
@@ -339,9 +345,8 @@ class TopologyModel(ThroughputModel):
         shared = others / (1.0 + p[10] * others)
         host_s = (p[8] + p[9] * m) * shared
         accumulation_s = compute_s + p[11] * host_s
-        overlapped_s = p_norm(compute_s, sync_s, p[12])
+        overlapped_s, compute_share, by_gamma = _p_norm_sensitivities(compute_s, sync_s, p[12])
         step_s = overlapped_s + host_s
-        compute_share, by_gamma = _p_norm_sensitivities(compute_s, sync_s, p[12])
 
         compute_terms = [floor_share, 1.0 - floor_share, by_sharpness]
         host_terms = [p[8] * shared, p[9] * m * shared, -host_s * p[10] * shared]
