@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
+from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -23,7 +23,7 @@ from geminid.policies.base import JobFacts
 from geminid.policies.fifo import Fifo
 from geminid.policies.geminid import Geminid
 from geminid.serve.documents import market_document
-from geminid.serve.forecast import Forecaster, forecast, waiting_order
+from geminid.serve.forecast import Forecaster, Made, forecast, waiting_order
 from geminid.serve.server import DEFAULT_POLICY
 from geminid.serve.state import Limits, LiveJob, Stretch
 from geminid.serve.translation import view_of
@@ -315,51 +315,100 @@ def test_operators_see_prices_certificate_and_wishes() -> None:
     assert market_document(Fifo(), engine.cluster) == {"prices": {}, "gap": None, "wishes": []}
 
 
+class Foretelling(Forecaster):
+    """Of a service that has these jobs at ten o'clock; it foretells the same for j1 whatever it is, once it may."""
+
+    def __init__(self, *jobs: LiveJob, start_s: tuple[float, float] | None = (1.0, 2.0)) -> None:
+        self.state = SimpleNamespace(seq=1, jobs={one.id: one for one in jobs})
+        self.now_s, self.made_at, self.may, self.start_s = 10.0, list[float](), Event(), start_s
+        self.may.set()
+        clock = SimpleNamespace(now_s=lambda: self.now_s)
+        super().__init__(SimpleNamespace(published=SimpleNamespace(state=self.state), clock=clock))  # type: ignore[arg-type]
+
+    def _forecast(self, jobs, now_s):
+        self.may.wait(10.0)
+        self.made_at.append(now_s)
+        return {"j1": {"start_s": self.start_s, "finish_s": (3.0, 4.0), "guessed": False, "unlike": False}}
+
+    def look(self) -> None:
+        asyncio.run(self.freshen())
+
+    def change(self, one: LiveJob) -> None:
+        self.state.jobs, self.state.seq = {**self.state.jobs, one.id: one}, self.state.seq + 1
+
+
 def test_a_forecast_is_made_anew_for_whoever_looks_also_where_nothing_has_happened(monkeypatch):
     """A job of which nothing is known is expected to run for as long again as it has: more with every look."""
-    made = []
-
-    class Counting(Forecaster):
-        def _forecast(self, jobs, now_s):
-            made.append(now_s)
-            return {"j1": {"start_s": None, "finish_s": (1.0, 2.0), "guessed": True, "unlike": False}}
-
     monkeypatch.setattr("geminid.serve.forecast.EVERY_S", 0.0)
-    monkeypatch.setattr("geminid.serve.forecast.LATE", 1e9)
-    now_s = iter([10.0, 20.0])
-    state = SimpleNamespace(seq=1, submitted=1, jobs={})
-    service = SimpleNamespace(published=SimpleNamespace(state=state), clock=SimpleNamespace(now_s=lambda: next(now_s)))
-    forecaster = Counting(service)
     one = job("j1", slots=(0,))
-    for looks, finish_at_s in enumerate(([11.0, 12.0], [21.0, 22.0]), start=1):
-        while len(made) < looks:  # one is not made right after another
-            asyncio.run(forecaster.freshen())
-        while forecaster._made_at_s < 10.0 * looks:
-            time.sleep(0.001)
-        assert forecaster.of(one, 0.0)["finish_at_s"] == finish_at_s
-    assert made == [10.0, 20.0]
+    forecaster = Foretelling(one, start_s=None)
+    for now_s in (10.0, 20.0):
+        forecaster.now_s = now_s
+        while now_s not in forecaster.made_at or forecaster._busy:
+            forecaster.look()
+        assert forecaster.of(one, now_s)["eta"]["finish_at_s"] == [now_s + 3.0, now_s + 4.0]
 
 
-def test_a_late_forecast_is_not_told_and_a_job_that_has_started_has_no_time_to_start():
-    class Slow(Forecaster):
-        def _forecast(self, jobs, now_s):
-            return {"j1": {"start_s": (1.0, 2.0), "finish_s": (3.0, 4.0), "guessed": False, "unlike": False}}
+def test_a_forecast_is_told_with_its_age_for_as_long_as_the_job_stands_as_it_did():
+    waits = job("j1")
+    forecaster = Foretelling(waits, job("j2"))
+    assert forecaster.of(waits, 10.0) == {"eta": None, "eta_missing": "being computed"}
+    forecaster.look()
+    told = {"start_at_s": [11.0, 12.0], "finish_at_s": [13.0, 14.0], "guessed": False, "age_s": 0.0}
+    assert forecaster.of(waits, 10.0) == {"eta": told, "eta_missing": None}
+    assert forecaster.of(job("j2"), 10.0) == {"eta": None, "eta_missing": "unknown"}
+    later = {**told, "start_at_s": [11.5, 12.0], "age_s": 1.5}  # nothing that is to come lies in the past
+    assert forecaster.of(waits, 11.5)["eta"] == later
+    assert forecaster.of(waits, 12.5)["eta"]["start_at_s"] == [12.5, 12.5]
+    forecaster._last = replace(forecaster._last, ready_s=forecaster._last.ready_s - 600.0)  # nobody has looked for long
+    assert forecaster.of(waits, 11.5)["eta"] == later
+    assert forecaster.of(waits, 12.5) == {"eta": None, "eta_missing": "being computed"}  # it has turned out wrong
+    paused = replace(waits, wish="pause")
+    assert forecaster.of(paused, 10.0) == {"eta": None, "eta_missing": None}
+    failed = replace(waits, state=replace(waits.state, failures=1))
+    started = replace(job("j1", slots=(0,)), target_since_s=11.0)
+    for other in (started, failed, job("j1", priority=1), job("j1", max_slots=2)):
+        assert forecaster.of(other, 11.5) == {"eta": None, "eta_missing": "being computed"}
 
-    state = SimpleNamespace(seq=1, submitted=1, jobs={})
-    service = SimpleNamespace(published=SimpleNamespace(state=state), clock=SimpleNamespace(now_s=lambda: 10.0))
-    forecaster = Slow(service)
-    waiting, running = job("j1"), job("j1", slots=(0,))
-    while forecaster.of(waiting, 0.0) is None:
-        asyncio.run(forecaster.freshen())
-    forecaster._took_s, forecaster._busy_until_s = 0.5, 0.0  # it took longer than anybody waits for
-    assert forecaster.of(waiting, 0.0) == {"start_at_s": [11.0, 12.0], "finish_at_s": [13.0, 14.0], "guessed": False}
-    assert forecaster.of(waiting, 11.5)["start_at_s"] == [11.5, 12.0]  # nothing that is to come lies in the past
-    assert forecaster.of(running, 0.0)["start_at_s"] is None
-    assert forecaster.of(replace(waiting, wish="pause"), 0.0) is None
-    forecaster._made_when_s -= 600.0  # nobody has looked for ten minutes
-    assert forecaster.of(waiting, 0.0) is None
-    asyncio.run(forecaster.freshen())  # whoever looks now has one of now
-    assert forecaster.of(waiting, 0.0) is not None
+
+def test_whoever_looks_when_a_job_has_changed_waits_for_the_forecast_of_what_it_is_now():
+    waits = job("j1")
+    forecaster = Foretelling(waits)
+    forecaster.look()
+    started = replace(job("j1", slots=(0,)), target_since_s=11.0)
+    forecaster.change(started)
+    forecaster.now_s, forecaster.start_s = 11.5, None
+    forecaster.look()
+    told = forecaster.of(started, 12.0)["eta"]
+    assert told == {"start_at_s": None, "finish_at_s": [14.5, 15.5], "guessed": False, "age_s": 0.5}
+    assert forecaster.of(waits, 12.0)["eta"] is None
+
+
+def test_on_a_busy_machine_the_last_forecast_is_told_until_the_next_is_ready(monkeypatch):
+    monkeypatch.setattr("geminid.serve.forecast.LONG_PATIENCE_S", 0.05)
+    runs = job("j1", slots=(0,))
+    forecaster = Foretelling(runs, start_s=None)
+    forecaster.look()
+    while forecaster._busy:
+        forecaster.look()
+    forecaster._last = replace(forecaster._last, ready_s=forecaster._last.ready_s - 600.0)
+    forecaster.now_s = 12.0
+    forecaster.may.clear()
+    forecaster.look()
+    assert forecaster.of(runs, 12.0)["eta"]["age_s"] == 2.0
+    forecaster.may.set()
+    while forecaster._busy:
+        forecaster.look()
+    assert forecaster.of(runs, 12.0)["eta"]["age_s"] == 0.0
+
+
+def test_how_often_forecasts_are_made_follows_from_what_they_compute_not_from_how_long_they_waited_for_a_processor():
+    waited = Made(jobs={"j1": {}}, ready_s=100.0, took_s=3.0, computed_s=0.1)
+    assert waited.may_follow(news=False) == 102.0
+    assert waited.may_follow(news=True) == pytest.approx(100.25)
+    assert replace(waited, computed_s=1.0).may_follow(news=False) == 110.0
+    assert not waited.is_late(112.0)
+    assert waited.is_late(113.0)
 
 
 def test_a_what_if_is_told_what_a_change_of_slots_costs():

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from geminid.cli import output
-from geminid.cli.jobs import interval
+from geminid.cli.jobs import about_times, interval
 
 HEADER = ["policy", "objective", "avg JCT", "GPU hours", "rescales/job", "makespan"]
 ROWS = [
@@ -70,11 +70,25 @@ def test_a_table_without_rows_or_with_an_empty_header_is_printed(capsys: pytest.
     assert "number" in capsys.readouterr().out
 
 
+def waiting(eta: dict | None, missing: str | None = None) -> dict:
+    return {"now_s": 1000.0, "eta": eta, "eta_missing": missing}
+
+
 def test_times_to_come_are_told_by_the_clock_of_the_service(monkeypatch):
     """This machine's may have been set since: by a day, back or forth."""
-    eta = {"start_at_s": [1060.0, 1120.0], "finish_at_s": [1600.0, 1600.0], "guessed": True}
+    eta = {"start_at_s": [1060.0, 1120.0], "finish_at_s": [1600.0, 1600.0], "guessed": True, "age_s": 1.0}
     for shift_s in (-86_400.0, 0.0, 86_400.0):
         monkeypatch.setattr(time, "time", lambda shift_s=shift_s: 1000.0 + shift_s)
-        assert interval({"now_s": 1000.0, "eta": eta}, "start_at_s") == "1m 00s–2m 00s ?"
-        assert interval({"now_s": 1000.0, "eta": eta}, "finish_at_s") == "10m 00s ?"
-    assert not interval({"now_s": 1000.0, "eta": None}, "finish_at_s")
+        assert interval(waiting(eta), "start_at_s") == "1m 00s–2m 00s ?"
+        assert interval(waiting(eta), "finish_at_s") == "10m 00s ?"
+    assert not interval(waiting(None), "finish_at_s")
+
+
+def test_times_to_come_that_are_old_or_missing_are_told_as_such():
+    eta = {"start_at_s": None, "finish_at_s": [1060.0, 1120.0], "guessed": False, "age_s": 9.2}
+    assert interval(waiting(None, "being computed"), "start_at_s") == "…"
+    assert interval(waiting(None, "unknown"), "finish_at_s") == "unknown"
+    assert about_times([waiting({**eta, "age_s": 1.0}), waiting(None, "unknown")]) == []
+    told = about_times([waiting(eta), waiting(None, "being computed")])
+    assert told[0] == "starts and ends are as foretold 9.0s ago"
+    assert told[1].startswith("… is being computed")

@@ -26,6 +26,12 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's ident
 #: The queue's table shows so many jobs unless asked for more: it is there at once, however many there are.
 SHOWN = 100
 
+#: Times to come are told with their age if they were foretold so long ago, or longer.
+OLD_S = 5.0
+
+#: A time to come that is being computed, in tables.
+TO_COME = "…"
+
 #: How phases look in tables.
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "pending": "yellow"}
 
@@ -138,6 +144,8 @@ def queue(
         [job_row(job) for job in jobs],
         text_columns=4,
     )
+    for line in about_times(jobs):
+        console.print(line)
     if there_are > len(jobs):
         console.print(f"{there_are - len(jobs):,} more are not shown: --limit {there_are} shows all")
 
@@ -170,12 +178,34 @@ def _seconds(seconds: float) -> str:
 
 
 def interval(job: dict[str, Any], what: str) -> str:
-    """From when to when something of a job will be, seen from the service's now; "?" if something had to be guessed."""
-    eta = job["eta"] or {}
-    if eta.get(what) is None:
+    """From when to when something of a job will be, seen from the service's now; "?" if something had to be guessed.
+
+    If that is not known it says so; of what is over, or not to be for now, it says nothing.
+    """
+    eta = job["eta"]
+    if eta is None:
+        return {None: "", "being computed": TO_COME}.get(job["eta_missing"], str(job["eta_missing"]))
+    if eta[what] is None:
         return ""
     early, late = (_seconds(max(0.0, at_s - job["now_s"])) for at_s in eta[what])
     return (early if early == late else f"{early}–{late}") + (" ?" if eta["guessed"] else "")
+
+
+def about_times(jobs: list[dict[str, Any]]) -> list[str]:
+    """What is to be said of the times to come of a table's jobs: how old they are, and that some are to come."""
+    age_s = max((job["eta"]["age_s"] for job in jobs if job["eta"] is not None), default=0.0)
+    lines = [] if age_s < OLD_S else [f"starts and ends are as foretold {_seconds(age_s)} ago"]
+    if any(job["eta_missing"] == "being computed" for job in jobs):
+        lines.append(f"{TO_COME} is being computed: look again in a moment")
+    return lines
+
+
+def _told_interval(job: dict[str, Any], what: str) -> str:
+    """An interval where there is room for words."""
+    told = interval(job, what)
+    if job["eta"] is None or not told or job["eta"]["age_s"] < OLD_S:
+        return "being computed" if told == TO_COME else told
+    return f"{told} (as foretold {_seconds(job['eta']['age_s'])} ago)"
 
 
 def show(job: JobArgument, json: JsonOption = False) -> None:
@@ -209,8 +239,8 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         f" {limits['parameter_count']:,} parameters",
         "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in told["metrics"].items()),
         "used": f"{told['gpu_s']:.0f} slot-seconds{budget}, {told['rescales']} resizes, {told['failures']} failures",
-        "starts in": interval(told, "start_at_s"),
-        "ends in": interval(told, "finish_at_s"),
+        "starts in": _told_interval(told, "start_at_s") if told["slots"] == 0 else "",
+        "ends in": _told_interval(told, "finish_at_s"),
     }
     for name, fact in facts.items():
         if fact:

@@ -217,7 +217,7 @@ def make_app(
     def document(job: LiveJob, *, details: bool = False) -> dict[str, Any]:
         now_s = max(service.published.now_s, service.clock.now_s())
         made = (documents.job_details if details else documents.job_document)(job, now_s, positions().get(job.id))
-        return {**made, "eta": forecaster.of(job, now_s)}
+        return {**made, **forecaster.of(job, now_s)}
 
     # Answers are made here as they are, because FastAPI would look at every value once more.
 
@@ -279,10 +279,7 @@ def make_app(
             chosen = [job for job in chosen if job.id in first]
         return JSONResponse(
             [
-                {
-                    **documents.job_document(job, now_s, places.get(job.id)),
-                    "eta": forecaster.of(job, now_s),
-                }
+                {**documents.job_document(job, now_s, places.get(job.id)), **forecaster.of(job, now_s)}
                 for job in chosen[-limit:]
             ],
             headers={TOTAL: str(there_are)},

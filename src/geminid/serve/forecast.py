@@ -37,12 +37,16 @@ from geminid.sim.simulator import NoProgress, Simulator
 
 log = logging.getLogger("geminid.serve")
 
-#: A forecast is made anew at most so often, and takes at most this share of the time.
-EVERY_S, SHARE_OF_TIME = 2.0, 0.1
+#: A forecast is made anew at most so often, and takes at most this share of a processor; or this one, where jobs have
+#: come or changed since.
+EVERY_S, SHARE_OF_TIME, SHARE_WITH_NEWS = 2.0, 0.1, 0.4
 
-#: Whoever asks waits so long for a forecast that is being made, or so long if the last one is late: so many times as
-#: old as it may become when somebody asks all the time. It is looked for so often.
+#: Whoever asks waits so long for a forecast that is being made, or so long if jobs have come or changed since the last
+#: one, or it is late: so many times as old as it may become when somebody asks all the time. It is looked for so often.
 PATIENCE_FOR_IT_S, LONG_PATIENCE_S, LATE, LOOK_S = 0.3, 0.8, 2.5, 0.01
+
+#: Why a job that is to run has no forecast: it has come or changed since the last one; or there is none of it.
+BEING_COMPUTED, UNKNOWN = "being computed", "unknown"
 
 #: So many jobs are simulated, those that run and those of the highest priority that came first; of so many after them
 #: it is told roughly when their turn comes, by the slots × time that all before need. Later ones have no forecast.
@@ -194,67 +198,104 @@ def _roughly(later: Sequence[LiveJob], world: WhatIf, before: Simulator) -> Iter
         used_gpu_s += alone_s * job.facts.requested_slots
 
 
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A forecast that was made at ``at_s``, in seconds from then, of jobs that stood so (see ``standing``).
+
+    ``seq`` is the last record that it knows of. It was ready at ``ready_s`` of the machine's own clock, after
+    ``took_s``, of which it computed for ``computed_s``: on a busy machine, far less.
+    """
+
+    jobs: Mapping[str, Forecast] = field(default_factory=dict)
+    stood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    at_s: float = 0.0
+    seq: int = -1
+    ready_s: float = -inf
+    took_s: float = 0.0
+    computed_s: float = 0.0
+
+    def is_late(self, now: float) -> bool:
+        """Whether it is far older than one is that is made as often as may be."""
+        often_s = max(EVERY_S, self.computed_s / SHARE_OF_TIME) + self.took_s
+        return not self.jobs or now - self.ready_s > LATE * often_s
+
+    def may_follow(self, *, news: bool) -> float:
+        """When the next one may be begun."""
+        if news:
+            return self.ready_s + self.computed_s / SHARE_WITH_NEWS
+        return self.ready_s + max(EVERY_S, self.computed_s / SHARE_OF_TIME)
+
+    def is_of(self, job: LiveJob) -> bool:
+        """Whether it is of the job as it is: one that has been given other slots since is another one to it."""
+        return self.stood.get(job.id) == standing(job)
+
+
+def standing(job: LiveJob) -> tuple[Any, ...]:
+    """What a forecast of a job starts from, but for its progress, which it foretells: other slots make it untrue."""
+    return job.target_since_s, job.state.failures, job.spec.min_slots, job.spec.max_slots, job.spec.priority
+
+
 class Forecaster:
     """Keeps a forecast of a service's jobs, made in a thread of its own when somebody looks and it is old."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._made: Mapping[str, Forecast] = {}
-        self._made_at_s, self._seq, self._busy_until_s = 0.0, -1, 0.0
-        self._took_s, self._submitted, self._made_when_s = 0.0, 0, -inf
+        self._last = Made()
+        self._busy = False
         self._lock = threading.Lock()
 
     async def freshen(self) -> None:
-        """Have the forecast made anew if it is old, and wait for it a little.
+        """Have the forecast made anew if it is old or jobs have changed, and wait for it a little.
 
         One that is late because nobody has looked for a while is waited for longer; one that others wait for, or that
         has been made as often as may be, only if it is likely to be ready soon.
         """
-        patience_s = LONG_PATIENCE_S if self._is_late() else PATIENCE_FOR_IT_S
+        late, news = self._last.is_late(time.monotonic()), self._has_news()
+        patience_s = LONG_PATIENCE_S if late or news else PATIENCE_FOR_IT_S
         until = time.monotonic() + patience_s
-        self.begin()
-        if self._took_s < patience_s or self._is_late():
-            await self._ready(until)
-            if self._took_s < until - time.monotonic() and self._newcomers():
-                self.begin(anyway=True)
-                await self._ready(until)
-
-    async def _ready(self, until: float) -> None:
-        while self._busy_until_s == inf and time.monotonic() < until:
+        self.begin(news=news)
+        while (now := time.monotonic()) < until and (late or self._last.took_s < patience_s):
+            if not self._busy:
+                if not self._has_news():
+                    return
+                self.begin(news=True)
+                if self._last.took_s > until - now:  # for whoever asks next
+                    return
             await asyncio.sleep(LOOK_S)
 
-    def _is_late(self) -> bool:
-        """Whether the forecast is far older than one is that is made as often as may be."""
-        old_s = time.monotonic() - self._made_when_s
-        often_s = max(EVERY_S, self._took_s / SHARE_OF_TIME) + self._took_s
-        return not self._made or old_s > LATE * often_s
+    def of(self, job: LiveJob, now_s: float) -> Forecast:
+        """The ``eta`` of a job: from when to when it will start and finish, since the epoch, and how old that is.
 
-    def of(self, job: LiveJob, now_s: float) -> Forecast | None:
-        """The forecast of a job, as times since the epoch from now on.
-
-        None if it is over or not to run, and if there is none (yet), or only one that is too old. A job that has
-        started has no time to start.
+        It is None, and ``eta_missing`` says why, if there is none of the job as it is now; or only one that is late,
+        and has turned out wrong. One that is over or not to run has neither; one that has slots has no time to start.
         """
-        found = self._made.get(job.id) if job.wants_slots and not self._is_late() else None
+        made = self._last
+        if not job.wants_slots:
+            return {"eta": None, "eta_missing": None}
+        if not made.is_of(job):
+            return {"eta": None, "eta_missing": BEING_COMPUTED}
+        found = made.jobs.get(job.id)
         if found is None:
-            return None
+            return {"eta": None, "eta_missing": UNKNOWN}
 
         def at_s(times: Sequence[float]) -> list[float]:
-            return [max(self._made_at_s + seconds, now_s) for seconds in times]
+            return [max(made.at_s + seconds, now_s) for seconds in times]
 
-        waits = job.target is None and not job.phase.holds_slots
-        if waits and found["start_s"] is None:  # it had slots when the forecast was made, and has lost them since
-            return None
-        return {
-            "start_at_s": at_s(found["start_s"]) if waits else None,
+        next_s = found["finish_s"] if found["start_s"] is None else found["start_s"]
+        if made.at_s + next_s[1] < now_s and made.is_late(time.monotonic()):
+            return {"eta": None, "eta_missing": BEING_COMPUTED}
+        told = {
+            "start_at_s": None if found["start_s"] is None or job.phase.holds_slots else at_s(found["start_s"]),
             "finish_at_s": at_s(found["finish_s"]),
             "guessed": found["guessed"],
+            "age_s": max(now_s - made.at_s, 0.0),
         }
+        return {"eta": told, "eta_missing": None}
 
     @property
     def made(self) -> Mapping[str, Forecast]:
         """The last forecast, in seconds from when it was made."""
-        return self._made
+        return self._last.jobs
 
     def dry_run(self, spec: JobSpec) -> dict[str, Any]:
         """What would become of a job if it were submitted now."""
@@ -288,34 +329,42 @@ class Forecaster:
         prices: dict[str, float] = market_document(self._service.market, self._service.cluster)["prices"]
         return prices
 
-    def _newcomers(self) -> bool:
-        """Whether there are jobs that the forecast does not know of: those that came after it was made."""
-        state = self._service.published.state
-        return state.submitted > self._submitted and len(self._made) < MOST_JOBS
+    def _has_news(self) -> bool:
+        """Whether jobs have come or changed since the forecast was made; of very many, that is not looked at."""
+        state, made = self._service.published.state, self._last
+        if state.seq == made.seq or len(made.jobs) >= MOST_JOBS:
+            return False
+        return any(job.wants_slots and not made.is_of(job) for job in state.jobs.values())
 
-    def begin(self, *, anyway: bool = False) -> None:
-        """Have the forecast made anew if it is old, or ``anyway``; somebody will ask for it soon."""
-        published = self._service.published
+    def begin(self, *, news: bool = False) -> None:
+        """Have the forecast made anew if it is old, earlier if there is ``news``; somebody will ask for it soon."""
         with self._lock:
-            busy = self._busy_until_s == inf
+            made = self._last
             nothing_new = (
-                published.state.seq == self._seq and not self._made
+                self._service.published.state.seq == made.seq and not made.jobs
             )  # jobs grow older also where nothing happens
-            if busy or nothing_new or not (anyway or time.monotonic() >= self._busy_until_s):
+            if self._busy or nothing_new or time.monotonic() < made.may_follow(news=news):
                 return
-            self._busy_until_s = inf
+            self._busy = True
         threading.Thread(target=self._make, name="geminid forecast", daemon=True).start()
 
     def _make(self) -> None:
-        published, began = self._service.published, time.monotonic()
-        now_s = self._service.clock.now_s()
-        made = self._forecast(list(published.state.jobs.values()), now_s)
-        with self._lock:
-            self._made, self._made_at_s, self._seq = made, now_s, published.state.seq
-            self._submitted = published.state.submitted
-            self._made_when_s = time.monotonic()
-            self._took_s = self._made_when_s - began
-            self._busy_until_s = time.monotonic() + max(EVERY_S, self._took_s / SHARE_OF_TIME)
+        began, computed_s = time.monotonic(), time.thread_time()
+        try:
+            state, now_s = self._service.published.state, self._service.clock.now_s()
+            jobs = list(state.jobs.values())
+            made = Made(
+                jobs=self._forecast(jobs, now_s),
+                stood={job.id: standing(job) for job in jobs if job.wants_slots},
+                at_s=now_s,
+                seq=state.seq,
+            )
+            ready_s = time.monotonic()
+            self._last = replace(
+                made, ready_s=ready_s, took_s=ready_s - began, computed_s=time.thread_time() - computed_s
+            )
+        finally:
+            self._busy = False
 
     def _forecast(self, jobs: Sequence[LiveJob], now_s: float) -> dict[str, Forecast]:
         service = self._service

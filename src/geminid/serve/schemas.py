@@ -26,11 +26,15 @@ class Proof(TypedDict):
 
 
 class Eta(TypedDict):
-    """From when to when a job will start and finish; ``guessed`` if something about it had to be."""
+    """From when to when a job will start and finish; ``guessed`` if something about it had to be.
+
+    The times are since the epoch, and were foretold ``age_s`` ago.
+    """
 
     start_at_s: list[float] | None
     finish_at_s: list[float]
     guessed: bool
+    age_s: float
 
 
 class BatchPlan(TypedDict):
@@ -45,6 +49,8 @@ class Job(TypedDict):
 
     One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``. All
     times are the service's, which says what time it is for it (``now_s``): other clocks may have been set meanwhile.
+    Where a job that is to run has no ``eta``, ``eta_missing`` says why: it has come or changed since the last forecast,
+    or nobody knows.
     """
 
     now_s: float
@@ -86,6 +92,7 @@ class Job(TypedDict):
     failures: int
     pauses_s: list[float]
     eta: Eta | None
+    eta_missing: Literal["being computed", "unknown"] | None
 
 
 class StoryLine(TypedDict):
