@@ -19,6 +19,7 @@ import pytest
 from live import Live, is_asking
 from pydantic import TypeAdapter
 
+from geminid.cli.service import _Watcher
 from geminid.serve import schemas
 from geminid.serve.client import Client, Trouble, address
 
@@ -354,6 +355,41 @@ def test_while_the_service_waits_for_a_deaf_job_every_command_says_so():
         assert down.returncode == 0
         assert live.run("queue").returncode == 3
         live.up()
+
+
+def test_a_service_in_the_foreground_says_where_it_is_and_that_it_is_ending(tmp_path):
+    live, out, error = Live(1), tmp_path / "out", tmp_path / "error"
+    command = [sys.executable, "-m", "geminid", "up", *live.options, "--json"]
+    with out.open("wb") as printed, error.open("wb") as told:
+        service = subprocess.Popen(command, env=live.env, stdout=printed, stderr=told)
+    try:
+        deadline = time.monotonic() + 60
+        while not out.read_text().endswith("}\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        place = json.loads(out.read_text())
+        assert (place["pid"], place["url"]) == (service.pid, live.client.get("status")["url"])
+        job = live.submit("sleep", "600")
+        live.until(job, lambda job: job["phase"] == "running")
+        service.send_signal(signal.SIGINT)
+        assert service.wait(60) == 0
+        assert error.read_text() == f"the service is ending: it waits for {job} to stop\n"
+    finally:
+        service.kill()
+        live.__exit__(None)
+
+
+def test_what_a_service_in_the_foreground_prints(capsys):
+    place = {"url": "http://127.0.0.1:1", "pid": 7}
+    _Watcher(as_json=True).started(place)
+    assert json.loads(capsys.readouterr().out) == place
+    watcher = _Watcher(as_json=False)
+    watcher.started(place)
+    watcher.ending(["j1", "j2"], detach=True)
+    watcher.ending([], detach=False)
+    printed = capsys.readouterr()
+    assert printed.out == "service at http://127.0.0.1:1 (process 7); Ctrl-C or `geminid down` ends it\n"
+    assert printed.err == "the service is ending: j1, j2 go on without it\nthe service is ending\n"
 
 
 def test_whoever_follows_or_waits_is_told_in_one_sentence_that_the_service_is_gone():

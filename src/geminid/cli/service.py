@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -109,12 +111,45 @@ def up(
         if as_json:
             print_json(place)
         else:
-            console.print(f"service at {place['url']} (process {place['pid']}); `geminid down` ends it")
+            console.print(_where(place, "`geminid down` ends it"), soft_wrap=True)
         return
     try:
-        serve(options)
+        serve(options, _Watcher(as_json))
     except StoreProblem as problem:
         give_up(str(problem))
+
+
+def _where(place: Mapping[str, object], how_to_end: str) -> str:
+    from geminid.serve.server import STARTED
+
+    return f"{STARTED}{place['url']} (process {place['pid']}); {how_to_end}"
+
+
+class _Watcher:
+    """Tells whoever has a service in the foreground where it is, and that it is ending; nothing else."""
+
+    def __init__(self, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def started(self, place: Mapping[str, object]) -> None:
+        """It answers, there."""
+        with contextlib.suppress(OSError):  # nobody looks any more
+            if self._as_json:
+                print_json(place)
+            else:
+                console.print(_where(place, "Ctrl-C or `geminid down` ends it"), soft_wrap=True)
+            sys.stdout.flush()
+
+    def ending(self, waits_for: Sequence[str], *, detach: bool) -> None:
+        """It was told to end, and waits for these jobs to stop, or leaves them running."""
+        names = ", ".join(waits_for[:10]) + (f" and {len(waits_for) - 10} more" if len(waits_for) > 10 else "")
+        told = "the service is ending"
+        if names and detach:
+            told += f": {names} {'goes' if len(waits_for) == 1 else 'go'} on without it"
+        elif names:
+            told += f": it waits for {names} to stop"
+        with contextlib.suppress(OSError):
+            error_console.print(told, soft_wrap=True)
 
 
 def _size(name: str, text: str | None) -> int | None:

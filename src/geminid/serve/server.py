@@ -15,10 +15,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Protocol
 
 from geminid import __version__
 from geminid.serve.auth import Tokens, first_token, write_private
@@ -57,6 +58,9 @@ SOLVING = 0.4
 
 #: Workers talk to their supervisors through sockets in the home folder, whose paths the system limits.
 LONGEST_HOME = LONGEST_SOCKET_PATH - len("/jobs/j1234567890/control")
+
+#: What a service in the foreground prints begins so.
+STARTED = "service at "
 
 #: What users of a service have in their environment, and the service itself does not need.
 OWN_SECRETS = ("GEMINID_TOKEN", "GEMINID_URL")
@@ -102,7 +106,19 @@ class _Lines(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
-def serve(options: Options, *, before_write: Callable[[str], None] = lambda point: None) -> None:
+class Watcher(Protocol):
+    """Whoever sits before a service that runs in the foreground."""
+
+    def started(self, place: Mapping[str, object]) -> None:
+        """It answers, there."""
+
+    def ending(self, waits_for: Sequence[str], *, detach: bool) -> None:
+        """It was told to end, and waits for these jobs to stop, or leaves them running (``detach``)."""
+
+
+def serve(
+    options: Options, watcher: Watcher | None = None, *, before_write: Callable[[str], None] = lambda point: None
+) -> None:
     """Be the service until it is told to end. ``before_write`` is for tests that break it; see :class:`Store`.
 
     Raises:
@@ -128,7 +144,7 @@ def serve(options: Options, *, before_write: Callable[[str], None] = lambda poin
         port = listener.getsockname()[1]
         url = f"http://{options.host}:{port}"
         try:
-            _answer(service, listener, options.home, url)
+            _answer(service, listener, options.home, url, watcher)
         finally:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 place = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
@@ -186,7 +202,7 @@ def _executor(options: Options) -> Executor:
         raise StoreProblem(str(problem)) from None
 
 
-def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> None:
+def _answer(service: Service, listener: socket.socket, home: Path, url: str, watcher: Watcher | None) -> None:
     """Answer requests until the service has ended: also while it waits for its jobs to stop."""
     import uvicorn
 
@@ -198,6 +214,9 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> 
         server.should_exit = True
 
     def wind_down() -> None:
+        if watcher is not None:
+            jobs = service.published.state.jobs.values()
+            watcher.ending([job.id for job in jobs if job.phase.holds_slots], detach=asked[0])
         with contextlib.suppress(Exception):  # told below
             service.end(detach=asked[0])
         stop_answering()
@@ -228,6 +247,8 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str) -> 
     place = {"url": url, "pid": os.getpid(), "started_at": started_at(os.getpid()), "version": __version__}
     write_private(home / SERVICE, json.dumps(place))
     logging.getLogger("geminid.serve").info("service at %s with %s slots", url, service.cluster.total_slots)
+    if watcher is not None:
+        watcher.started(place)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     service.end(detach=bool(asked and asked[0]))  # waits until it has, and tells what went wrong
@@ -277,7 +298,7 @@ def start_detached(options: Options) -> dict[str, object]:
     while time.monotonic() < deadline:
         if child.poll() is not None:
             said = out.read_bytes()[before:].decode("utf-8", "replace")
-            told = [line.removeprefix("error: ") for line in said.splitlines() if line]
+            told = [line.removeprefix("error: ") for line in said.splitlines() if line and not line.startswith(STARTED)]
             code = BAD_INPUT if child.returncode == BAD_INPUT else FAILED
             raise Trouble(code, told[-1] if told else f"the service ended with exit code {child.returncode}")
         with contextlib.suppress(OSError, ValueError, KeyError, Trouble):
