@@ -377,6 +377,7 @@ def test_whoever_looks_when_a_job_has_changed_waits_for_the_forecast_of_what_it_
     forecaster.look()
     started = replace(job("j1", slots=(0,)), target_since_s=11.0)
     forecaster.change(started)
+    forecaster._last = replace(forecaster._last, took_s=30.0)  # the machine was busy, or stood still
     forecaster.now_s, forecaster.start_s = 11.5, None
     forecaster.look()
     told = forecaster.of(started, 12.0)["eta"]

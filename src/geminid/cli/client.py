@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 AWAY = "GEMINID_AWAY"
 AWAY_S = 60.0
 
+#: Somebody who sits in front of a terminal waits so long for an answer to a question.
+ANSWER_S = 10.0
+
 
 def client() -> Client:
     """The service of this user."""
     from geminid.serve.client import Client
 
-    return Client.here()
+    return Client.here(patience_s=ANSWER_S)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,12 @@ SERVICE = "service.json"
 #: Jobs end within their grace period, which the service sees to; whoever has not after so long is given up on.
 LONGEST_END_S = 600.0
 
+#: What is asked for is answered within so long, and what is to be done as well, unless whoever asks says otherwise.
+PATIENCE_S = 60.0
+
+#: Long lists may take longer: a second for every so many things.
+THINGS_A_SECOND = 1000
+
 #: The header that says how many things there are where not all are told.
 TOTAL = "X-Total-Count"
 
@@ -45,13 +51,17 @@ def home() -> Path:
 
 
 class Client:
-    """One service, as a user of it."""
+    """One service, as a user of it.
 
-    def __init__(self, url: str, token: str) -> None:
-        self.url, self._token = url, token
+    A question that is not answered within ``patience_s`` (and what it asks to wait for) is given up; what is to be done
+    always has its time.
+    """
+
+    def __init__(self, url: str, token: str, patience_s: float = PATIENCE_S) -> None:
+        self.url, self._token, self._patience_s = url, token, patience_s
 
     @classmethod
-    def here(cls, folder: Path | None = None) -> Client:
+    def here(cls, folder: Path | None = None, *, patience_s: float = PATIENCE_S) -> Client:
         """The service of ``$GEMINID_HOME`` (or the one at ``$GEMINID_URL``), with ``$GEMINID_TOKEN`` or its token file.
 
         With a folder, the service of that folder and its own token, whatever the environment says.
@@ -60,7 +70,7 @@ class Client:
         only an address is known, whoever answers must prove to know the token.
 
         Raises:
-            Trouble: there is none.
+            Trouble: there is none, or it has been stopped.
         """
         given, token = (os.environ.get(name) if folder is None else None for name in ("GEMINID_URL", "GEMINID_TOKEN"))
         url, folder = given, folder or home()
@@ -74,13 +84,16 @@ class Client:
                 raise no_service(folder) from None
             if started_at(pid) != since:  # it was killed: somebody else may listen at its port by now
                 raise no_service(folder)
+            if _is_stopped(pid):
+                told = f"the service on {folder} (process {pid}) has been stopped, and answers nobody"
+                raise Trouble(NO_SERVICE, f"{told}; `kill -CONT {pid}` lets it go on")
         if token is None:
             try:
                 token = (folder / TOKEN).read_text(encoding="utf-8").strip()
             except OSError as problem:
                 told = f"the token in {folder / TOKEN} cannot be read ({problem.strerror}); set GEMINID_TOKEN"
                 raise Trouble(NOT_ALLOWED, told) from None
-        client = cls(url, token)
+        client = cls(url, token, patience_s)
         if given is not None:
             client.verify()
         return client
@@ -92,7 +105,7 @@ class Client:
             Trouble: it does not.
         """
         fingerprint, challenge, proof = challenge_of(self._token)
-        stranger = Client(self.url, "")
+        stranger = Client(self.url, "", self._patience_s)
         told = stranger.get("proof", of=fingerprint, challenge=challenge)
         if not isinstance(told, dict) or not hmac.compare_digest(str(told.get("proof")), proof):
             raise Trouble(NOT_ALLOWED, f"whoever answers at {self.url} does not know your token, which was not shown")
@@ -103,7 +116,8 @@ class Client:
 
     def some(self, path: str, **query: object) -> tuple[list[Any], int]:
         """Ask for a list of which not all may be told: what is, and how many there are."""
-        with self._broken(60.0), self._open("GET", path, query, None, None, timeout_s=60.0) as answer:
+        patience_s = self._patience_for(query)
+        with self._broken(patience_s), self._open("GET", path, query, None, None, timeout_s=patience_s) as answer:
             told = json.loads(answer.read())
             return told, int(answer.headers.get(TOTAL, len(told)))
 
@@ -146,8 +160,15 @@ class Client:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        with self._broken(60.0), self._open(method, path, query, body, headers, timeout_s=60.0) as answer:
+        patience_s = self._patience_for(query) if method == "GET" else PATIENCE_S
+        with self._broken(patience_s), self._open(method, path, query, body, headers, timeout_s=patience_s) as answer:
             return json.loads(answer.read() or b"null")
+
+    def _patience_for(self, query: Mapping[str, object]) -> float:
+        """How long an answer may take: the longer, the more is asked for, or the longer it is to wait."""
+        wait_s, limit = (query.get(name) for name in ("wait_s", "limit"))
+        more_s = wait_s if isinstance(wait_s, float) else 0.0
+        return self._patience_s + more_s + (limit / THINGS_A_SECOND if isinstance(limit, int) else 0.0)
 
     def _open(
         self,
@@ -189,7 +210,8 @@ class Client:
         except (urllib.error.URLError, OSError, http.client.HTTPException, json.JSONDecodeError) as problem:
             reason = getattr(problem, "reason", problem)
             if isinstance(reason, TimeoutError):
-                raise Trouble(NO_SERVICE, f"the service at {self.url} did not answer within {timeout_s:g} s") from None
+                told = f"the service at {self.url} did not answer within {timeout_s:.0f} s"
+                raise Trouble(NO_SERVICE, f"{told}: it hangs, or its machine is too busy") from None
             if isinstance(reason, ConnectionRefusedError):
                 if self.url == os.environ.get("GEMINID_URL"):
                     raise Trouble(NO_SERVICE, f"no service answers at {self.url}") from None
@@ -212,6 +234,14 @@ def address(*parts: str) -> str:
         if part in ("", ".", "..") or "/" in part:
             raise Trouble(BAD_INPUT, f"{part[:100]!r} is no name: one is not empty and has no slash")
     return "/".join(urllib.parse.quote(part, safe="") for part in parts)
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped (SIGSTOP, or Ctrl-Z in its terminal)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
+    except (OSError, IndexError):
+        return False
 
 
 def no_service(folder: Path) -> Trouble:

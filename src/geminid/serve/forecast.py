@@ -247,19 +247,19 @@ class Forecaster:
     async def freshen(self) -> None:
         """Have the forecast made anew if it is old or jobs have changed, and wait for it a little.
 
-        One that is late because nobody has looked for a while is waited for longer; one that others wait for, or that
-        has been made as often as may be, only if it is likely to be ready soon.
+        One that is late because nobody has looked for a while, or lacks jobs as they are now, is waited for longer; one
+        that others wait for, or that has been made as often as may be, only if it is likely to be ready soon.
         """
         late, news = self._last.is_late(time.monotonic()), self._has_news()
         patience_s = LONG_PATIENCE_S if late or news else PATIENCE_FOR_IT_S
         until = time.monotonic() + patience_s
         self.begin(news=news)
-        while (now := time.monotonic()) < until and (late or self._last.took_s < patience_s):
+        while (now := time.monotonic()) < until and (late or news or self._last.took_s < patience_s):
             if not self._busy:
                 if not self._has_news():
                     return
                 self.begin(news=True)
-                if self._last.took_s > until - now:  # for whoever asks next
+                if self._last.computed_s > until - now:  # for whoever asks next
                     return
             await asyncio.sleep(LOOK_S)
 
