@@ -21,7 +21,7 @@ class OnRay(Live):
         super().__init__()
         self.cluster = cluster
         self.options = ["--executor", "ray", "--address", cluster.address, "--grace", "10"]
-        self.options += ["--policy", "geminid:gap=1,refresh=5", *options]
+        self.options += ["--policy", "geminid:gap=1,refresh=5,fill=true", *options]
 
     def submit(self, *command: str, **fields: object) -> str:
         return str(self.client.post("jobs", {"name": "test", "command": list(command), **fields})["id"])
@@ -81,6 +81,12 @@ class OnRay(Live):
     def agent(self, node: str) -> int:
         """The process of a node's agent."""
         return next(pid for pid in self.cluster.pids(node) if command_of(pid).startswith("ray::NodeAgent"))
+
+    def bridge(self) -> int:
+        """The process of the service that talks with Ray."""
+        children = Path(f"/proc/{self.pid}/task").glob("*/children")
+        pids = [int(pid) for path in children for pid in path.read_text().split()]
+        return next(pid for pid in pids if "raybridge" in command_of(pid))
 
     def stop_agent(self, node: str) -> None:
         """Have a node's agent hang."""

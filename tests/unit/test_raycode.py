@@ -78,6 +78,8 @@ def test_files_that_the_environment_names_are_files_of_the_folder(store, code):
         ("pip: [a", "not YAML"),
         ("env_vars: [a]", "does not take"),
         ("working_dir: /elsewhere", "names a working_dir"),
+        ("excludes: '*.bin'", "excludes that are no list"),
+        ("excludes: [5]", "excludes that are no list"),
         ("py_modules: [../mine]", "py_modules that are no URIs"),
     ],
 )

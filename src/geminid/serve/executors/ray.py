@@ -17,13 +17,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
+from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput, Problem
 from geminid.job import JobSpec
@@ -48,7 +49,7 @@ from geminid.train.takeover import Handover, end_of
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
 
-#: A node to which the code of a job could not be brought that runs elsewhere is not used for so long.
+#: A node to which code cannot be brought is given to no job for so long.
 UNFIT_S = 60.0
 
 #: On a cluster that is scaled, an agent whose node nobody has needed for so long is ended: Ray may take the node away.
@@ -57,8 +58,17 @@ REST_S = 5.0
 #: How long to wait for the first node, then for the agents of the others, and for those of nodes that jobs were on.
 FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 
+#: A cluster that said why it cannot be used is tried for so much longer.
+TROUBLE_S = 5.0
+
 #: A bridge that ended is started again after so long, twice as long each time, up to a limit.
 BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
+
+#: One that has said nothing for so long hangs, and is ended; it says something at every look at the cluster.
+BRIDGE_SILENT_S = 60.0
+
+#: So long, an address is tried before it counts as one where nobody is.
+ADDRESS_S = 5.0
 
 #: So many workers are heard a second, until they would be silent for too long; a hang is noticed after 10 s.
 HEARD_PER_S, LONGEST_HEARTBEAT_S = 2000.0, 2.5
@@ -83,6 +93,19 @@ class _Bridged:
     document: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Slots that a bridge was asked to hold for a job."""
+
+    bridge: int
+    job_id: str
+    slots: tuple[str, ...]
+
+
+#: Who has asked for slots of which nobody knows any more.
+NOBODY = _Asked(0, "", ())
+
+
 class RayExecutor(SupervisedExecutor):
     """The executor of a Ray cluster. A slot is named ``node/index``."""
 
@@ -97,6 +120,8 @@ class RayExecutor(SupervisedExecutor):
         autoscale: bool = False,
         silent_s: float = SILENT_S,
     ) -> None:
+        if (trouble := _trouble_at(address)) is not None:
+            raise NoCluster(f"the Ray cluster cannot be used: {trouble}")
         self._heard: SimpleQueue[Happening] = SimpleQueue()
         self._early: Callable[[Happening], None] = self._heard.put
         self._forward: Callable[[Happening], None] = self._early
@@ -106,8 +131,10 @@ class RayExecutor(SupervisedExecutor):
         self._taken: dict[str, tuple[int, ...]] = {}
         self._draining: frozenset[str] = frozenset()
         self._held: dict[str, Mapping[str, Any]] = {}
-        self._pending: dict[int, tuple[str, tuple[str, ...]]] = {}
+        self._pending: dict[int, _Asked] = {}
         self._asked = 0
+        self._trouble = ""
+        self._others_versions: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
         self._autoscale = autoscale
         self._kinds: dict[str, tuple[Mapping[str, float], str | None]] = {}
@@ -128,8 +155,10 @@ class RayExecutor(SupervisedExecutor):
             silent_s=silent_s,
             on_well=lambda key: _leave_word(folder / JOBS, key),
         )
-        arguments = [address, _service_id(folder), str(FORSAKEN_S), str(silent_s)]
-        self._bridge = _Bridge(arguments, lambda document: self._forward(_Bridged(document)))
+        command = [sys.executable, "-m", "geminid.serve.executors.raybridge"]
+        self._service = _service_id(folder)
+        command += [address, self._service, str(FORSAKEN_S), str(silent_s)]
+        self._bridge = Bridge(command, lambda document: self._forward(_Bridged(document)))
         try:
             self._await_nodes()
         except BaseException:
@@ -149,6 +178,8 @@ class RayExecutor(SupervisedExecutor):
                 return
             if self._up:
                 deadline_s = min(deadline_s, monotonic() + AGENTS_S)
+            elif self._bridge.trouble:
+                deadline_s = min(deadline_s, monotonic() + TROUBLE_S)
         if not self._up:
             why = self._bridge.trouble or "no node of it has a GPU, a geminid_slot or a CPU"
             raise NoCluster(f"the Ray cluster cannot be used: {why}")
@@ -281,35 +312,46 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "nodes"} as document):
                 return self._look_at(document)
             case _Bridged(document={"told": "leased"} as document):
-                job_id, _ = self._pending.pop(document["id"], ("", ()))
+                job_id = self._pending.pop(document["id"], NOBODY).job_id
                 self._take_seats(document["held"])
                 self._places.setdefault(job_id, {}).update(document["places"])
             case _Bridged(document={"told": "unshippable"} as document):
-                job_id, _ = self._pending.pop(document["id"], ("", ()))
+                job_id = self._pending.pop(document["id"], NOBODY).job_id
                 self._take_seats(document["held"])
                 if job_id in self._running:  # with its code, so that it must be the nodes
-                    self._unfit_until_s |= dict.fromkeys(document["nodes"], monotonic() + UNFIT_S)
-                    return [r.Noted(level="warning", text=f"{job_id}: {document['reason']}"), *self._count_others()]
+                    return self._spare(document["nodes"], f"{job_id}: {document['reason']}")
                 if job_id in self._wanted:
                     del self._wanted[job_id]
                     return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
-            case _Bridged(document={"told": "away"}):  # whatever it was asked for is asked for again
-                self._pending.clear()
+            case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
+                # Whatever it was asked for is asked for again, of the next one as soon as that is there.
+                self._pending = {number: asked for number, asked in self._pending.items() if asked.bridge > bridge}
                 self._wished = None
+                if trouble and trouble != self._trouble:
+                    self._trouble = trouble
+                    return [r.Noted(level="warning", text=f"Ray is out of reach: {trouble}")]
             case _Bridged(document={"told": "refused"} as document):
                 self._pending.pop(document["id"], None)
+                if document["reason"]:
+                    return self._spare({self._where(slot)[0] for slot in document["slots"]}, document["reason"])
                 return self._mark_taken(document["slots"])
             case _Bridged(document={"told": "seated"} as document):
                 waiting = [slot for slot, seat in self._held.items() if seat["holder"] is None]
                 self._take_seats({slot: seat for slot, seat in document["held"].items() if slot in waiting})
             case _Bridged(document={"told": "hangs", "node": str(name)}):
                 return [self._note_hanging(name)]
+            case _Bridged(document={"told": "other version", "node": str(name), "version": version}):
+                if self._others_versions.get(name) != version:
+                    self._others_versions[name] = str(version)
+                    told = f"node {name} has geminid {version}, and the service {__version__}: it is not used"
+                    return [r.Noted(level="warning", text=told)]
             case _Bridged(document={"told": "lost"} as document):
                 return self._lose_slots(document["slots"])
         return []
 
     def _look_at(self, document: Mapping[str, Any]) -> list[r.Record]:
         """All nodes that Ray has, and all slots that are held for us."""
+        self._trouble = ""
         self._seen = {node["name"]: node for node in document["nodes"]}
         told: list[r.Record] = []
         for name in self._up - set(self._seen):
@@ -354,6 +396,13 @@ class RayExecutor(SupervisedExecutor):
                 self._taken[name] = taken
                 told.append(r.SlotsTaken(node=name, slots=list(taken)))
         return told
+
+    def _spare(self, nodes: Iterable[str], reason: str) -> list[r.Record]:
+        """Nodes that cannot be used, for this reason, are not for a while."""
+        self._unfit_until_s |= dict.fromkeys(nodes, monotonic() + UNFIT_S)
+        names = ", ".join(sorted(nodes))
+        text = f"{reason}; {names} is not given to jobs for {UNFIT_S:g} s"
+        return [r.Noted(level="warning", text=text), *self._count_others()]
 
     def _note_hanging(self, node: str) -> r.Record:
         told = f"the agent of node {node} has not answered for {self._silent_s:g} s: it is ended, with all that it runs"
@@ -428,7 +477,7 @@ class RayExecutor(SupervisedExecutor):
     def _rest(self, now_s: float) -> None:
         """End the agents of nodes that nobody needs: to Ray's autoscaler, a node with an actor on it is in use."""
         slots = {slot for _, wanted in self._wanted.values() for slot in wanted}
-        slots |= {slot for _, asked in self._pending.values() for slot in asked} | set(self._held)
+        slots |= {slot for asked in self._pending.values() for slot in asked.slots} | set(self._held)
         slots |= {slot for running in self._running.values() for slot in running.holds}
         unneeded = self._up - self._resting.keys() - {self._where(slot)[0] for slot in slots}
         self._unneeded_since_s = {name: self._unneeded_since_s.get(name, now_s) for name in unneeded}
@@ -447,13 +496,16 @@ class RayExecutor(SupervisedExecutor):
         node, _, index = slot.rpartition("/")
         return node, int(index)
 
+    def _is_here(self, slot: str) -> bool:
+        return self._where(slot)[0] in self._up
+
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].code if self._ship else ""
         here = self._places.get(job_id, {})
         held = {slot for slot in slots if slot in self._held and (not code or self._where(slot)[0] in here)}
-        ready = {slot for slot in held if self._where(slot)[0] not in self._resting}
+        ready = {slot for slot in held if self._where(slot)[0] in self._up - self._resting.keys()}
         missing = tuple(slot for slot in slots if slot not in held and self._where(slot)[0] in self._up)
-        pending = {slot for _, asked in self._pending.values() for slot in asked}
+        pending = {slot for asked in self._pending.values() for slot in asked.slots}
         taken = {self._slot(node, index) for node, indices in self._taken.items() for index in indices}
         if missing and not pending & set(missing) and not taken & set(missing):
             self._lease(job_id, missing, code)
@@ -461,11 +513,12 @@ class RayExecutor(SupervisedExecutor):
 
     def _lease(self, job_id: str, slots: Sequence[str], code: str) -> None:
         self._asked += 1
-        self._pending[self._asked] = (job_id, tuple(slots))
         self._resting |= dict.fromkeys(self._resting.keys() & {self._where(slot)[0] for slot in slots}, "")
         package = str(self._code.package(code)) if code else None
         request = {"do": "lease", "id": self._asked, "slots": list(slots), "job": job_id, "code": package}
-        self._bridge.send(request)
+        bridge = self._bridge.send(request)
+        if bridge is not None:  # otherwise there is none, and it is asked for again at the next turn
+            self._pending[self._asked] = _Asked(bridge, job_id, tuple(slots))
 
     def _release(self, slots: Sequence[str]) -> None:
         if slots:
@@ -490,7 +543,8 @@ class RayExecutor(SupervisedExecutor):
         seats = [self._held[slot] for slot in slots if slot in self._held]  # no process starts on a slot that is not
         devices = [device for seat in seats for device in seat["devices"]]
         place = self._places.get(job.id, {}).get(node, {"environment": {}})
-        threads = {"OMP_NUM_THREADS": "1"} if self._known[node].gpu_type == "cpu" else {}
+        known = self._known.get(node)
+        threads = {"OMP_NUM_THREADS": "1"} if known is None or known.gpu_type == "cpu" else {}
         return {
             **threads,
             **place["environment"],
@@ -507,7 +561,7 @@ class RayExecutor(SupervisedExecutor):
     # --- Processes ---
 
     def _spec(self, job: LiveJob) -> WorkerSpec:
-        checkpoints = None if self._storage is None else f"{self._storage.rstrip('/')}/{job.id}"
+        checkpoints = None if self._storage is None else f"{self._storage.rstrip('/')}/{self._service}/{job.id}"
         return WorkerSpec(
             command=job.spec.command,
             folder=self.folder_of(job.id),
@@ -686,26 +740,30 @@ class RemoteCommand:
         ended(self)
 
 
-class _Bridge:
-    """The process that talks with Ray, started again whenever it ends."""
+class Bridge:
+    """The process that talks with Ray, started again whenever it ends or hangs.
 
-    def __init__(self, arguments: Sequence[str], on_document: Callable[[Mapping[str, Any]], None]) -> None:
-        self._command = [sys.executable, "-m", "geminid.serve.executors.raybridge"]
-        self._arguments = arguments
-        self._on_document = on_document
+    The number of a descriptor is the last word of its ``command``: a socket over which both talk.
+    """
+
+    def __init__(self, command: Sequence[str], on_document: Callable[[Mapping[str, Any]], None]) -> None:
+        self._command, self._on_document = command, on_document
         self.trouble = ""
         self._line: Line | None = None
+        self._started = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name="geminid bridge", daemon=True)
         self._thread.start()
 
-    def send(self, document: Mapping[str, Any]) -> None:
-        """Send something to the bridge; while there is none, it is lost, and asked for again."""
+    def send(self, document: Mapping[str, Any]) -> int | None:
+        """Send something to the bridge; which one that is, or None while there is none."""
         with self._lock, contextlib.suppress(OSError):
             if self._line is not None:
                 self._line.send(document)
+                return self._started
+        return None
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the process has ended."""
@@ -726,21 +784,24 @@ class _Bridge:
         while not self._closing.is_set():
             ours, theirs = socket.socketpair()
             with theirs:
-                command = [*self._command, str(theirs.fileno()), *self._arguments]
+                command = [*self._command, str(theirs.fileno())]
                 self._process = subprocess.Popen(
                     command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
                 )
-            line = Line(ours, timeout_s=None)
+            line = Line(ours, timeout_s=BRIDGE_SILENT_S)
             with self._lock:
-                self._line = line
+                self._line, self._started = line, self._started + 1
             try:
                 while True:
                     for document in line.receive():
                         if document["told"] == "trouble":
                             self.trouble = document["text"]
-                        else:
+                        elif document["told"] != "looked":
                             self.trouble, pause_s = "", BRIDGE_S
                             self._on_document(document)
+            except TimeoutError:
+                told = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
+                self.trouble = f"{told}: it is ended, and another one is started"
             except (OSError, EOFError, ValueError, KeyError):
                 pass
             with self._lock:
@@ -748,7 +809,7 @@ class _Bridge:
             line.close()
             self._process.kill()
             self._process.wait()
-            self._on_document({"told": "away"})
+            self._on_document({"told": "away", "bridge": self._started, "trouble": self.trouble})
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)
 
@@ -777,6 +838,20 @@ def _is_another(found: Mapping[str, Any] | None, known: Mapping[str, Any]) -> bo
 def heartbeat_s(slots: int) -> float:
     """How often workers say that they live: the more there are to be heard, the less often."""
     return min(max(slots / HEARD_PER_S, Patience().heartbeat), LONGEST_HEARTBEAT_S)
+
+
+def _trouble_at(address: str) -> str | None:
+    """Why there is no head of a cluster at an address; None if there may be."""
+    if address == "auto":
+        return None
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        return f"address is {address!r}, but must be HOST:PORT"
+    try:
+        socket.create_connection((host, int(port)), timeout=ADDRESS_S).close()
+    except OSError as problem:
+        return f"nobody answers at {address} ({problem.strerror or problem}): is that where its head is?"
+    return None
 
 
 def own_address(node: str, address: str) -> str:

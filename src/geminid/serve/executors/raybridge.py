@@ -19,10 +19,12 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"told": "nodes", "nodes", "found"}`` | all nodes with slots; at first, all slots that an earlier bridge held, too |
 | ``{"told": "leased", "id", "held", "places"}`` | by whom each slot is held, and where the code is on each node |
 | ``{"told": "seated", "held"}`` | by whom CPU slots are held, for whose actors nobody had to wait |
-| ``{"told": "refused", "id", "slots"}`` | these could not be had |
+| ``{"told": "refused", "id", "slots", "reason"}`` | these could not be had; the reason is one of the nodes', or none |
 | ``{"told": "lost", "slots"}`` | these were taken back: what held them for us has ended |
 | ``{"told": "unshippable", "id", "held", "nodes", "reason"}`` | slots are held, but code could not be brought there |
 | ``{"told": "hangs", "node"}`` | its agent has not answered for too long, and was ended; another one is started |
+| ``{"told": "other version", "node", "version"}`` | it has another version of Geminid, and is not used |
+| ``{"told": "looked"}`` | it lives, and has looked at the cluster |
 | ``{"told": "trouble", "text"}`` | why it ends |
 """
 
@@ -87,6 +89,9 @@ UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
 #: How Ray says that whoever was asked has ended, or could not be started, and not that it could not do it.
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
 
+#: A node that has another version of Geminid is looked at again after so long.
+OTHER_VERSION_S = 60.0
+
 #: So many requests are carried out at a time; those that bring code to nodes take long.
 WORKERS = 32
 
@@ -118,6 +123,14 @@ class SeenNode:
     agent: dict[str, Any] | None = field(default=None)
 
 
+@dataclass(slots=True)
+class _Question:
+    """Where an agent is: what will be its answer, and for how many looks it has been waited for."""
+
+    answer: Any
+    looks: int = 0
+
+
 class Bridge:
     """See the module."""
 
@@ -131,8 +144,8 @@ class Bridge:
         self._units: dict[str, tuple[str, str]] = {}
         self._bundles: dict[str, dict[str, float]] = {}
         self._agents: dict[str, Any] = {}
-        self._asked: dict[str, Any] = {}
-        self._looks: dict[str, int] = {}
+        self._asked: dict[str, _Question] = {}
+        self._again_at_s: dict[str, float] = {}
         self._places: dict[str, dict[str, Any]] = {}
         self._others: dict[str, deque[int]] = {}
         self._resting: set[str] = set()
@@ -155,6 +168,7 @@ class Bridge:
                     self._obey(document)
             if monotonic() >= look_at_s:
                 self._look()
+                self._tell({"told": "looked"})
                 look_at_s = monotonic() + LOOK_S
 
     def _tell(self, document: dict[str, Any]) -> None:
@@ -215,7 +229,7 @@ class Bridge:
 
     def _agent_on(self, node_id: str, name: str) -> dict[str, Any] | None:
         """Where the agent of a node is; None if it is being started, or there is to be none."""
-        if node_id in self._resting:
+        if node_id in self._resting or monotonic() < self._again_at_s.get(node_id, 0.0):
             return None
         if node_id not in self._agents:
             options = {
@@ -230,23 +244,29 @@ class Bridge:
             }
             actor = ray.remote(NodeAgent).options(**options).remote(self._service, name, self._forsaken_s)
             self._agents[node_id] = actor
-        if node_id not in self._asked:
-            self._asked[node_id], self._looks[node_id] = self._agents[node_id].place.remote(), 0
-        done, _ = ray.wait([self._asked[node_id]], timeout=0)
-        self._looks[node_id] += 1
-        if not done and self._looks[node_id] > self._patient_looks:
+        asked = self._asked.setdefault(node_id, _Question(self._agents[node_id].place.remote()))
+        asked.looks += 1
+        done, _ = ray.wait([asked.answer], timeout=0)
+        place = None
+        try:
+            place = ray.get(asked.answer) if done else None
+        except ray.exceptions.ActorUnavailableError:  # that it did not answer is no answer
+            asked.answer = self._agents[node_id].place.remote()
+        except ray.exceptions.RayError:  # it ended: another one is made at the next look
+            for known in (self._asked, self._places, self._agents):
+                known.pop(node_id, None)
+            return None
+        if place is None and asked.looks > self._patient_looks:
             self._end_agent(node_id)
             self._tell({"told": "hangs", "node": name})
             return None
-        if done:
-            try:
-                place = ray.get(self._asked.pop(node_id))
-            except ray.exceptions.RayError:  # it ended: another one is made at the next look
-                self._places.pop(node_id, None)
-                del self._agents[node_id]
-                return None
-            if place["version"] != __version__:
-                raise RuntimeError(f"node {name} has geminid {place['version']}, and the service {__version__}")
+        if place is not None and place["version"] != __version__:
+            self._end_agent(node_id)
+            self._again_at_s[node_id] = monotonic() + OTHER_VERSION_S
+            self._tell({"told": "other version", "node": name, "version": place["version"]})
+            return None
+        if place is not None:
+            del self._asked[node_id]
             self._places[node_id] = place
         return self._places.get(node_id)
 
@@ -288,6 +308,7 @@ class Bridge:
         groups: dict[str, PlacementGroup] = {}
         shipping: dict[str, Any] = {}
         told: dict[str, Any] = {"told": "leased", "places": {}}
+        reason = ""
         try:
             with self._lock:
                 missing = [slot for slot in slots if slot not in self._leases]
@@ -314,7 +335,8 @@ class Bridge:
             try:
                 told["places"][name] = ray.get(place, timeout=SHIP_S)
             except (*GONE, OSError) as problem:  # the node is gone, has no room or is too slow: others may do
-                print(f"geminid: no code on {name}: {_first_line(problem)}", file=sys.stderr, flush=True)
+                if not isinstance(problem, GONE):
+                    reason = f"no code could be brought to {name}: {_first_line(problem)}"
                 late = [slot for slot in slots if slot.rpartition("/")[0] == name]
                 break
             except Exception as problem:  # what it asks for cannot be had
@@ -324,7 +346,7 @@ class Bridge:
             for slot in missing:
                 self._release(slot, groups.get(slot))
             self._said = None
-            self._tell({"told": "refused", "id": number, "slots": late})
+            self._tell({"told": "refused", "id": number, "slots": late, "reason": reason})
             return
         with self._send_lock:  # what is told of losses comes before, or after
             with self._lock:
@@ -488,6 +510,7 @@ class Bridge:
         """By whom the slots are held that an earlier bridge held; those that cannot be sat in are given up."""
         found: dict[str, Any] = {}
         for slot, group in list(self._leases.items()):
+            self._tell({"told": "looked"})
             try:
                 found |= self._sit({slot: group})
             except (ray.exceptions.RayError, KeyError):
@@ -596,12 +619,12 @@ def is_of_this_machine(host: str) -> bool:
     return True
 
 
-def main(descriptor: int, address: str, service: str, forsaken_s: float, silent_s: float) -> None:
+def main(address: str, service: str, forsaken_s: float, silent_s: float, descriptor: int) -> None:
     """Join the cluster and serve; whatever goes wrong is told, and ends this process."""
     line = Line(socket.socket(fileno=descriptor), timeout_s=None)
     try:
         host = address.rpartition(":")[0]
-        local = {"_node_ip_address": host} if is_of_this_machine(host) else {}
+        local = {"_node_ip_address": host} if host and is_of_this_machine(host) else {}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)
         Bridge(line, service, forsaken_s, silent_s).serve()
     except (EOFError, BrokenPipeError):
@@ -613,4 +636,4 @@ def main(descriptor: int, address: str, service: str, forsaken_s: float, silent_
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), float(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]), int(sys.argv[5]))

@@ -95,6 +95,9 @@ def described(folder: Path) -> dict[str, Any]:
         raise CannotPack(f"has a {DESCRIPTION} that is no mapping, as Ray describes runtime environments")
     if "working_dir" in told:
         raise CannotPack(f"has a {DESCRIPTION} that names a working_dir: it is the folder itself")
+    excludes = told.get("excludes") or []
+    if not isinstance(excludes, list) or not all(isinstance(name, str) for name in excludes):
+        raise CannotPack(f"has a {DESCRIPTION} with excludes that are no list of names, as in a .gitignore")
     modules = told.get("py_modules") or []
     if not isinstance(modules, list) or not all("://" in str(module) for module in modules):
         raise CannotPack(f"has a {DESCRIPTION} with py_modules that are no URIs: put them into the folder instead")
@@ -114,7 +117,7 @@ def _as_ray_reads(told: dict[str, Any]) -> dict[str, Any]:
         return {}
     from ray.runtime_env import RuntimeEnv
 
-    excludes = told.pop("excludes", [])
+    excludes = told.pop("excludes", None) or []
     return {**RuntimeEnv(**told).to_dict(), "excludes": excludes}
 
 
