@@ -74,6 +74,15 @@ def test_the_mistakes_have_one_sentence_and_an_exit_code_each(live, tmp_path):
     both = live.run("wait", "j999", job)
     assert both.returncode == 5
     assert f"{job} cancelled" in both.stdout
+    assert live.run("events", "--job", "j999").returncode == 5
+    rigid = live.run("submit", "--min-slots", 1, "--max-slots", 2, "--", "sleep", "1")
+    assert rigid.returncode == 2
+    assert "max_slots is 2, but must be 1, as min_slots: sleep runs no Python script" in rigid.stderr
+    live.env = {**live.env, "GEMINID_TOKEN": "gmd_secret\nmore"}
+    broken = live.run("queue")
+    assert broken.returncode == 2
+    assert broken.stderr.startswith("error: GEMINID_TOKEN has characters that no token has")
+    assert "secret" not in broken.stderr + broken.stdout
     live.env = {**live.env, "GEMINID_HOME": str(tmp_path / ("x" * 100))}
     long = live.run("up", "--slots", 1)
     live.env = before
@@ -501,6 +510,10 @@ def test_a_service_with_fewer_slots_takes_over_whoever_fits_and_queues_the_other
         assert "slot local/2 is gone" in queued["reason"]
         (note,) = [note["text"] for note in live.json("status")["notes"] if note["level"] == "warning"]
         assert "slots local/1, local/2;" in note
+        logged = [json.loads(line) for line in (live.home / "service.log").read_text().splitlines()]
+        for kind in ("JobSubmitted", "Planned", "JobStarting", "JobFormed", "JobStopping", "JobEnded"):
+            assert any(line.get("event") == kind and line["level"] == "info" for line in logged), kind
+        assert any(line.get("job") == plain and line["text"].startswith(f"{plain}: stopping") for line in logged)
 
         # What needs more slots than there are says so, and is not counted among those that can start.
         waiting = {job["id"]: job["position"] for job in live.json("queue") if job["phase"] == "pending"}

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from geminid.serve.auth import Tokens, challenge_of, changes
+from geminid.serve.auth import DamagedTokens, Tokens, challenge_of, changes
 from geminid.serve.client import Client, Trouble
 from geminid.train.launcher import started_at
 
@@ -90,3 +90,12 @@ def test_no_token_is_shown_to_whoever_listens_at_the_port_of_a_service_that_is_g
     assert len(shown) == 1
     assert "secret" not in shown[0]
     assert "uthorization" not in shown[0]
+
+
+def test_a_damaged_file_of_tokens_is_named(tmp_path):
+    tokens = Tokens(tmp_path)
+    token = tokens.add("ann", "user")
+    for damage in ("", "[{}]", "{", "7"):
+        (tmp_path / "tokens.json").write_text(damage)
+        with pytest.raises(DamagedTokens, match=r"tokens\.json is damaged"):
+            tokens.identify(token)

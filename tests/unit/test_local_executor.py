@@ -21,11 +21,13 @@ from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.serve import records as r
+from geminid.serve.documents import late_s, status_document
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import NODE, Device, machine
 from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
 from geminid.serve.executors.shim import PROCESS
 from geminid.serve.executors.supervised import _Elastic, _Told
+from geminid.serve.service import Published
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.train import jobevents as j
 from geminid.train.offspring import MARK
@@ -431,3 +433,55 @@ def test_a_slot_where_a_worker_may_still_be_started_is_not_given_to_another(tmp_
     left, started = hear(j.WorkerEnded("w2", "1", "was not needed any more", expected=True))
     assert left == r.JobRescaling(job_id="j1", placement=PLACE)
     assert started == r.JobStarting(job_id="j2", placement=second)
+
+
+def test_a_reason_names_the_file_that_is_not_there(tmp_path):
+    heard: queue.Queue[object] = queue.Queue()
+    made = LocalExecutor(tmp_path, machine(1), warm=False)
+    made.open(heard.put, [])
+    made.run(job("./gone.sh"), PLACE)
+    made.flush()
+    told = [record for _ in range(2) for record in made.take(heard.get(timeout=20.0))]
+    assert crash(told) == "it could not be started: ./gone.sh: No such file or directory"
+    nowhere = job("true")
+    nowhere = replace(nowhere, state=replace(nowhere.state, spec=replace(nowhere.spec, working_dir="/not/there")))
+    made.run(nowhere, PLACE)
+    made.flush()
+    told = made.take(heard.get(timeout=20.0))
+    assert crash(told) == "it could not be started: /not/there: No such file or directory"
+
+
+def test_a_job_that_fails_for_its_workers_has_as_many_failures_as_its_reason_says(tmp_path):
+    made = executor(tmp_path, [])
+    made._running["j1"] = running = _Elastic(MagicMock(), asked=("0",))
+    told = made._hear(
+        "j1", running, j.JobEnded(j.JobPhase.FAILED, "4 failures without progress in between", failures=4)
+    )
+    state = ServiceState(jobs={"j1": on(PLACE, elastic=True)})
+    for record in told:
+        state.apply(1, 3.0, record)
+    assert (state.jobs["j1"].phase, state.jobs["j1"].state.failures) == (JobPhase.FAILED, 4)
+
+
+def test_what_is_no_python_script_has_one_size(tmp_path):
+    made = executor(tmp_path, [])
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "train.sh").chmod(0o700)
+    for command, refused in (
+        (("sleep", "1"), True),
+        (("./train.sh",), False),
+        (("sh", "train.sh"), False),
+        (("sh", "-c", "exec python train.py"), False),
+    ):
+        ranged = JobSpec(name="x", command=command, working_dir=str(tmp_path), min_slots=1, max_slots=2)
+        assert [problem.field for problem in made.check(ranged)] == (["max_slots"] if refused else [])
+        assert made.check(replace(ranged, max_slots=1)) == []
+
+
+def test_status_tells_what_is_out_of_service_and_a_job_how_late_it_is():
+    late = on(PLACE)
+    late = replace(late, state=replace(late.state, spec=replace(late.spec, deadline_s=5.0)))
+    assert [late_s(late, now_s) for now_s in (5.0, 7.0)] == [None, 2.0]
+    state = ServiceState(drained=frozenset({NODE, "gone"}), cordoned=frozenset({(NODE, 1), (NODE, 7)}), slots={NODE: 2})
+    told = status_document(Published(0.0, state), machine(2), "fifo", {})
+    assert (told["drained"], told["cordoned"]) == ([NODE], [f"{NODE}/1"])

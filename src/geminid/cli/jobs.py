@@ -239,6 +239,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         f" {limits['parameter_count']:,} parameters",
         "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in told["metrics"].items()),
         "used": f"{told['gpu_s']:.0f} slot-seconds{budget}, {told['rescales']} resizes, {told['failures']} failures",
+        "deadline": "" if told["late_s"] is None else f"missed by {humanize_duration(round(told['late_s'], 1))}",
         "starts in": _told_interval(told, "start_at_s") if told["slots"] == 0 else "",
         "ends in": _told_interval(told, "finish_at_s"),
     }

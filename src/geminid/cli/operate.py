@@ -225,12 +225,16 @@ def token(
 ) -> None:
     """Make a token for a user, which is printed once; without a user, list all that were made."""
     from geminid.fields import check_name
-    from geminid.serve.auth import Tokens
+    from geminid.serve.auth import DamagedTokens, Tokens
     from geminid.serve.client import NOT_ALLOWED, home
 
     if not home().is_dir():
         raise InvalidInput([Problem("GEMINID_HOME", str(home()), "must be the folder of a service; start one first")])
     tokens = Tokens(home())
+    try:
+        tokens.all()
+    except DamagedTokens as problem:
+        give_up(str(problem))
     if shown := os.environ.get("GEMINID_TOKEN"):  # whoever acts as somebody may do what that one may
         known = tokens.identify(shown)
         if known is None or not known.is_admin:

@@ -73,6 +73,7 @@ def up(
 ) -> None:
     """Start the service on this machine, for its own slots or for those of a Ray cluster."""
     from geminid.fields import InvalidInput, Problem
+    from geminid.serve.auth import DamagedTokens
     from geminid.serve.client import home
     from geminid.serve.retention import Retention
     from geminid.serve.server import DEFAULT_POLICY, Options, serve, start_detached
@@ -115,7 +116,7 @@ def up(
         return
     try:
         serve(options, _Watcher(as_json))
-    except StoreProblem as problem:
+    except (StoreProblem, DamagedTokens) as problem:
         give_up(str(problem))
 
 
@@ -212,7 +213,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         "service": f"{told['url']} (process {told['pid']}),"
         f" up for {humanize_duration(round(told['uptime_s']))}, version {told['version']}",
         "policy": told["policy"],
-        "slots": f"{told['slots_held']} of {told['slots']} in use ({types})",
+        "slots": f"{told['slots_held']} of {told['slots']} in use ({types}){_closed(told)}",
         "jobs": jobs,
         "decisions": f"{told['decisions']}, the last in {told['last_decision_ms']:.1f} ms,"
         f" {told['rejected_decisions']} rejected",
@@ -236,6 +237,14 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         console.print(
             f"{time.strftime('%H:%M:%S', time.localtime(note['at_s']))} {note['level']}: {escape(note['text'])}"
         )
+
+
+def _closed(told: Mapping[str, Any]) -> str:
+    """What of the slots is not in service, if anything."""
+    drained = [f"{name} is drained" for name in told["drained"]]
+    cordoned = ", ".join(told["cordoned"])
+    some = [f"{cordoned} {'is' if len(told['cordoned']) == 1 else 'are'} cordoned"] if cordoned else []
+    return "".join(f"; {text}" for text in (*drained, *some))
 
 
 def _lives(pid: int) -> bool:

@@ -35,7 +35,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.nodes import MAX_SLOTS
 from geminid.serve import documents, schemas
-from geminid.serve.auth import Identity, Tokens, changes
+from geminid.serve.auth import DamagedTokens, Identity, Tokens, changes
 from geminid.serve.client import TOTAL
 from geminid.serve.cordons import kept_slots
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
@@ -132,8 +132,11 @@ def make_app(
         if request.url.path == PROOF:
             return await answer(request)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        identity = tokens.identify(token.strip()) if scheme.lower() == "bearer" else None
-        audit_tokens()
+        try:
+            identity = tokens.identify(token.strip()) if scheme.lower() == "bearer" else None
+            audit_tokens()
+        except DamagedTokens as problem:
+            return _told(503, str(problem))
         if identity is None:
             return refuse(request, 401, "a valid token is needed, as in Authorization: Bearer TOKEN")
         if int(request.headers.get("content-length") or 0) > MAX_TEXT_LENGTH:
@@ -487,6 +490,8 @@ def make_app(
         Commands of jobs are their owners' to see.
         """
         entries = await asyncio.to_thread(last_entries, home, limit, after, job)
+        if job is not None and after is None and not entries and job not in service.published.state.jobs:
+            raise Refused(404, f"there is no job {job}")
         told = [entry.to_plain() for entry in entries]
         for entry in told:
             if "spec" in entry and not (who(request).is_admin or entry["spec"].get("owner") == who(request).user):

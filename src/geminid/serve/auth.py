@@ -44,6 +44,10 @@ class Identity:
         return self.role == "admin"
 
 
+class DamagedTokens(Exception):
+    """The file of the tokens cannot be used; one sentence says which it is."""
+
+
 class Tokens:
     """The tokens of a service, read again when their file has changed. Any process may change them, one at a time."""
 
@@ -117,6 +121,10 @@ class Tokens:
                 self._read = changed
         except FileNotFoundError:
             self._known = []
+        except (ValueError, TypeError) as problem:
+            told = f"{self._path} is damaged ({type(problem).__name__}), and nobody can be let in"
+            new = f"remove it and {self._path.with_name(TOKEN)} for new tokens"
+            raise DamagedTokens(f"{told}: put a copy of it back, or {new}") from None
 
 
 def changes(before: list[Identity], after: list[Identity]) -> list[str]:

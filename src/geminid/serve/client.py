@@ -93,6 +93,9 @@ class Client:
             except OSError as problem:
                 told = f"the token in {folder / TOKEN} cannot be read ({problem.strerror}); set GEMINID_TOKEN"
                 raise Trouble(NOT_ALLOWED, told) from None
+        if not (token.isascii() and token.isprintable()):
+            told = "GEMINID_TOKEN has characters that no token has, such as a line break"
+            raise Trouble(BAD_INPUT, f"{told}: it must be what `geminid token` printed, and nothing else")
         client = cls(url, token, patience_s)
         if given is not None:
             client.verify()

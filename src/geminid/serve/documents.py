@@ -63,8 +63,18 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "over_budget": job.over_budget,
         "rescales": state.rescales,
         "failures": state.failures,
+        "late_s": late_s(job, now_s),
         "pauses_s": list(job.pauses_s),
     }
+
+
+def late_s(job: LiveJob, now_s: float) -> float | None:
+    """For how long a job has missed its deadline, or by how much it has; None if it has not, or has none."""
+    if job.spec.deadline_s is None:
+        return None
+    ended_s = now_s if job.state.finished_at_s is None else job.state.finished_at_s
+    late = ended_s - job.state.submitted_at_s - job.spec.deadline_s
+    return late if late > 0 else None
 
 
 def without_private(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,6 +229,8 @@ def status_document(published: Published, cluster: Cluster, policy: str, extra: 
         "slots": cluster.total_slots,
         "slots_held": sum(job.state.num_slots for job in state.jobs.values()),
         "gpu_types": dict(cluster.slots_per_type),
+        "drained": sorted(state.drained & set(cluster.node_index)),
+        "cordoned": [f"{node}/{slot}" for node, slot in sorted(state.cordoned & state.out_of_service)],
         "jobs": {phase.value: phases[phase.value] for phase in JobPhase if phases[phase.value]},
         "decisions": published.decisions,
         "rejected_decisions": published.rejected,

@@ -161,12 +161,13 @@ class JobEnded:
 
     ``how``: it ``succeeded``; it ``failed`` for good; it was ``stopped`` as asked; it ``crashed``, which counts
     against its retries; or it was ``lost`` with its machine, or ``unstarted`` because that was short of something,
-    which do not.
+    which do not. ``failures`` is how many of its workers it failed for, where that was why.
     """
 
     job_id: str
     how: str
     reason: str = ""
+    failures: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

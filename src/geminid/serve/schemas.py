@@ -49,6 +49,7 @@ class Job(TypedDict):
 
     One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``. All
     times are the service's, which says what time it is for it (``now_s``): other clocks may have been set meanwhile.
+    ``late_s`` is by how much it has missed its deadline.
     Where a job that is to run has no ``eta``, ``eta_missing`` says why: it has come or changed since the last forecast,
     or nobody knows.
     """
@@ -90,6 +91,7 @@ class Job(TypedDict):
     over_budget: bool
     rescales: int
     failures: int
+    late_s: float | None
     pauses_s: list[float]
     eta: Eta | None
     eta_missing: Literal["being computed", "unknown"] | None
@@ -247,6 +249,8 @@ class Status(TypedDict):
     slots: int
     slots_held: int
     gpu_types: dict[str, int]
+    drained: list[str]
+    cordoned: list[str]
     jobs: dict[JobPhase, int]
     decisions: int
     rejected_decisions: int

@@ -36,7 +36,7 @@ from geminid.serve.store import Store, StoreProblem, StoreTaken, make_home
 from geminid.serve.turns import PATIENCE_S
 from geminid.train.channel import LONGEST_SOCKET_PATH
 from geminid.train.launcher import started_at
-from geminid.train.room import keep_printing
+from geminid.train.room import is_full, keep_printing
 from geminid.train.supervisor import Patience
 
 #: What decides if nothing else is said: looks at most every two seconds, at least every twenty, gives free slots to
@@ -101,6 +101,7 @@ class _Lines(logging.Formatter):
             "from": record.name,
             "text": record.getMessage(),
         }
+        document |= getattr(record, "fields", {})
         if record.exc_info:
             document["trace"] = self.formatException(record.exc_info)
         return json.dumps(document, ensure_ascii=False)
@@ -300,6 +301,8 @@ def start_detached(options: Options) -> dict[str, object]:
             said = out.read_bytes()[before:].decode("utf-8", "replace")
             told = [line.removeprefix("error: ") for line in said.splitlines() if line and not line.startswith(STARTED)]
             code = BAD_INPUT if child.returncode == BAD_INPUT else FAILED
+            if not told and is_full(options.home):
+                told = [f"the disk of {options.home} is full: the service can write nothing down, and has ended"]
             raise Trouble(code, told[-1] if told else f"the service ended with exit code {child.returncode}")
         with contextlib.suppress(OSError, ValueError, KeyError, Trouble):
             document: dict[str, object] = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))

@@ -34,8 +34,8 @@ from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.retention import Retention, remove_folders
-from geminid.serve.state import ENDS, LiveJob, ServiceState
-from geminid.serve.store import Store, StoreProblem, StoreTaken
+from geminid.serve.state import ENDS, LiveJob, ServiceState, StoryLine
+from geminid.serve.store import Entry, Store, StoreProblem, StoreTaken
 from geminid.serve.turns import PATIENCE_S
 
 log = logging.getLogger("geminid.serve")
@@ -456,13 +456,31 @@ class Service:
             return False
         self._trouble = ""
         for entry in entries:
+            about = r.jobs_of(entry.record)
+            before = {job_id: _last_line(self._state, job_id) for job_id in about}
             self._state.apply(entry.seq, entry.at_s, entry.record)
-            self._touched |= r.jobs_of(entry.record)
+            self._log_story(entry, before)
+            self._touched |= about
             self._planner.notice(entry.record)
             self._nodes_changed |= isinstance(entry.record, r.NodeJoined | r.NodeLeft)
             if isinstance(entry.record, r.Noted):
                 log.log(logging.WARNING if entry.record.level != "info" else logging.INFO, "%s", entry.record.text)
         return True
+
+    def _log_story(self, entry: Entry, before: Mapping[str, StoryLine | None]) -> None:
+        """Log what a record has added to the stories of jobs, and decisions."""
+        kind = type(entry.record).__name__
+        if isinstance(entry.record, r.Planned):
+            fields = {"seq": entry.seq, "event": kind, "decision_ms": round(self._planner.decision_ms, 3)}
+            changed = len(entry.record.targets)
+            log.info(
+                "decided: the slots of %d job%s change", changed, "" if changed == 1 else "s", extra={"fields": fields}
+            )
+        for job_id, last in before.items():
+            line = _last_line(self._state, job_id)
+            if line is not None and line is not last:
+                told = {"seq": entry.seq, "event": kind, "job": job_id, "slots": line.slots, "pause_s": line.pause_s}
+                log.info("%s: %s", job_id, line.text, extra={"fields": told})
 
     def _publish(self) -> None:
         self._batches += 1
@@ -555,6 +573,11 @@ def _thinned(records: Sequence[r.Record]) -> list[r.Record]:
     """What cannot be written yet, with only the last report of each job: it may take long."""
     last = {record.job_id: record for record in records if isinstance(record, r.JobProgressed)}
     return [record for record in records if not isinstance(record, r.JobProgressed) or last[record.job_id] is record]
+
+
+def _last_line(state: ServiceState, job_id: str) -> StoryLine | None:
+    job = state.jobs.get(job_id)
+    return job.story[-1] if job is not None and job.story else None
 
 
 def _existing(state: ServiceState, job_id: str) -> LiveJob:

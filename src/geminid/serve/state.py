@@ -563,6 +563,7 @@ class ServiceState:
             if JobPhase.FAILED not in TRANSITIONS[state.phase]:
                 return job
             state = state.move(JobPhase.FAILED, at_s=at_s, reason=record.reason)
+            state = replace(state, failures=max(state.failures, record.failures))
         elif record.how in ("crashed", "lost", "unstarted"):
             counts = record.how == "crashed"
             job = job.failed_again() if counts else job

@@ -502,15 +502,15 @@ class Supervisor:
         self._reason = reason
         if self._failures > self.spec.most_failures:
             told = f"{reason}; {self._failures} failures without progress in between"
-            self._fail(told, short=tells_of_full_disk(reason) or is_full(self._folder))
+            self._fail(told, short=tells_of_full_disk(reason) or is_full(self._folder), failures=self._failures)
         elif self._phase is JobPhase.RUNNING:
             self._phase = JobPhase.RECOVERING
 
-    def _fail(self, reason: str, *, short: bool = False) -> None:
+    def _fail(self, reason: str, *, short: bool = False, failures: int = 0) -> None:
         self._phase, self._reason = JobPhase.FAILED, reason
         for worker in self._workers:
             self._end(worker, "was ended because the job failed")
-        self._emit(JobEnded(self._phase, reason, short=short))
+        self._emit(JobEnded(self._phase, reason, short=short, failures=failures))
 
     def _check_over(self) -> None:
         if self._phase.over:

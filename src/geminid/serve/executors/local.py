@@ -94,6 +94,10 @@ class LocalExecutor(SupervisedExecutor):
             problems.append(Problem("command", spec.command[0], "must be a program that is installed here"))
         elif script is not None and not Path(where or ".", script).is_file():
             problems.append(Problem("command", script, "must be a script that exists"))
+        elif spec.max_slots is not None and not spec.has_fixed_size and not _may_be_python(spec, where):
+            told = f"must be {spec.min_slots}, as min_slots: {spec.command[0]} runs no Python script"
+            told += ", and only those that train through geminid change their size"
+            problems.append(Problem("max_slots", spec.max_slots, told))
         types = set(self._cluster.type_index)
         if spec.gpu_types.names and not types & set(spec.gpu_types.names):
             told = f"must name a type that is here: {', '.join(sorted(types))}"
@@ -216,6 +220,17 @@ def _program(spec: JobSpec, where: Path | None) -> str | None:
     path = dict(spec.env).get("PATH", os.environ.get("PATH"))
     name = spec.command[0]
     return shutil.which(str(Path(where, name)) if where is not None and "/" in name else name, path=path)
+
+
+def _may_be_python(spec: JobSpec, where: Path | None) -> bool:
+    """Whether a command might run a Python script: by its words, by a file that they name, or as a script itself."""
+    if any("py" in word or Path(where or ".", word).is_file() for word in spec.command[1:]):
+        return True
+    try:
+        with open(_program(spec, where) or "", "rb") as file:
+            return file.read(4) != b"\x7fELF"
+    except OSError:
+        return True
 
 
 def _placement(places: Iterable[tuple[str, int]]) -> Placement:

@@ -41,7 +41,7 @@ def main(folder: str, start: str, command: list[str]) -> int:
     try:
         child = subprocess.Popen(command, restore_signals=True)
     except OSError as problem:
-        document = {"code": 127, "problem": f"{command[0]}: {problem.strerror}", "asked": False}
+        document = {"code": 127, "problem": f"could not be started: {command[0]}: {problem.strerror}", "asked": False}
         write(os.path.join(folder, EXIT), document)
         return 127
     while True:

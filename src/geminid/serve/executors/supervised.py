@@ -400,7 +400,7 @@ class SupervisedExecutor(ABC):
         self._running.pop(job_id, None)
         self._wanted.pop(job_id, None)
         how = "unstarted" if getattr(problem, "errno", None) in SHORTAGES else "crashed"
-        reason = f"it could not be started: {getattr(problem, 'strerror', None) or problem}"
+        reason = f"it could not be started: {_problem(problem)}"
         return [r.JobEnded(job_id=job_id, how=how, reason=reason[:500])]
 
     def _recalled(self, job_id: str, running: _Elastic | _Plain) -> bool:
@@ -546,7 +546,7 @@ class SupervisedExecutor(ABC):
                     seconds=checkpoint.seconds,
                 )
                 return [*self._report(running, now=True), written]
-            case j.JobEnded(state=state, reason=reason, short=short):
+            case j.JobEnded(state=state, reason=reason, short=short, failures=failures):
                 del self._running[job_id]
                 how = {j.JobPhase.FINISHED: "succeeded", j.JobPhase.FAILED: "failed"}.get(state, "stopped")
                 if how == "stopped" and not running.saved:
@@ -556,7 +556,10 @@ class SupervisedExecutor(ABC):
                 if how != "stopped":
                     self._wanted.pop(job_id, None)
                 why = reason if how in ("failed", "unstarted") else running.reason
-                return [*self._report(running, now=True), r.JobEnded(job_id=job_id, how=how, reason=why[:500])]
+                return [
+                    *self._report(running, now=True),
+                    r.JobEnded(job_id=job_id, how=how, reason=why[:500], failures=failures),
+                ]
         return []
 
     def _holds_fewer(self, job_id: str, running: _Elastic) -> list[r.Record]:
@@ -659,6 +662,13 @@ class SupervisedExecutor(ABC):
         if job.phase is JobPhase.STOPPING:
             self._end(self._running[job.id], save=True)
         return told
+
+
+def _problem(problem: Exception) -> str:
+    """In words, with the file that it is about."""
+    if not isinstance(problem, OSError) or problem.strerror is None:
+        return str(problem)
+    return f"{problem.filename}: {problem.strerror}" if problem.filename is not None else problem.strerror
 
 
 def _stopped(job_id: str) -> r.Record:
