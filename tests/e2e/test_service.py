@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -185,7 +186,11 @@ def test_job_files_metrics_and_the_description_of_the_interface(live, tmp_path):
     assert dry["dry_run"]
     assert dry["finish_s"][0] <= dry["finish_s"][1]
     headers = {"Authorization": f"Bearer {(live.home / 'token').read_text().strip()}"}
-    assert 'geminid_jobs{phase="succeeded"}' in answer(f"{live.client.url}/metrics", headers)[1]
+    metrics = answer(f"{live.client.url}/metrics", headers)[1]
+    assert 'geminid_jobs{phase="succeeded"}' in metrics
+    counts = {name: int(count) for name, count in re.findall(r"^geminid_(\w+)_seconds_count (\d+)$", metrics, re.M)}
+    assert set(counts) == {"decision", "wait"}
+    assert min(counts.values()) > 0
     described = live.client.get("openapi.json")
     assert {"/api/v1/jobs", "/api/v1/jobs/{job_id}/explain", "/api/v1/nodes"} <= set(described["paths"])
     (tmp_path / "bad.py").write_text("import sys\nprint(sys.executable)\nraise ValueError('the data is gone')\n")
@@ -340,7 +345,7 @@ def test_a_what_if_writes_its_report_and_knows_what_is_in_service(live, tmp_path
 
 
 def test_while_the_service_waits_for_a_deaf_job_every_command_says_so():
-    with Live(slots=1, grace_s=8.0) as live:
+    with Live(slots=1, grace_s=12.0) as live:
         deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
         once = "open('deaf', 'x')"  # whoever ends the service after this test does not wait, too
         job_id = live.submit(sys.executable, "-c", f"{once}; {deaf}; time.sleep(600)", max_retries=0)

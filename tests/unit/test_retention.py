@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.serve import records as r
-from geminid.serve.documents import metrics_text, usage_documents
+from geminid.serve.documents import usage_documents
+from geminid.serve.histograms import Histogram
+from geminid.serve.metrics import metrics_text
 from geminid.serve.retention import Retention
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
@@ -66,6 +70,24 @@ def test_metrics_tell_why_jobs_wait():
     for reason, count in (("capacity", 1), ("quota", 1), ("paused", 1), ("retry", 0)):
         assert f'geminid_waiting_jobs{{reason="{reason}"}} {count}\n' in text
     assert "geminid_jobs_submitted_total 4\n" in text
+    for name in {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}:
+        family = re.sub("_(bucket|sum|count)$", "", name)
+        assert re.search(f"^# HELP {family} .+\n# TYPE {family} (gauge|counter|histogram)\n{name}", text, re.M) or (
+            name != family and f"# TYPE {family} histogram\n" in text
+        )
+
+
+def test_a_histogram_counts_what_is_at_most_each_bound():
+    seen = Histogram.of(0.5, 10.0)
+    for value in (0.1, 0.5, 3.0, 20.0):
+        seen = seen.plus(value)
+    assert list(seen.lines("x")) == [
+        'x_bucket{le="0.5"} 2',
+        'x_bucket{le="10"} 3',
+        'x_bucket{le="+Inf"} 4',
+        "x_sum 23.6",
+        "x_count 4",
+    ]
 
 
 def test_the_log_stays_bounded_and_any_kept_snapshot_gives_the_state_back(tmp_path):

@@ -40,6 +40,7 @@ from geminid.serve.client import TOTAL
 from geminid.serve.cordons import kept_slots
 from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails, last_words
+from geminid.serve.metrics import metrics_text
 from geminid.serve.refusals import NOBODY, Refusals
 from geminid.serve.service import Published, Refused, Service
 from geminid.serve.state import ENDS, LiveJob, job_to_dict, printable
@@ -554,7 +555,7 @@ def make_app(
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> PlainTextResponse:
         """The state for Prometheus."""
-        return PlainTextResponse(documents.metrics_text(service.published, service.cluster))
+        return PlainTextResponse(metrics_text(service.published, service.cluster))
 
     return app
 

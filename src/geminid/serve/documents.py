@@ -17,9 +17,6 @@ from geminid.serve.translation import fits
 #: What of a job's file is for its owner and admins alone.
 PRIVATE = ("command", "working_dir", "env")
 
-#: Why jobs wait, for metrics.
-REASONS = ("capacity", "quota", "paused", "retry")
-
 
 def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
     """A job, without its secrets."""
@@ -261,56 +258,3 @@ def factors_of(policy: Policy, job_id: str) -> dict[str, float]:
     """What a job counted with in the policy's last decision, by claim, where it says so."""
     factors = getattr(policy, "factors", None)
     return {} if factors is None else dict(factors(job_id))
-
-
-def metrics_text(published: Published, cluster: Cluster) -> str:
-    """The state in Prometheus' text format."""
-    state, now_s = published.state, published.now_s
-    totals = state.totals(now_s)
-    phases = Counter(job.phase.value for job in state.jobs.values())
-    lines = ["# TYPE geminid_jobs gauge", *(f'geminid_jobs{{phase="{p.value}"}} {phases[p.value]}' for p in JobPhase)]
-    waiting: Counter[str] = Counter()
-    room = {(row["of"], row["name"]): row["slots"] - row["used"] for row in quota_documents(state)}
-    for job in state.jobs.values():
-        if not job.phase.is_terminal and job.target is None:
-            waiting[_why_waiting(job, room, now_s)] += 1
-    lines.append("# TYPE geminid_waiting_jobs gauge")
-    lines += [f'geminid_waiting_jobs{{reason="{w}"}} {waiting[w]}' for w in REASONS]
-    gauges = {
-        "geminid_slots": cluster.total_slots,
-        "geminid_slots_held": sum(job.state.num_slots for job in state.jobs.values()),
-        "geminid_slots_cordoned": len(state.cordoned),
-        "geminid_last_decision_seconds": published.last_decision_ms / 1e3,
-        "geminid_trouble": int(bool(published.trouble)),
-    }
-    counters = {
-        "geminid_decisions_total": published.decisions,
-        "geminid_rejected_decisions_total": published.rejected,
-        "geminid_records_total": state.seq,
-        "geminid_jobs_submitted_total": state.submitted,
-        "geminid_rescales_total": sum(one.rescales for one in totals.values()),
-        "geminid_failures_total": sum(one.failures for one in totals.values()),
-        "geminid_pause_seconds_total": sum(one.paused_s for one in totals.values()),
-    }
-    for kind, values in (("gauge", gauges), ("counter", counters)):
-        for name, value in values.items():
-            lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
-    lines.append("# TYPE geminid_gpu_seconds_total counter")
-    lines += [
-        f'geminid_gpu_seconds_total{{owner="{_label(owner)}"}} {one.gpu_s:.3f}' for owner, one in sorted(totals.items())
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _why_waiting(job: LiveJob, room: Mapping[tuple[str, str], int], now_s: float) -> str:
-    """Why a job has no slots, in a word."""
-    if not job.wants_slots:
-        return "paused"
-    if job.held_until_s > now_s:
-        return "retry"
-    names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
-    return "quota" if any(room.get(name, job.spec.min_slots) < job.spec.min_slots for name in names) else "capacity"
-
-
-def _label(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

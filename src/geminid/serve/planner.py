@@ -26,6 +26,7 @@ from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.cordons import Slot, kept_slots
 from geminid.serve.guard import Guard, Timed
+from geminid.serve.histograms import DECISIONS
 from geminid.serve.reasons import Causes, Change
 from geminid.serve.state import ENDS, LiveJob, ServiceState, observation_of
 from geminid.serve.translation import facts_of, fits, name_slots, recall_usage, view_of
@@ -89,7 +90,7 @@ class Planner:
         self._desired_nodes: Mapping[str, int] = {}
         self.reasons: Mapping[str, str] = {}
         self.decisions = self.rejected = 0
-        self.decision_ms = 0.0
+        self.decision_ms, self.decision_times = 0.0, DECISIONS
         recall_usage(policy, state.jobs.values(), clock.now_s())
         self._kept: Mapping[str, frozenset[Slot]] = {}
         self._named: dict[str, frozenset[Slot]] = {}
@@ -254,6 +255,7 @@ class Planner:
         before = dict(engine.jobs)
         outcome = engine.decide()
         self.decision_ms = 1e3 * (time.perf_counter() - started)
+        self.decision_times = self.decision_times.plus(self.decision_ms / 1e3)
         had_news = self._news
         self._decided_at_s, self._wanted, self._news = now_s, False, False
         self._next_round_s = now_s + (engine.policy.interval_s or 0.0)

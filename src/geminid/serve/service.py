@@ -32,6 +32,7 @@ from geminid.serve.client import LONGEST_END_S
 from geminid.serve.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
+from geminid.serve.histograms import DECISIONS, WAITS, Histogram
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import ENDS, LiveJob, ServiceState, StoryLine
@@ -62,7 +63,8 @@ class Refused(Exception):
 class Published:
     """The service at a moment, for readers; nothing in it changes.
 
-    ``reasons`` are those that the last decision gave, by job.
+    ``reasons`` are those that the last decision gave, by job; ``decision_times`` and ``waits`` what decisions have
+    taken and how long jobs have waited for their first slots, since the service started.
     """
 
     now_s: float
@@ -73,6 +75,8 @@ class Published:
     last_decision_ms: float = 0.0
     batches: int = 0
     reasons: Mapping[str, str] = field(default_factory=dict)
+    decision_times: Histogram = DECISIONS
+    waits: Histogram = WAITS
 
 
 @dataclass(slots=True)
@@ -148,6 +152,7 @@ class Service:
         self._in_hand: list[Any] = []
         self._failure: BaseException | None = None
         self.on_failure: Callable[[], None] = lambda: None
+        self._waits = WAITS
         self.published = Published(self.clock.now_s(), self._state.copy())
 
     # ------------------------------------------------------------------------------------------- for everybody
@@ -456,6 +461,7 @@ class Service:
             return False
         self._trouble = ""
         for entry in entries:
+            self._count_wait(entry)
             about = r.jobs_of(entry.record)
             before = {job_id: _last_line(self._state, job_id) for job_id in about}
             self._state.apply(entry.seq, entry.at_s, entry.record)
@@ -482,6 +488,13 @@ class Service:
                 told = {"seq": entry.seq, "event": kind, "job": job_id, "slots": line.slots, "pause_s": line.pause_s}
                 log.info("%s: %s", job_id, line.text, extra={"fields": told})
 
+    def _count_wait(self, entry: Entry) -> None:
+        """How long a job has waited that is about to start for the first time."""
+        if isinstance(entry.record, r.JobStarting):
+            job = self._state.jobs.get(entry.record.job_id)
+            if job is not None and job.state.first_started_at_s is None:
+                self._waits = self._waits.plus(entry.at_s - job.state.submitted_at_s)
+
     def _publish(self) -> None:
         self._batches += 1
         state = self._state.copy()
@@ -496,6 +509,8 @@ class Service:
             self._planner.decision_ms,
             self._batches,
             self._planner.reasons,
+            self._planner.decision_times,
+            self._waits,
         )
 
     # ------------------------------------------------------------------------------------------- the executor
