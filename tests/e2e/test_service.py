@@ -191,6 +191,7 @@ def test_job_files_metrics_and_the_description_of_the_interface(live, tmp_path):
     counts = {name: int(count) for name, count in re.findall(r"^geminid_(\w+)_seconds_count (\d+)$", metrics, re.M)}
     assert set(counts) == {"decision", "wait"}
     assert min(counts.values()) > 0
+    assert f"geminid_decisions_total {counts['decision']}\n" in metrics
     described = live.client.get("openapi.json")
     assert {"/api/v1/jobs", "/api/v1/jobs/{job_id}/explain", "/api/v1/nodes"} <= set(described["paths"])
     (tmp_path / "bad.py").write_text("import sys\nprint(sys.executable)\nraise ValueError('the data is gone')\n")

@@ -64,7 +64,7 @@ def metrics_text(published: Published, cluster: Cluster) -> str:
     lines += _metric("geminid_gpu_seconds_total", "counter", "Slots × seconds that jobs have held, by owner", by_owner)
     for name, what, seen in (
         ("geminid_decision_seconds", "What decisions took since this service started", published.decision_times),
-        ("geminid_wait_seconds", "How long jobs waited for their first slots, of those started since", published.waits),
+        ("geminid_wait_seconds", "How long jobs waited that started since this service did", published.waits),
     ):
         lines += _metric(name, "histogram", what, seen.lines(name))
     return "\n".join(lines) + "\n"

@@ -255,7 +255,8 @@ class Planner:
         before = dict(engine.jobs)
         outcome = engine.decide()
         self.decision_ms = 1e3 * (time.perf_counter() - started)
-        self.decision_times = self.decision_times.plus(self.decision_ms / 1e3)
+        if outcome.decided:
+            self.decision_times = self.decision_times.plus(self.decision_ms / 1e3)
         had_news = self._news
         self._decided_at_s, self._wanted, self._news = now_s, False, False
         self._next_round_s = now_s + (engine.policy.interval_s or 0.0)
