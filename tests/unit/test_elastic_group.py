@@ -166,6 +166,16 @@ def test_another_supervisor_takes_over_where_the_first_one_was():
     assert told(actions)[0].generation == 6
 
 
+def test_nobody_gets_the_name_of_one_that_died_while_there_was_no_supervisor():
+    group = ElasticGroup("file:/x/")
+    group.adopt("w5", "a", member=True)
+    group.resume(3, ["w5", "w6"], ["a", "b"], ["w5", "w6", "w7"])
+    actions = group.resumed()
+    assert started(actions) == [("w8", "b")]
+    form, members = told(actions)
+    assert (form.members, members) == (("w5",), ["w5"])  # the survivor waits for nobody
+
+
 def test_ranks_of_a_node_are_consecutive_and_the_first_member_says_where_to_meet():
     group = ElasticGroup("file:/x/")
     group.want(["n1/0", "n2/0", "n1/1"])

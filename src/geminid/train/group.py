@@ -17,7 +17,7 @@ the membership makes a new one. The rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -184,8 +184,12 @@ class ElasticGroup:
         self._workers[worker] = _Worker(slot, Standing.MEMBER if member else Standing.STARTING, has_state=member)
         self._started = max(self._started, _number(worker))
 
-    def resume(self, generation: int, members: Sequence[str], wanted: Sequence[str]) -> None:
-        """Take over a group that an earlier supervisor formed; its members still train."""
+    def resume(self, generation: int, members: Sequence[str], wanted: Sequence[str], known: Iterable[str] = ()) -> None:
+        """Take over a group that an earlier supervisor formed; its members still train.
+
+        No newcomer gets the name of a worker that was ``known``, living or dead: others would take it for that.
+        """
+        self._started = max([self._started, *map(_number, members), *map(_number, known)])
         self.generation, self.members, self._wanted = generation, tuple(members), tuple(wanted)
         self._joined = set(members)
         self._broken = len(self._alive()) < len(self.members)

@@ -742,7 +742,7 @@ class Supervisor:
                     leads=left.members[:1] == (worker,),
                 )
                 self._group.adopt(worker, entry["slot"], member=member)
-        self._group.resume(left.generation, left.members, (*left.slots, *coming))
+        self._group.resume(left.generation, left.members, (*left.slots, *coming), left.workers)
         if any(member in self._workers for member in left.members):
             self._phase = JobPhase.RUNNING
         elif self._workers:

@@ -156,7 +156,9 @@ class Bridge:
 
     def serve(self) -> None:
         """Serve until the service hangs up."""
+        self._tell({"told": "looked"})
         self._find_leases()
+        self._look()  # whatever is asked for is of nodes that it must know
         look_at_s = 0.0
         while True:
             ready, _, _ = select.select([self._line], [], [], max(0.0, look_at_s - monotonic()))
@@ -244,7 +246,9 @@ class Bridge:
             }
             actor = ray.remote(NodeAgent).options(**options).remote(self._service, name, self._forsaken_s)
             self._agents[node_id] = actor
-        asked = self._asked.setdefault(node_id, _Question(self._agents[node_id].place.remote()))
+        if node_id not in self._asked:
+            self._asked[node_id] = _Question(self._agents[node_id].place.remote())
+        asked = self._asked[node_id]
         asked.looks += 1
         done, _ = ray.wait([asked.answer], timeout=0)
         place = None
@@ -287,6 +291,8 @@ class Bridge:
 
     def _obey(self, document: dict[str, Any]) -> None:
         match document["do"]:
+            case "lease" if not {slot.rpartition("/")[0] for slot in document["slots"]} <= self._units.keys():
+                self._tell({"told": "refused", "id": document["id"], "slots": document["slots"], "reason": ""})
             case "lease":
                 self._resting -= {self._units[slot.rpartition("/")[0]][0] for slot in document["slots"]}
                 self._pool.submit(self._lease, document["id"], document["slots"], document["job"], document["code"])
@@ -298,9 +304,9 @@ class Bridge:
             case "wish":
                 self._wished = True
                 _wish(document["wished"])
-            case "rest":
+            case "rest" if document["node"] in self._units:
                 self._rest(self._units[document["node"]][0])
-            case "replace":
+            case "replace" if document["node"] in self._units:
                 self._end_agent(self._units[document["node"]][0])
 
     def _lease(self, number: int, slots: list[str], job: str, code: str | None) -> None:
@@ -623,6 +629,7 @@ def main(address: str, service: str, forsaken_s: float, silent_s: float, descrip
     """Join the cluster and serve; whatever goes wrong is told, and ends this process."""
     line = Line(socket.socket(fileno=descriptor), timeout_s=None)
     try:
+        line.send({"told": "looked"})  # joining may take long
         host = address.rpartition(":")[0]
         local = {"_node_ip_address": host} if host and is_of_this_machine(host) else {}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)

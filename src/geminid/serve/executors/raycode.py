@@ -20,6 +20,8 @@ from typing import Any
 
 import yaml
 
+from geminid.serve.executors.shim import write
+
 #: In a job's folder: what it needs besides its files, in Ray's words.
 DESCRIPTION = "runtime_env.yaml"
 
@@ -57,7 +59,8 @@ class CodeStore:
         try:
             pack(code, excludes, packed)
             name = digest(packed, environment)
-            (self._folder / f"{name}.json").write_text(json.dumps(environment), encoding="utf-8")
+            packed.chmod(0o600)
+            write(str(self._folder / f"{name}.json"), environment)
             os.replace(packed, self.package(name))  # the same, if it is there already; and its age begins anew
         finally:
             packed.unlink(missing_ok=True)
