@@ -248,15 +248,16 @@ class Forecaster:
         """Have the forecast made anew if it is old or jobs have changed, and wait for it a little.
 
         One that is late because nobody has looked for a while, or lacks jobs as they are now, is waited for longer; one
-        that others wait for, or that has been made as often as may be, only if it is likely to be ready soon.
+        that others wait for, or that has been made as often as may be, only if it is likely to be ready soon. It is one
+        of the moment of asking that is waited for: what changes meanwhile is for whoever asks next.
         """
-        late, news = self._last.is_late(time.monotonic()), self._has_news()
+        asked_s, late, news = self._service.clock.now_s(), self._last.is_late(time.monotonic()), self._has_news()
         patience_s = LONG_PATIENCE_S if late or news else PATIENCE_FOR_IT_S
         until = time.monotonic() + patience_s
         self.begin(news=news)
         while (now := time.monotonic()) < until and (late or news or self._last.took_s < patience_s):
             if not self._busy:
-                if not self._has_news():
+                if self._last.at_s >= asked_s or not self._has_news():
                     return
                 self.begin(news=True)
                 if self._last.computed_s > until - now:  # for whoever asks next
