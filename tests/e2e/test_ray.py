@@ -332,25 +332,17 @@ def test_a_restarted_head_disturbs_nobody(ray):
     assert ray.exactly_once("i", 50, 2)
 
 
-def test_an_agent_that_hangs_is_replaced_and_operators_are_told(ray):
-    """One that hangs while the service is away, and one that does while it is there."""
+def test_an_agent_that_hangs_while_there_is_no_service_is_replaced_and_operators_are_told(ray):
     job = ray.spread("n", 5)
-
-    def warned() -> int:
-        return sum("has not answered" in note["text"] for note in ray.json("status")["notes"])
-
     node = sorted(ray.on(job))[0]
     ray.kill()
     ray.stop_agent(node)
     ray.options += ["--agent-timeout", "25"]  # Ray itself gives up asking after 22 s
     ray.up()
-    ray.wait_for(lambda: warned() == 1)
+    ray.until(job, lambda job: job["phase"] == "running" and job["slots"] > 1)
+    notes = [note["text"] for note in ray.json("status")["notes"]]
+    assert any(f"agent of node {node} has not answered" in text for text in notes), notes
     ray.wait_for(lambda: node in ray.nodes() and not ray.nodes()[node]["down"])  # it is back
-    agent, step = ray.agent(node), ray.job(job)["step"]
-    ray.stop_agent(node)
-    ray.until(job, lambda job: job["step"] > step + 5)  # it trains on meanwhile
-    ray.wait_for(lambda: warned() == 2)
-    ray.wait_for(lambda: not alive(agent) and not ray.nodes()[node]["down"])
     ray.finish("n", job)
     assert "from its last checkpoint" not in ray.story(job)
 
