@@ -130,7 +130,7 @@ class LocalExecutor(SupervisedExecutor):
         return [r.Noted(level="warning", text=f"{told}. Jobs that were there go on elsewhere, or wait")]
 
     def _replanned(self, jobs: Sequence[LiveJob]) -> list[r.Record]:
-        """Plans for the slots that there are: jobs stay on what is left of theirs if that is enough for them."""
+        """Plans for the slots that there are: who runs stays on what is left of theirs, if that is enough."""
         targets: dict[str, Placement | None] = {}
         reasons: dict[str, str] = {}
         for job in jobs:
@@ -141,7 +141,8 @@ class LocalExecutor(SupervisedExecutor):
             left = [now for now in after.values() if now is not None]
             gone = [f"{node}/{index}" for (node, index), now in after.items() if now is None]
             enough = len(left) >= job.spec.min_slots and len({node for node, _ in left}) == 1 and job.elastic
-            targets[job.id] = _placement(left) if enough or not gone else None
+            stays = job.id in self._running and (enough or not gone)
+            targets[job.id] = _placement(left) if stays else None
             reasons[job.id] = "slots are numbered anew"
             if gone:
                 are = "is" if len(gone) == 1 else "are"
