@@ -257,9 +257,12 @@ def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray):
     seats = "[a for a in ray.util.list_named_actors(True) if a['name'].startswith('geminid/')]"
     ray.wait_for(lambda: json.loads(ray.cluster.run(f"print(json.dumps([{FREE}, len({seats})]))")) == [5.0, 3])
     users = f"ray.get([ray.get_actor(**a).user.remote() for a in {seats}])"
-    users = json.loads(ray.cluster.run(f"print(json.dumps({users}))"))
-    assert {user["job"] for user in users} == {job}
-    assert {user["pid"] for user in users} == ray.worker_pids(job)
+
+    def told() -> list[tuple[str, int]]:
+        found = json.loads(ray.cluster.run(f"print(json.dumps({users}))"))
+        return sorted((user["job"], user["pid"]) for user in found if user is not None)
+
+    ray.wait_for(lambda: told() == sorted((job, pid) for pid in ray.worker_pids(job)))
     workers = ray.worker_pids(job)
     ray.cluster.run(f"ray.kill(ray.get_actor(**{seats}[0]))")
     ray.wait_for(lambda: "taken" in ray.story(job))

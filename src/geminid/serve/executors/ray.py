@@ -134,6 +134,7 @@ class RayExecutor(SupervisedExecutor):
         self._pending: dict[int, _Asked] = {}
         self._asked = 0
         self._trouble = ""
+        self._noted_early: list[r.Record] = []
         self._others_versions: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
         self._autoscale = autoscale
@@ -173,7 +174,8 @@ class RayExecutor(SupervisedExecutor):
         deadline_s = monotonic() + FIRST_NODE_S
         while monotonic() < deadline_s:
             with contextlib.suppress(Empty):
-                self._digest(self._heard.get(timeout=0.2))
+                told = self._digest(self._heard.get(timeout=0.2))
+                self._noted_early += [record for record in told if isinstance(record, r.Noted)]
             if self._seen and len(self._up) == len(self._seen):
                 return
             if self._up:
@@ -188,7 +190,7 @@ class RayExecutor(SupervisedExecutor):
         """Wait for nodes that Ray has and that jobs were on: the jobs are to be taken over, not to be started again."""
         places = [job.state.placement for job in jobs if job.phase.holds_slots and job.state.placement is not None]
         needed = {name for place in places for name in place.node_names}
-        told: list[r.Record] = []
+        told, self._noted_early = self._noted_early, []
         deadline_s = monotonic() + JOBS_AGENTS_S
         while (needed & self._seen.keys()) - self._up and monotonic() < deadline_s:
             with contextlib.suppress(Empty):
