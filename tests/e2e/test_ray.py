@@ -253,7 +253,7 @@ def test_what_others_use_is_left_to_them_and_a_hanging_worker_is_replaced(ray):
 
 def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray):
     """Ray's own view of who has what, and what happens when somebody ends what holds a slot."""
-    job = ray.spread("j", 3)
+    job = ray.unhurried("j", 3)
     seats = "[a for a in ray.util.list_named_actors(True) if a['name'].startswith('geminid/')]"
     ray.wait_for(lambda: json.loads(ray.cluster.run(f"print(json.dumps([{FREE}, len({seats})]))")) == [5.0, 3])
     users = f"ray.get([ray.get_actor(**a).user.remote() for a in {seats}])"
@@ -267,6 +267,7 @@ def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray):
     ray.cluster.run(f"ray.kill(ray.get_actor(**{seats}[0]))")
     ray.wait_for(lambda: "taken" in ray.story(job))
     assert sum(map(alive, workers)) == 2
+    assert ray.run("set", job, "--min-slots", 1).returncode == 0
     ray.finish("j", job)
     assert "from its last checkpoint" not in ray.story(job)
 
