@@ -41,9 +41,9 @@ log = logging.getLogger("geminid.serve")
 #: come or changed since.
 EVERY_S, SHARE_OF_TIME, SHARE_WITH_NEWS = 2.0, 0.1, 0.4
 
-#: Whoever asks waits so long for a forecast that is being made, or so long if jobs have come or changed since the last
-#: one, or it is late: so many times as old as it may become when somebody asks all the time. It is looked for so often.
-PATIENCE_FOR_IT_S, LONG_PATIENCE_S, LATE, LOOK_S = 0.3, 0.8, 2.5, 0.01
+#: Whoever asks waits so long for a forecast that is being made, or so long if the last one is late: so many times as
+#: old as it may become when somebody asks all the time. It is looked for so often.
+PATIENCE_FOR_IT_S, LONG_PATIENCE_S, LATE, LOOK_S = 0.3, 0.5, 2.5, 0.01
 
 #: Why a job that is to run has no forecast: it has come or changed since the last one; or there is none of it.
 BEING_COMPUTED, UNKNOWN = "being computed", "unknown"
@@ -247,12 +247,12 @@ class Forecaster:
     async def freshen(self) -> None:
         """Have the forecast made anew if it is old or jobs have changed, and wait for it a little.
 
-        One that is late because nobody has looked for a while, or lacks jobs as they are now, is waited for longer; one
-        that others wait for, or that has been made as often as may be, only if it is likely to be ready soon. It is one
-        of the moment of asking that is waited for: what changes meanwhile is for whoever asks next.
+        One that is late because nobody has looked for a while is waited for longer; one that others wait for, or that
+        has been made as often as may be, only if it is likely to be ready soon, or lacks jobs as they are now. It is
+        one of the moment of asking that is waited for: what changes meanwhile is for whoever asks next.
         """
         asked_s, late, news = self._service.clock.now_s(), self._last.is_late(time.monotonic()), self._has_news()
-        patience_s = LONG_PATIENCE_S if late or news else PATIENCE_FOR_IT_S
+        patience_s = LONG_PATIENCE_S if late else PATIENCE_FOR_IT_S
         until = time.monotonic() + patience_s
         self.begin(news=news)
         while (now := time.monotonic()) < until and (late or news or self._last.took_s < patience_s):
