@@ -58,8 +58,8 @@ REST_S = 5.0
 #: How long to wait for the first node, then for the agents of the others, and for those of nodes that jobs were on.
 FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 
-#: A cluster that said why it cannot be used is tried for so much longer.
-TROUBLE_S = 5.0
+#: A cluster that says why it cannot be used, and nothing else, is tried for so long.
+TROUBLE_S = 15.0
 
 #: A bridge that ended is started again after so long, twice as long each time, up to a limit.
 BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
@@ -171,7 +171,8 @@ class RayExecutor(SupervisedExecutor):
 
     def _await_nodes(self) -> None:
         """Wait until all nodes that Ray has are here, or some are and time is up."""
-        deadline_s = monotonic() + FIRST_NODE_S
+        troubled_since_s = monotonic()
+        deadline_s = troubled_since_s + FIRST_NODE_S
         while monotonic() < deadline_s:
             with contextlib.suppress(Empty):
                 told = self._digest(self._heard.get(timeout=0.2))
@@ -180,8 +181,10 @@ class RayExecutor(SupervisedExecutor):
                 return
             if self._up:
                 deadline_s = min(deadline_s, monotonic() + AGENTS_S)
-            elif self._bridge.trouble:
-                deadline_s = min(deadline_s, monotonic() + TROUBLE_S)
+            if not self._bridge.trouble or self._seen:
+                troubled_since_s = monotonic()
+            elif monotonic() - troubled_since_s > TROUBLE_S:
+                break
         if not self._up:
             why = self._bridge.trouble or "no node of it has a GPU, a geminid_slot or a CPU"
             raise NoCluster(f"the Ray cluster cannot be used: {why}")
