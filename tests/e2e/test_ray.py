@@ -255,7 +255,7 @@ def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray):
     """Ray's own view of who has what, and what happens when somebody ends what holds a slot."""
     job = ray.unhurried("j", 3)
     seats = "[a for a in ray.util.list_named_actors(True) if a['name'].startswith('geminid/')]"
-    ray.wait_for(lambda: json.loads(ray.cluster.run(f"print(json.dumps([{FREE}, len({seats})]))")) == [5.0, 3])
+    until(lambda: json.loads(ray.cluster.run(f"print(json.dumps([{FREE}, len({seats})]))")), [5.0, 3])
     users = f"ray.get([ray.get_actor(**a).user.remote() for a in {seats}])"
 
     def told() -> list[tuple[str, int]]:
@@ -354,15 +354,16 @@ def test_an_agent_that_hangs_while_there_is_no_service_is_replaced_and_operators
 def test_everything_is_given_back_at_the_end(ray):
     check_invariants(ray.home)  # after every record of all that happened above
     ray.run("down")
-    code = "print(json.dumps([ray.cluster_resources().get('CPU'), ray.available_resources().get('CPU')]))"
     ray.cluster.kill("n5")
-    deadline = time.monotonic() + 20.0
-    while True:
-        total, free = json.loads(ray.cluster.run(code))
-        if total == free == 8.0 or time.monotonic() > deadline:
-            break
+    code = "print(json.dumps([ray.cluster_resources().get('CPU'), ray.available_resources().get('CPU')]))"
+    until(lambda: json.loads(ray.cluster.run(code)), [8.0, 8.0])
+    left = ("n1", "n2", "n3", "n4")  # agents hold no slots, and what they started ends after them
+    until(lambda: [pid for name in left for pid in ray.cluster.pids(name) if "zygote" in command_of(pid)], [])
+
+
+def until(told, expected: object, timeout_s: float = 60.0) -> None:
+    """Wait until something is as expected."""
+    deadline = time.monotonic() + timeout_s
+    while (found := told()) != expected:
+        assert time.monotonic() < deadline, found
         time.sleep(0.5)
-    assert total == free == 8.0
-    assert not [
-        pid for name in ("n1", "n2", "n3", "n4") for pid in ray.cluster.pids(name) if "zygote" in command_of(pid)
-    ]

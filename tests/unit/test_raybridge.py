@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from geminid.serve.executors import ray
-from geminid.serve.executors.ray import Bridge
+from geminid.serve.executors import bridge as module
+from geminid.serve.executors.bridge import Bridge
 
 SCRIPT = """
 import socket, sys, time
@@ -23,8 +23,8 @@ if b"trouble" in word:
 @pytest.fixture
 def bridge(monkeypatch):
     heard = []
-    monkeypatch.setattr(ray, "BRIDGE_SILENT_S", 1.0)
-    monkeypatch.setattr(ray, "BRIDGE_S", 0.3)
+    monkeypatch.setattr(module, "BRIDGE_SILENT_S", 1.0)
+    monkeypatch.setattr(module, "BRIDGE_S", 0.3)
     made = Bridge([sys.executable, "-c", SCRIPT], heard.append)
     made.heard = heard
     yield made

@@ -8,7 +8,7 @@ import os
 import resource
 import shutil
 import signal
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from geminid.cluster import Cluster
@@ -31,10 +31,12 @@ from geminid.serve.executors.plain import (
 from geminid.serve.executors.shim import MEMORY
 from geminid.serve.executors.slotnames import SlotNames
 from geminid.serve.executors.supervised import (
+    JOBS,
     ORPHANS_S,
     Command,
     SupervisedExecutor,
     job_environment,
+    placement_of,
     worker_options,
 )
 from geminid.serve.executors.warm import WarmLauncher
@@ -112,9 +114,9 @@ class LocalExecutor(SupervisedExecutor):
 
     def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives; before, end what was started and not written down any more."""
-        folders = [folder for folder in (self._folder / "jobs").glob("*") if folder.is_dir()]
+        folders = [folder for folder in (self._folder / JOBS).glob("*") if folder.is_dir()]
         written = {mark for folder in folders for mark in worker_marks(folder)}
-        jobs_folder = self._folder.absolute() / "jobs"
+        jobs_folder = self._folder.absolute() / JOBS
         signal_marked(signal.SIGKILL, lambda mark: [*Path(mark).parents][1:2] == [jobs_folder] and mark not in written)
         self._names.write()
         told = super().open(post, jobs)
@@ -142,7 +144,7 @@ class LocalExecutor(SupervisedExecutor):
             gone = [f"{node}/{index}" for (node, index), now in after.items() if now is None]
             enough = len(left) >= job.spec.min_slots and len({node for node, _ in left}) == 1 and job.elastic
             stays = job.id in self._running and (enough or not gone)
-            targets[job.id] = _placement(left) if stays else None
+            targets[job.id] = placement_of(left) if stays else None
             reasons[job.id] = "slots are numbered anew"
             if gone:
                 are = "is" if len(gone) == 1 else "are"
@@ -204,11 +206,11 @@ class LocalExecutor(SupervisedExecutor):
         return {worker: slot for worker, (_, slot) in live_workers(self.folder_of(job_id)).items()}
 
     def _end_others(self) -> None:
-        if (self._folder / "jobs").is_dir():
-            for folder in (self._folder / "jobs").iterdir():
+        if (self._folder / JOBS).is_dir():
+            for folder in (self._folder / JOBS).iterdir():
                 if folder.name not in self._running:
                     _end_all(folder)
-            within = f"{self._folder.absolute() / 'jobs'}{os.sep}"
+            within = f"{self._folder.absolute() / JOBS}{os.sep}"
             signal_marked(
                 signal.SIGKILL,
                 lambda mark: (
@@ -232,13 +234,6 @@ def _may_be_python(spec: JobSpec, where: Path | None) -> bool:
             return file.read(4) != b"\x7fELF"
     except OSError:
         return True
-
-
-def _placement(places: Iterable[tuple[str, int]]) -> Placement:
-    by_node: dict[str, list[int]] = {}
-    for node, index in places:
-        by_node.setdefault(node, []).append(index)
-    return Placement.of(by_node)
 
 
 def _slots(names: Sequence[str]) -> str:

@@ -14,9 +14,7 @@ import json
 import secrets
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,16 +30,17 @@ from geminid.jobstate import JobPhase
 from geminid.nodes import NodeGroup
 from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
+from geminid.serve.executors.bridge import Bridge
 from geminid.serve.executors.machine import slot_environment
-from geminid.serve.executors.nodeserver import Line
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.raycode import CannotPack, CodeStore
 from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
+from geminid.serve.executors.remotecommand import RemoteCommand
 from geminid.serve.executors.shim import write
 from geminid.serve.executors.supervised import JOBS, ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
-from geminid.train.launcher import SLOT_GONE, Launch, how_it_ended
+from geminid.train.launcher import SLOT_GONE, Launch
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 from geminid.train.takeover import Handover, end_of
@@ -60,12 +59,6 @@ FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 
 #: A cluster that says why it cannot be used, and nothing else, is tried for so long.
 TROUBLE_S = 15.0
-
-#: A bridge that ended is started again after so long, twice as long each time, up to a limit.
-BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
-
-#: One that has said nothing for so long hangs, and is ended; it says something at every look at the cluster.
-BRIDGE_SILENT_S = 60.0
 
 #: So long, an address is tried before it counts as one where nobody is.
 ADDRESS_S = 5.0
@@ -686,137 +679,6 @@ class RayExecutor(SupervisedExecutor):
             keys |= {one["key"] for one in json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]}
         left = Handover.read(folder)
         return keys | {entry["key"] for entry in left.workers.values()} if left is not None else keys
-
-
-class RemoteCommand:
-    """A plain command's processes, one on each of its nodes: when one fails, all end."""
-
-    def __init__(
-        self, processes: Sequence[RemoteProcess], ended: Callable[[RemoteCommand], None], *, asked: bool = False
-    ) -> None:
-        self._processes = processes
-        self._kill_at_s: float | None = None
-        self._stopping = False
-        self._asked = asked
-        self.exit: PlainExit | None = None
-        threading.Thread(target=self._watch, args=(ended,), name="watch a command", daemon=True).start()
-
-    @property
-    def pids(self) -> list[int]:
-        """The process ids, each on its node."""
-        return [process.pid for process in self._processes]
-
-    def stop(self, grace_s: float) -> None:
-        """Ask the command to end; after the grace period it is made to."""
-        if not self._stopping:
-            self._stopping, self._kill_at_s = True, monotonic() + grace_s
-            self._asked = self._asked or any(process.exit_code() is None for process in self._processes)
-            for process in self._processes:
-                process.signal(signal.SIGTERM)
-
-    def tick(self) -> None:
-        """End the command if its grace period is over."""
-        if self._kill_at_s is not None and monotonic() > self._kill_at_s:
-            self._kill_at_s = None
-            self.kill()
-
-    def kill(self) -> None:
-        """End the command now."""
-        for process in self._processes:
-            process.signal(signal.SIGKILL)
-
-    def _watch(self, ended: Callable[[RemoteCommand], None]) -> None:
-        left = list(self._processes)
-        while left:
-            selectable = {process.fileno(): process for process in left}
-            import select
-
-            ready, _, _ = select.select(list(selectable), [], [])
-            for descriptor in ready:
-                process = selectable[descriptor]
-                left.remove(process)
-                code = process.exit_code() or 0
-                if code != 0 and self.exit is None:
-                    problem = process.reason or how_it_ended(code)
-                    self.exit = PlainExit(code, problem, self._asked)
-                    self.kill()
-                process.close()
-        self.exit = self.exit or PlainExit(0, "", self._asked)
-        ended(self)
-
-
-class Bridge:
-    """The process that talks with Ray, started again whenever it ends or hangs.
-
-    The number of a descriptor is the last word of its ``command``: a socket over which both talk.
-    """
-
-    def __init__(self, command: Sequence[str], on_document: Callable[[Mapping[str, Any]], None]) -> None:
-        self._command, self._on_document = command, on_document
-        self.trouble = ""
-        self._line: Line | None = None
-        self._started = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._closing = threading.Event()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name="geminid bridge", daemon=True)
-        self._thread.start()
-
-    def send(self, document: Mapping[str, Any]) -> int | None:
-        """Send something to the bridge; which one that is, or None while there is none."""
-        with self._lock, contextlib.suppress(OSError):
-            if self._line is not None:
-                self._line.send(document)
-                return self._started
-        return None
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the process has ended."""
-        self._closing.set()
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
-
-    def close(self) -> None:
-        """End the process; agents and slots stay as they are."""
-        self._closing.set()
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-        self._thread.join(5.0)
-
-    def _serve(self) -> None:
-        pause_s = BRIDGE_S
-        while not self._closing.is_set():
-            ours, theirs = socket.socketpair()
-            with theirs:
-                command = [*self._command, str(theirs.fileno())]
-                self._process = subprocess.Popen(
-                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-                )
-            line = Line(ours, timeout_s=BRIDGE_SILENT_S)
-            with self._lock:
-                self._line, self._started = line, self._started + 1
-            try:
-                while True:
-                    for document in line.receive():
-                        if document["told"] == "trouble":
-                            self.trouble = document["text"]
-                        elif document["told"] != "looked":
-                            self.trouble, pause_s = "", BRIDGE_S
-                            self._on_document(document)
-            except TimeoutError:
-                told = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
-                self.trouble = f"{told}: it is ended, and another one is started"
-            except (OSError, EOFError, ValueError, KeyError):
-                pass
-            with self._lock:
-                self._line = None
-            line.close()
-            self._process.kill()
-            self._process.wait()
-            self._on_document({"told": "away", "bridge": self._started, "trouble": self.trouble})
-            self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)
 
 
 def _leave_word(jobs: Path, key: str) -> None:

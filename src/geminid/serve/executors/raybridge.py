@@ -49,7 +49,7 @@ from typing import Any
 import ray
 from ray._private import state as ray_state
 from ray._private.runtime_env.packaging import (
-    get_uri_for_package,
+    RAY_PKG_PREFIX,
     package_exists,
     pin_runtime_env_uri,
     upload_package_to_gcs,
@@ -366,7 +366,7 @@ class Bridge:
 
         Code alone is unpacked by the agents: Ray takes seconds to start a process in an environment.
         """
-        uri = get_uri_for_package(code)
+        uri = f"gcs://{RAY_PKG_PREFIX}{code.name}"  # whose name stands for what is in it
         pin_runtime_env_uri(uri)
         if not package_exists(uri):
             upload_package_to_gcs(uri, code.read_bytes())

@@ -52,8 +52,7 @@ class CodeStore:
             CannotPack: it is too large, or ill described.
             OSError: it cannot be read, or there is no room for it.
         """
-        environment = described(code)
-        excludes = environment.pop("excludes", [])
+        environment, excludes = described(code)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         packed = self._folder / f".{secrets.token_hex(8)}.zip"
         try:
@@ -83,8 +82,8 @@ class CodeStore:
                     path.unlink()
 
 
-def described(folder: Path) -> dict[str, Any]:
-    """What the file ``runtime_env.yaml`` of a folder says; files that it names are files of the folder.
+def described(folder: Path) -> tuple[dict[str, Any], list[str]]:
+    """What the ``runtime_env.yaml`` of a folder asks for, with what is in files that it names; and what it excludes.
 
     Raises:
         CannotPack: it is not a description of an environment.
@@ -98,7 +97,7 @@ def described(folder: Path) -> dict[str, Any]:
         raise CannotPack(f"has a {DESCRIPTION} that is no mapping, as Ray describes runtime environments")
     if "working_dir" in told:
         raise CannotPack(f"has a {DESCRIPTION} that names a working_dir: it is the folder itself")
-    excludes = told.get("excludes") or []
+    excludes = told.pop("excludes", None) or []
     if not isinstance(excludes, list) or not all(isinstance(name, str) for name in excludes):
         raise CannotPack(f"has a {DESCRIPTION} with excludes that are no list of names, as in a .gitignore")
     modules = told.get("py_modules") or []
@@ -109,7 +108,7 @@ def described(folder: Path) -> dict[str, Any]:
         if isinstance(named, str) and (folder / named).is_file():
             told[field] = str(folder / named)
     try:
-        return _as_ray_reads(told)
+        return _as_ray_reads(told), excludes
     except Exception as problem:  # Ray has many ways to say so
         raise CannotPack(f"has a {DESCRIPTION} that Ray does not take: {' '.join(str(problem).split())}") from problem
 
@@ -120,8 +119,7 @@ def _as_ray_reads(told: dict[str, Any]) -> dict[str, Any]:
         return {}
     from ray.runtime_env import RuntimeEnv
 
-    excludes = told.pop("excludes", None) or []
-    return {**RuntimeEnv(**told).to_dict(), "excludes": excludes}
+    return dict(RuntimeEnv(**told).to_dict())
 
 
 def pack(folder: Path, excludes: list[str], target: Path) -> None:

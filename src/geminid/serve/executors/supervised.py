@@ -342,10 +342,7 @@ class SupervisedExecutor(ABC):
         return self._folder / JOBS / job_id
 
     def _placed(self, slots: Iterable[str]) -> Placement:
-        by_node: dict[str, list[int]] = {}
-        for node, index in map(self._where, slots):
-            by_node.setdefault(node, []).append(index)
-        return Placement.of(by_node)
+        return placement_of(map(self._where, slots))
 
     # --- Leading there ---
 
@@ -669,6 +666,14 @@ def _problem(problem: Exception) -> str:
     if not isinstance(problem, OSError) or problem.strerror is None:
         return str(problem)
     return f"{problem.filename}: {problem.strerror}" if problem.filename is not None else problem.strerror
+
+
+def placement_of(places: Iterable[tuple[str, int]]) -> Placement:
+    """The placement on some slots, each a node and a number there."""
+    by_node: dict[str, list[int]] = {}
+    for node, index in places:
+        by_node.setdefault(node, []).append(index)
+    return Placement.of(by_node)
 
 
 def _stopped(job_id: str) -> r.Record:

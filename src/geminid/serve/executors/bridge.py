@@ -1,0 +1,92 @@
+"""The line from the service to the process of its own that talks with Ray (``raybridge.py``)."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from geminid.serve.executors.nodeserver import Line
+
+#: A bridge that ended is started again after so long, twice as long each time, up to a limit.
+BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
+
+#: One that has said nothing for so long hangs, and is ended; it says something at every look at the cluster.
+BRIDGE_SILENT_S = 60.0
+
+
+class Bridge:
+    """The process that talks with Ray, started again whenever it ends or hangs.
+
+    The number of a descriptor is the last word of its ``command``: a socket over which both talk.
+    """
+
+    def __init__(self, command: Sequence[str], on_document: Callable[[Mapping[str, Any]], None]) -> None:
+        self._command, self._on_document = command, on_document
+        self.trouble = ""
+        self._line: Line | None = None
+        self._started = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._serve, name="geminid bridge", daemon=True)
+        self._thread.start()
+
+    def send(self, document: Mapping[str, Any]) -> int | None:
+        """Send something to the bridge; which one that is, or None while there is none."""
+        with self._lock, contextlib.suppress(OSError):
+            if self._line is not None:
+                self._line.send(document)
+                return self._started
+        return None
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the process has ended."""
+        self._closing.set()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the process; agents and slots stay as they are."""
+        self._closing.set()
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+        self._thread.join(5.0)
+
+    def _serve(self) -> None:
+        pause_s = BRIDGE_S
+        while not self._closing.is_set():
+            ours, theirs = socket.socketpair()
+            with theirs:
+                command = [*self._command, str(theirs.fileno())]
+                self._process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+                )
+            line = Line(ours, timeout_s=BRIDGE_SILENT_S)
+            with self._lock:
+                self._line, self._started = line, self._started + 1
+            try:
+                while True:
+                    for document in line.receive():
+                        if document["told"] == "trouble":
+                            self.trouble = document["text"]
+                        elif document["told"] != "looked":
+                            self.trouble, pause_s = "", BRIDGE_S
+                            self._on_document(document)
+            except TimeoutError:
+                told = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
+                self.trouble = f"{told}: it is ended, and another one is started"
+            except (OSError, EOFError, ValueError, KeyError):
+                pass
+            with self._lock:
+                self._line = None
+            line.close()
+            self._process.kill()
+            self._process.wait()
+            self._on_document({"told": "away", "bridge": self._started, "trouble": self.trouble})
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)
