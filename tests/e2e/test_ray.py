@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 from live import SCRIPTS, check_invariants
 from onray import OnRay, command_of
 
+import geminid
 from geminid.serve.executors.ray import AGENTS_S
 from geminid.serve.raycluster import LoopbackCluster
 
@@ -278,7 +279,9 @@ def test_what_a_dying_bridge_was_asked_for_is_asked_for_again(ray):
     whole = {"min_slots": 8, "max_slots": 8}  # so that it needs slots that are not held yet
     jobs = [ray.submit("true", **whole)]
     time.sleep(2.0)
-    assert ray.job(jobs[0])["phase"] == "pending"
+    told = ray.json("explain", jobs[0])
+    assert told["phase"] == "pending"
+    assert "it is to start on 8 slots: Ray is asked for n1/0" in told["explanation"]
     os.kill(bridge, signal.SIGKILL)
     jobs.append(ray.submit("true", **whole))
     assert [ray.over(job)["phase"] for job in jobs] == ["succeeded", "succeeded"]
@@ -349,6 +352,30 @@ def test_an_agent_that_hangs_while_there_is_no_service_is_replaced_and_operators
     ray.wait_for(lambda: node in ray.nodes() and not ray.nodes()[node]["down"])  # it is back
     ray.finish("n", job)
     assert "from its last checkpoint" not in ray.story(job)
+
+
+def test_a_second_service_finds_the_cluster_keeps_to_itself_and_leaves_out_nodes_of_another_version(ray):
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(Path(geminid.__file__).parent, Path(folder, "geminid"))
+        init = Path(folder, "geminid", "__init__.py")
+        init.write_text(init.read_text().replace(f'"{geminid.__version__}"', '"9.9.9"'))
+        ray.cluster.start_node("n6", environment={"PYTHONPATH": folder})
+        other = OnRay(ray.cluster, "--storage", f"local://{ray.storage}")
+        del other.options[(place := other.options.index("--address")) : place + 2]
+        other.env["RAY_ADDRESS"] = ray.cluster.address
+        two = {"min_slots": 2, "max_slots": 2}
+        with other:
+            job = other.counting("o", "--samples", 400, "--epochs", 60, "--pause", 0.2, "--every", 0.5, **two)
+            other.until(job, lambda job: job["durable_samples"] > 0)
+            mine = (other.home / "ray.id").read_text()
+            assert {path.parts[-3] for path in ray.storage.glob(f"*/{job}/checkpoint-*")} == {mine}
+            assert not set(other.on(job)) & {"n6"}
+            until(lambda: sum(len(node["taken"]) for node in ray.nodes().values()), 2)
+            for service in (ray, other):
+                notes = [note["text"] for note in service.json("status")["notes"]]
+                assert any("node n6 has geminid 9.9.9" in text for text in notes), notes
+                assert "n6" not in service.nodes()
+        ray.cluster.kill("n6")
 
 
 def test_everything_is_given_back_at_the_end(ray):

@@ -374,7 +374,7 @@ def make_app(
             held = sum(other.state.num_slots for other in leaving)
             names = ", ".join(other.id for other in leaving[:3])
             made["numbers"] = [*made["numbers"], f"jobs that are told to end still hold {held} more: {names}"]
-        if changing := documents.changing(job, published.state):
+        if changing := documents.changing(job, published.state, service.executor.delay_of(job_id)):
             made |= {"explanation": changing, "suggestions": []}
         return JSONResponse(made)
 

@@ -90,8 +90,11 @@ def job_details(job: LiveJob, now_s: float, position: int | None = None) -> dict
     }
 
 
-def changing(job: LiveJob, state: ServiceState) -> str:
-    """What a job is on its way to, if it is: the plan and what its processes hold differ."""
+def changing(job: LiveJob, state: ServiceState, delay: str = "") -> str:
+    """What a job is on its way to, if it is: the plan and what its processes hold differ.
+
+    ``delay`` is what it waits for although its slots are free.
+    """
     if job.target is None:
         if not job.phase.holds_slots:
             return ""
@@ -109,7 +112,7 @@ def changing(job: LiveJob, state: ServiceState) -> str:
     if job.phase is JobPhase.STOPPING:
         return f"it stops, and starts again on {count}{until}"
     if held is None:
-        return f"it is to start on {count}{until or ' now'}"
+        return f"it is to start on {count}{until or (f': {delay}' if delay else ' now')}"
     if job.phase is JobPhase.STARTING:
         return f"it is being started on {held.num_slots} of {count}" + (f", and has all{until}" if until else "")
     if wanted != set(held.slots()):

@@ -91,7 +91,13 @@ class LoopbackCluster:
         self._until(self._answers, "the head of the Ray cluster did not come up")
 
     def start_node(
-        self, name: str, *, wait: bool = True, gpus: int = 0, labels: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        wait: bool = True,
+        gpus: int = 0,
+        labels: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Start a node, or start it again: with CPU slots, or with so many GPUs that it only pretends to have."""
         before, number = len(self._sockets()), int(name.removeprefix("n"))
@@ -104,6 +110,7 @@ class LoopbackCluster:
             *(("--labels", ",".join(f"{key}={value}" for key, value in labels.items())) if labels else ()),
             host=f"{self._network}.{number + 1}",
             name=name,
+            environment=environment,
         )
         # A raylet takes names of sockets that are free: the next one must not look for one before this one has its own.
         self._until(lambda: len(self._sockets()) > before, f"the raylet of {name} did not start")
@@ -209,7 +216,7 @@ class LoopbackCluster:
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self, *arguments: str, host: str, name: str) -> None:
+    def _start(self, *arguments: str, host: str, name: str, environment: Mapping[str, str] | None = None) -> None:
         log = self._folder / f"{name}.out"
         command = [
             *self._inside(name),
@@ -225,7 +232,7 @@ class LoopbackCluster:
         with log.open("ab") as out:
             started = subprocess.Popen(
                 command,
-                env={**self._environment, "GEMINID_RAY_NODE": name},
+                env={**self._environment, **(environment or {}), "GEMINID_RAY_NODE": name},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,

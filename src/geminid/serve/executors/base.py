@@ -65,6 +65,12 @@ class Executor(Protocol):
     def take(self, happening: Happening) -> list[Record]:
         """Look at something that was posted; what it means for the jobs."""
 
+    def delay_of(self, job_id: str) -> str:
+        """What a job waits for whose slots are free and which is not started yet; nothing if for nothing.
+
+        Called in any thread.
+        """
+
     def wish(self, slots_by_type: Mapping[str, int]) -> None:
         """So many slots of each type would all be used, if there were so many."""
 

@@ -264,6 +264,24 @@ class RayExecutor(SupervisedExecutor):
             told += self._lead(job_id)
         return told
 
+    def delay_of(self, job_id: str) -> str:
+        """What a job waits for whose slots are free: Ray, its code, an agent, or that all of it has ended elsewhere."""
+        wanted = self._wanted.get(job_id)
+        if wanted is None or job_id in self._running:
+            return ""
+        if self._trouble:
+            return f"Ray is out of reach ({self._trouble})"
+        if fenced := sorted(filter(None, self._fences.get(job_id, ()))):
+            return f"some of it may still run on {_several(fenced)}, out of reach; it starts when that is over"
+        job, slots = wanted
+        if asked := [asked for asked in list(self._pending.values()) if asked.job_id == job_id]:
+            shipped = ", and its code is brought there" if job.code and self._ship else ""
+            return f"Ray is asked for {_several(slot for one in asked for slot in one.slots)}{shipped}"
+        nodes = {self._where(slot)[0] for slot in slots}
+        if agentless := sorted((nodes - self._up) | (nodes & self._resting.keys())):
+            return f"the agent of {_several(agentless)} is being started"
+        return ""
+
     def wish(self, slots_by_type: Mapping[str, int]) -> None:
         """Tell Ray's autoscaler what is needed; of a type that was never here, whatever Ray calls so."""
         if not self._autoscale:
@@ -729,3 +747,9 @@ def own_address(node: str, address: str) -> str:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((node, 9))
         return str(probe.getsockname()[0])
+
+
+def _several(names: Iterable[str]) -> str:
+    """Some names in a sentence; of many, the first."""
+    first, *others = names
+    return ", ".join([first, *others[:2]]) + (f" and {len(others) - 2} more" if len(others) > 2 else "")

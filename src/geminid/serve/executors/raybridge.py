@@ -440,7 +440,16 @@ class Bridge:
                 )
                 .remote(self._service, name, int(index))
             )
-        seats = ray.get([actor.seat.remote() for actor in actors.values()], timeout=SEAT_S)
+        try:
+            seats = ray.get([actor.seat.remote() for actor in actors.values()], timeout=SEAT_S)
+        except BaseException:
+            # One whose slot was given back meanwhile may wait for it for ever, and count as wanted by Ray's autoscaler.
+            with self._lock:
+                waiting = [actor for slot, actor in actors.items() if slot not in self._seats]
+            for actor in waiting:
+                with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                    ray.kill(actor)
+            raise
         with self._lock:
             mine = self._ours(groups)
             self._seats |= {slot: (actors[slot], actors[slot].stay.remote()) for slot in mine}
@@ -453,14 +462,17 @@ class Bridge:
     def _sit_later(self, groups: Mapping[str, PlacementGroup]) -> None:
         """Have actors in slots that are used already; those that cannot be sat in are given up."""
         try:
-            self._tell({"told": "seated", "held": self._sit(groups)})
-        except (ray.exceptions.RayError, KeyError):
+            held = self._sit(groups)
+        except Exception as problem:  # whatever it is, nobody else would know that nobody sits there
             with self._lock:
                 lost = self._ours(groups)
+            print(f"geminid: no actor in {', '.join(groups)}: {problem}", file=sys.stderr, flush=True)
             for slot in lost:
                 self._release(slot)
             self._tell({"told": "lost", "slots": lost})
             self._said = None
+        else:
+            self._tell({"told": "seated", "held": held})
 
     def _lose(self, alive: set[str]) -> None:
         """See which slots were taken back. Those of nodes that are gone are gone with them, which is told otherwise."""

@@ -228,6 +228,10 @@ class SupervisedExecutor(ABC):
         """The slots that there are."""
         return self._cluster
 
+    def delay_of(self, job_id: str) -> str:
+        """What a job waits for whose slots are free: nothing, here."""
+        return ""
+
     def is_elastic(self, spec: JobSpec) -> bool:
         """A job with a range of sizes was made for it; of others, the script tells by importing the library."""
         ranged = spec.max_slots is not None and not spec.has_fixed_size
