@@ -47,7 +47,10 @@ class OnRay(Live):
     def spread(self, name: str, slots: int, *args: object) -> str:
         """A job on so many slots that may do with one; it takes its time until it is told to :meth:`finish`."""
         job = self.unhurried(name, slots, *args)
+        decided = self.client.get("status")["decisions"]
         assert self.run("set", job, "--min-slots", 1).returncode == 0
+        self.wait_for(lambda: self.client.get("status")["decisions"] > decided)  # and whatever that changed
+        self.until(job, lambda job: job["phase"] == "running")
         return job
 
     def unhurried(self, name: str, slots: int, *args: object) -> str:

@@ -22,13 +22,17 @@ def nodes(**types: str) -> Cluster:
     return Cluster.of_groups([NodeGroup(gpu_type=kind, slots=2, name=name) for name, kind in types.items()])
 
 
+def started(cluster: Cluster) -> r.ServiceStarted:
+    types = {"gpu_types_by_node": {node.name: node.gpu_type for node in cluster.nodes}}
+    return r.ServiceStarted(epoch=1, version="0", policy="geminid", cluster=types)
+
+
 class Scene:
     """A planner and its state, and what they are told."""
 
     def __init__(self, cluster: Cluster, policy: Policy | None = None) -> None:
         self.state, self.clock = ServiceState(), Clock()
-        started = {"gpu_types_by_node": {node.name: node.gpu_type for node in cluster.nodes}}
-        self.tell(r.ServiceStarted(epoch=1, version="0", policy="geminid", cluster=started), planner=False)
+        self.tell(started(cluster), planner=False)
         policy = policy or make_policy("geminid:gap=0", load_policy)
         self.planner = Planner(cluster, policy, "geminid", self.state, self.clock)
 
@@ -210,6 +214,46 @@ def test_a_drain_stops_a_plain_command_even_on_a_cordoned_slot():
     scene.tell(r.NodeDrained(node="a", drained=True, by="op"))
     scene.planner.sync([])
     assert scene.plan()["j1"] is None
+
+
+def usable(scene: Scene) -> list[int]:
+    return list(scene.planner.engine.view().usable_slots)
+
+
+def test_an_operators_drain_and_that_of_the_nodes_owner_know_nothing_of_each_other():
+    drain = {drained: r.NodeDrained(node="a", drained=drained, by="op") for drained in (True, False)}
+    leave = {leaving: r.NodeLeaving(node="a", leaving=leaving) for leaving in (True, False)}
+    for first, second in ((drain, leave), (leave, drain)):
+        scene = Scene(nodes(a="cpu", b="cpu"))
+        for record, left in ((first[True], 0), (second[True], 0), (first[False], 0), (second[False], 2)):
+            scene.tell(record)
+            assert usable(scene) == [left, 2]
+            assert ServiceState.from_dict(scene.state.to_dict()) == scene.state
+
+
+def test_a_node_that_was_about_to_leave_comes_back_as_any_other_and_stays_drained_if_it_was():
+    cluster = nodes(a="cpu", b="cpu")
+    for drained, left in ((False, 2), (True, 0)):
+        for between in (
+            [r.NodeLeft(node="a", reason="gone"), r.NodeJoined(node="a", gpu_type="cpu", slots=2)],
+            [started(cluster)],
+        ):
+            scene = Scene(cluster)
+            scene.tell(r.NodeDrained(node="a", drained=drained, by="op"))
+            scene.tell(r.NodeLeaving(node="a", leaving=True))
+            for record in between:
+                scene.tell(record)
+            scene.planner.follow(cluster)
+            assert usable(scene) == [left, 2]
+
+
+def test_a_node_that_is_gone_is_not_there_again_because_it_is_not_drained_any_more():
+    scene = Scene(nodes(a="cpu", b="cpu"))
+    scene.tell(r.NodeDrained(node="a", drained=True, by="op"))
+    scene.tell(r.NodeLeft(node="a", reason="gone"))
+    scene.planner.follow(scene.planner.cluster)
+    scene.tell(r.NodeDrained(node="a", drained=False, by="op"))
+    assert usable(scene) == [0, 2]
 
 
 def test_an_elastic_job_that_has_nowhere_to_go_stays_on_a_cordoned_slot_and_leaves_when_it_can():

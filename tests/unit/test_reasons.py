@@ -39,6 +39,8 @@ def test_a_drain_and_a_lost_node_are_told_as_such():
     assert Causes().explain(changes, drained, 0.0) == {"j1": "node a is drained"}
     gone = state(r.NodeLeft(node="a", reason="it is gone"))
     assert Causes().explain(changes, gone, 0.0) == {"j1": "node a is gone"}
+    leaving = state(r.NodeLeaving(node="a", leaving=True))
+    assert Causes().explain(changes, leaving, 0.0) == {"j1": "node a is about to leave the cluster"}
     others = state(r.SlotsTaken(node="a", slots=[1]))
     assert Causes().explain(changes, others, 0.0) == {"j1": "others use slot a/1"}
 

@@ -33,7 +33,8 @@ def nodes(json: JsonOption = False) -> None:
     rows = []
     for node in told:
         for slot, job in enumerate(node["jobs"]):
-            state = "drained" if node["drained"] else "cordoned" if slot in node["cordoned"] else "in service"
+            state = "about to leave" if node["leaving"] else "cordoned" if slot in node["cordoned"] else "in service"
+            state = "drained" if node["drained"] else state
             state = "gone" if node["down"] else "used by others" if slot in node["taken"] else state
             planned = node["planned"][slot]
             rows.append(
@@ -52,7 +53,10 @@ def drain(
     """Take a node out of service: jobs save and move off it at once; plain commands begin again elsewhere."""
     with reporting_trouble():
         client().post(at("nodes", node, "undrain" if undo else "drain"))
-        _tell_node(node, f"{node} {'takes work again' if undo else 'takes no more work'}", json)
+        told = f"{node} {'takes work again' if undo else 'takes no more work'}"
+        if undo and node in client().get("status")["leaving"]:
+            told = f"{node} is not drained any more, but takes no work: the cluster is about to take it away"
+        _tell_node(node, told, json)
 
 
 def cordon(

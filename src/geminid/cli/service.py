@@ -242,6 +242,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
 def _closed(told: Mapping[str, Any]) -> str:
     """What of the slots is not in service, if anything."""
     drained = [f"{name} is drained" for name in told["drained"]]
+    drained += [f"{name} is about to leave" for name in told["leaving"]]
     cordoned = ", ".join(told["cordoned"])
     some = [f"{cordoned} {'is' if len(told['cordoned']) == 1 else 'are'} cordoned"] if cordoned else []
     return "".join(f"; {text}" for text in (*drained, *some))

@@ -23,7 +23,7 @@ def kept_slots(
     """The cordoned slots that jobs stay on, by job. ``least`` is how few slots an elastic job can be made to have."""
     if not state.cordoned:
         return {}
-    closed = state.drained | state.down
+    closed = state.emptied | state.down
     types = {node.name: node.gpu_type for node in cluster.nodes if node.name not in closed}
     planned = {
         job.id: frozenset(job.target.slots())

@@ -412,7 +412,7 @@ def in_service(cluster: Cluster, state: ServiceState) -> Cluster | None:
     """The cluster without what is drained, gone or cordoned, but for what jobs stay on; None if nothing is left."""
     closed = state.out_of_service.difference(*kept_slots(state, cluster).values())
     out = Counter(name for name, _ in closed)
-    gone = state.drained | state.down
+    gone = state.emptied | state.down
     nodes = [
         replace(node, slots=node.slots - out[node.name]) if out[node.name] else node
         for node in cluster.nodes

@@ -206,7 +206,7 @@ def rotate(logs: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
     """Put logs aside that have grown too large. Their writers append, so they go on at the beginning.
 
     All is copied first, then whatever came meanwhile, until nothing more has come; only what is written in the instant
-    (microseconds) between that and the truncation is lost.
+    between that and the truncation is lost (microseconds, or as long as this process has to wait for a core).
     """
     with contextlib.suppress(OSError):
         for log in logs.glob("*.log"):
@@ -224,7 +224,8 @@ def _give_back(descriptor: int, length: int) -> None:
 def _put_aside(log: Path) -> None:
     made = log.with_suffix(".log.new")
     try:
-        with log.open("rb") as source, made.open("wb") as target:
+        descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as target, log.open("rb") as source:
             lost = max(0, log.stat().st_size - LARGEST_LOG_BYTES)
             source.seek(lost)
             target.seek(lost)  # a hole, which takes no room: followers find their places by the length

@@ -25,7 +25,7 @@ def metrics_text(published: Published, cluster: Cluster) -> str:
     for job in state.jobs.values():
         if not job.phase.is_terminal and job.target is None:
             waiting[_why_waiting(job, room, now_s)] += 1
-    drained = sum(node.slots for node in cluster.nodes if node.name in state.drained)
+    drained = sum(node.slots for node in cluster.nodes if node.name in state.emptied)
     gauges = {
         "geminid_slots": (cluster.total_slots, "All slots, in service or not"),
         "geminid_slots_held": (
@@ -33,7 +33,7 @@ def metrics_text(published: Published, cluster: Cluster) -> str:
             "Slots that processes of jobs are on",
         ),
         "geminid_slots_cordoned": (len(state.cordoned), "Slots that take no new work (geminid cordon)"),
-        "geminid_slots_drained": (drained, "Slots of drained nodes (geminid drain)"),
+        "geminid_slots_drained": (drained, "Slots of drained nodes (geminid drain, or Ray)"),
         "geminid_last_decision_seconds": (published.last_decision_ms / 1e3, "What the last decision took"),
         "geminid_trouble": (int(bool(published.trouble)), "1 while the log cannot be written"),
     }

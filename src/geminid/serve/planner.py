@@ -118,10 +118,12 @@ class Planner:
                 self._news = True
             case r.Planned():
                 self._remember_slots(record.targets)
-            case r.NodeDrained() if record.node in self.cluster.node_index:
+            case r.NodeDrained() | r.NodeLeaving() if record.node in self.cluster.node_index:
                 node = self.cluster.node_index[record.node]
-                self.engine.take(e.NodeDrained(now_s, node) if record.drained else e.NodeUp(now_s, node))
-                if not record.drained:
+                if record.node in self._state.emptied:
+                    self.engine.take(e.NodeDrained(now_s, node))
+                elif record.node not in self._state.down:
+                    self.engine.take(e.NodeUp(now_s, node))
                     self._causes.freed(now_s, self._slots_of(record.node), f"node {record.node} takes work again")
                 self._wanted = True
             case r.SlotCordoned() if record.node in self.cluster.node_index:
@@ -301,7 +303,7 @@ class Planner:
         """An engine that knows what the state knows."""
         now_s = max(self._clock.now_s(), self._state.at_s)
         engine = Engine(self.cluster, self.guard, ModelKeeper("geminid"), now_s=now_s)
-        for node in self._state.drained & set(self.cluster.node_index):
+        for node in self._state.emptied & set(self.cluster.node_index):
             engine.take(e.NodeDrained(now_s, self.cluster.node_index[node]))
         for node in self._state.down & set(self.cluster.node_index):
             engine.take(e.NodeDown(now_s, self.cluster.node_index[node]))

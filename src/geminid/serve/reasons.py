@@ -135,6 +135,8 @@ def _out_of_service(slots: Iterable[Slot], state: ServiceState) -> list[str]:
             told[f"node {node} is gone"] = None
         elif node in state.drained:
             told[f"node {node} is drained"] = None
+        elif node in state.leaving:
+            told[f"node {node} is about to leave the cluster"] = None
         elif (node, slot) in state.cordoned:
             told[f"slot {node}/{slot} is cordoned"] = None
         elif (node, slot) in state.taken:

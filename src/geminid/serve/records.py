@@ -217,8 +217,16 @@ class SlotsTaken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLeaving:
+    """Whoever owns a node is about to take it away, or is not any more."""
+
+    node: str
+    leaving: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrained:
-    """A node takes no more work, or does again."""
+    """An operator has a node take no more work, or again."""
 
     node: str
     drained: bool
@@ -282,6 +290,7 @@ Record = (
     | NodeJoined
     | NodeLeft
     | SlotsTaken
+    | NodeLeaving
     | NodeDrained
     | SlotCordoned
     | QuotaSet

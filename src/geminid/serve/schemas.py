@@ -174,12 +174,16 @@ class DryRun(TypedDict):
 
 
 class Node(TypedDict):
-    """A node; ``jobs`` are those on its slots, ``planned`` those that the last plan puts there."""
+    """A node; ``jobs`` are those on its slots, ``planned`` those that the last plan puts there.
+
+    An operator has ``drained`` it; whoever owns it is about to take it away (``leaving``), or has (``down``).
+    """
 
     name: str
     gpu_type: str
     slots: int
     drained: bool
+    leaving: bool
     down: bool
     taken: list[int]
     cordoned: list[int]
@@ -250,6 +254,7 @@ class Status(TypedDict):
     slots_held: int
     gpu_types: dict[str, int]
     drained: list[str]
+    leaving: list[str]
     cordoned: list[str]
     jobs: dict[JobPhase, int]
     decisions: int

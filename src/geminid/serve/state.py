@@ -228,8 +228,8 @@ class ServiceState:
 
     ``quotas`` are by kind (``queue`` or ``owner``) and name, and ``borrowers`` those that may have more for a while.
     ``notes`` are for operators, newest last, without what was audited. ``forgotten`` is what is left of jobs that are
-    not kept any more, by owner. ``down`` are nodes that are gone, and ``taken`` slots that are used by somebody who
-    does not ask us. ``slots`` is how many there are, by node.
+    not kept any more, by owner. ``down`` are nodes that are gone, ``leaving`` those that are about to go, and ``taken``
+    slots that are used by somebody who does not ask us. ``slots`` is how many there are, by node.
     """
 
     seq: int = 0
@@ -246,8 +246,14 @@ class ServiceState:
     gpu_types: Mapping[str, str] = field(default_factory=dict)
     forgotten: dict[str, Totals] = field(default_factory=dict)
     down: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
     taken: frozenset[tuple[str, int]] = frozenset()
     slots: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def emptied(self) -> frozenset[str]:
+        """Nodes that jobs have to leave: an operator drained them, or they are about to go."""
+        return self.drained | self.leaving
 
     @property
     def out_of_service(self) -> frozenset[tuple[str, int]]:
@@ -280,7 +286,8 @@ class ServiceState:
             case r.ServiceStarted():
                 self.epoch = record.epoch
                 nodes = record.cluster.get("gpu_types_by_node", {})
-                self.gpu_types, self.down, self.taken = dict(nodes), frozenset(), frozenset()
+                self.gpu_types = dict(nodes)
+                self.down, self.leaving, self.taken = frozenset(), frozenset(), frozenset()
                 self.slots = dict(record.cluster.get("slots", {}))
                 for held in list(self.jobs.values()):
                     gone = set(held.target.node_names) - set(nodes) if held.target else set()
@@ -296,6 +303,7 @@ class ServiceState:
                 self.down -= {record.node}
             case r.NodeLeft():
                 self.down |= {record.node}
+                self.leaving -= {record.node}
                 self.taken = frozenset(slot for slot in self.taken if slot[0] != record.node)
                 self.notes = (*self.notes, (at_s, "warning", record.reason))[-MOST_NOTES:]
                 for held in list(self.jobs.values()):
@@ -303,6 +311,8 @@ class ServiceState:
             case r.SlotsTaken():
                 others = {slot for slot in self.taken if slot[0] != record.node}
                 self.taken = frozenset(others | {(record.node, slot) for slot in record.slots})
+            case r.NodeLeaving():
+                self.leaving = self.leaving | {record.node} if record.leaving else self.leaving - {record.node}
             case r.NodeDrained():
                 self.drained = self.drained | {record.node} if record.drained else self.drained - {record.node}
             case r.SlotCordoned():
@@ -675,6 +685,7 @@ class ServiceState:
             "gpu_types": dict(self.gpu_types),
             "forgotten": {owner: list(astuple(totals)) for owner, totals in self.forgotten.items()},
             "down": sorted(self.down),
+            "leaving": sorted(self.leaving),
             "taken": sorted([node, slot] for node, slot in self.taken),
             "slots": dict(self.slots),
         }
@@ -698,6 +709,7 @@ class ServiceState:
             gpu_types=dict(plain["gpu_types"]),
             forgotten={owner: Totals(*totals) for owner, totals in plain.get("forgotten", {}).items()},
             down=frozenset(plain.get("down", ())),
+            leaving=frozenset(plain.get("leaving", ())),
             taken=frozenset((node, slot) for node, slot in plain.get("taken", ())),
             slots=dict(plain.get("slots", {})),
         )

@@ -231,7 +231,7 @@ class RayExecutor(SupervisedExecutor):
                 post(self._heard.get_nowait())
         for node, slots in self._taken.items():
             told.append(r.SlotsTaken(node=node, slots=list(slots)))
-        told += [r.NodeDrained(node=node, drained=True, by="Ray") for node in sorted(self._draining)]
+        told += [r.NodeLeaving(node=node, leaving=True) for node in sorted(self._draining)]
         return told
 
     def take(self, happening: Happening) -> list[r.Record]:
@@ -389,8 +389,8 @@ class RayExecutor(SupervisedExecutor):
             told += self._lose_slots([slot for slot in changed if self._where(slot)[0] in self._seen])
             self._take_seats({slot: seat for slot, seat in found.items() if slot not in changed})
         draining = frozenset(name for name, node in self._seen.items() if node["draining"])
-        told += [r.NodeDrained(node=name, drained=True, by="Ray") for name in sorted(draining - self._draining)]
-        told += [r.NodeDrained(node=name, drained=False, by="Ray") for name in sorted(self._draining - draining)]
+        told += [r.NodeLeaving(node=name, leaving=True) for name in sorted(draining - self._draining)]
+        told += [r.NodeLeaving(node=name, leaving=False) for name in sorted(self._draining - draining)]
         self._draining = draining
         self._doubt_missing()
         return told + self._count_others()

@@ -139,7 +139,8 @@ class Bridge:
         self._patient_looks = silent_s / LOOK_S  # not time: we may have stood still ourselves
         self._send_lock = threading.Lock()
         self._leases: dict[str, PlacementGroup] = {}
-        self._seats: dict[str, tuple[Any, Any]] = {}  # the actor in a slot, and what is heard when it ends
+        self._seats: dict[str, Any] = {}  # the actor in a slot, or on its way there
+        self._stays: dict[str, Any] = {}  # what is heard when it ends
         self._found = False
         self._units: dict[str, tuple[str, str]] = {}
         self._bundles: dict[str, dict[str, float]] = {}
@@ -334,6 +335,8 @@ class Bridge:
                     except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
                         told = _unshippable(problem, nodes)
                 held = dict.fromkeys(slots, UNSEATED) if later else self._sit(groups)
+                if held.keys() != set(slots):
+                    raise RuntimeError("nobody could sit down in some of them")
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
             late = slots
@@ -408,7 +411,7 @@ class Bridge:
         for name in ray.util.list_named_actors():
             if name.startswith(f"{self._service}/{job}/"):
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                    ray.kill(ray.get_actor(name))
+                    _end(ray.get_actor(name))
 
     def _hold(self, slot: str) -> PlacementGroup:
         name, _, index = slot.rpartition("/")
@@ -421,7 +424,10 @@ class Bridge:
         )
 
     def _sit(self, groups: Mapping[str, PlacementGroup]) -> dict[str, Any]:
-        """Have an actor in each of some slots that are held for us; who they are, and what they have."""
+        """Have an actor in each of some slots that are held for us; who they are, and what they have.
+
+        Slots are left out of it that were given back meanwhile, and those that nobody could sit down in.
+        """
         actors = {}
         for slot, group in groups.items():
             name, _, index = slot.rpartition("/")
@@ -440,20 +446,24 @@ class Bridge:
                 )
                 .remote(self._service, name, int(index))
             )
-        try:
-            seats = ray.get([actor.seat.remote() for actor in actors.values()], timeout=SEAT_S)
-        except BaseException:
-            # One whose slot was given back meanwhile may wait for it for ever, and count as wanted by Ray's autoscaler.
-            with self._lock:
-                waiting = [actor for slot, actor in actors.items() if slot not in self._seats]
-            for actor in waiting:
-                with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                    ray.kill(actor)
-            raise
         with self._lock:
             mine = self._ours(groups)
-            self._seats |= {slot: (actors[slot], actors[slot].stay.remote()) for slot in mine}
-        return {slot: seat for slot, seat in zip(actors, seats, strict=True) if slot in mine}
+            self._seats |= {slot: actors[slot] for slot in mine}
+        for slot in groups.keys() - set(mine):  # given back meanwhile: it would wait for ever, and count as wanted
+            _end(actors.pop(slot))
+        asked = {slot: actor.seat.remote() for slot, actor in actors.items()}
+        if asked:
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=SEAT_S)
+        seats: dict[str, Any] = {}
+        for slot, answer in asked.items():
+            try:
+                seats[slot] = ray.get(answer, timeout=0)
+            except ray.exceptions.RayError as problem:
+                print(f"geminid: nobody sits in {slot}: {_first_line(problem)}", file=sys.stderr, flush=True)
+        with self._lock:
+            mine = [slot for slot in self._ours(groups) if slot in seats]
+            self._stays |= {slot: actors[slot].stay.remote() for slot in mine}
+        return {slot: seats[slot] for slot in mine}
 
     def _ours(self, groups: Mapping[str, PlacementGroup]) -> list[str]:
         """Which slots are still held as they were; the others were given back, and may be held anew."""
@@ -461,23 +471,24 @@ class Bridge:
 
     def _sit_later(self, groups: Mapping[str, PlacementGroup]) -> None:
         """Have actors in slots that are used already; those that cannot be sat in are given up."""
+        held: dict[str, Any] = {}
         try:
             held = self._sit(groups)
         except Exception as problem:  # whatever it is, nobody else would know that nobody sits there
-            with self._lock:
-                lost = self._ours(groups)
-            print(f"geminid: no actor in {', '.join(groups)}: {problem}", file=sys.stderr, flush=True)
+            print(f"geminid: nobody sits in {', '.join(groups)}: {_first_line(problem)}", file=sys.stderr, flush=True)
+        with self._lock:
+            lost = [slot for slot in self._ours(groups) if slot not in held]
+        self._tell({"told": "seated", "held": held})
+        if lost:
             for slot in lost:
                 self._release(slot)
             self._tell({"told": "lost", "slots": lost})
             self._said = None
-        else:
-            self._tell({"told": "seated", "held": held})
 
     def _lose(self, alive: set[str]) -> None:
         """See which slots were taken back. Those of nodes that are gone are gone with them, which is told otherwise."""
         with self._lock:
-            stays = {stay: slot for slot, (_, stay) in self._seats.items()}
+            stays = {stay: slot for slot, stay in self._stays.items()}
         ended, _ = ray.wait(list(stays), num_returns=len(stays), timeout=0) if stays else ([], [])
         here = [(stays[stay], stay) for stay in ended if self._units[stays[stay].rpartition("/")[0]][0] in alive]
         lost = [slot for slot, stay in here if self._has_ended(slot, stay)]
@@ -494,8 +505,8 @@ class Bridge:
             ray.get(stay)
         except ray.exceptions.ActorUnavailableError:
             with self._lock:
-                actor, _ = self._seats[slot]
-                self._seats[slot] = (actor, actor.stay.remote())
+                if slot in self._stays:
+                    self._stays[slot] = self._seats[slot].stay.remote()
             return False
         except ray.exceptions.RayError:
             pass
@@ -505,10 +516,13 @@ class Bridge:
         """Give a slot back, or what was to hold it."""
         with self._lock:
             group = self._leases.pop(slot, group)
-            self._seats.pop(slot, None)
+            seat = self._seats.pop(slot, None)
+            self._stays.pop(slot, None)
+        if seat is not None:
+            _end(seat)
         if group is not None:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                remove_placement_group(group)  # ends its holder as well
+                remove_placement_group(group)
 
     def _find_leases(self) -> None:
         """Slots that an earlier bridge held; those of nodes that are gone are given up."""
@@ -529,9 +543,9 @@ class Bridge:
         found: dict[str, Any] = {}
         for slot, group in list(self._leases.items()):
             self._tell({"told": "looked"})
-            try:
+            with contextlib.suppress(ray.exceptions.RayError, KeyError, ValueError):
                 found |= self._sit({slot: group})
-            except (ray.exceptions.RayError, KeyError):
+            if slot not in found:
                 self._release(slot)
         return found
 
@@ -545,7 +559,7 @@ class Bridge:
         for name in ray.util.list_named_actors():
             if name.startswith(f"{self._service}/"):
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                    ray.kill(ray.get_actor(name))
+                    _end(ray.get_actor(name))
 
 
 class _Code:
@@ -556,6 +570,12 @@ class _Code:
         names = ["PATH", "PYTHONPATH", "VIRTUAL_ENV", *names]
         environment = {name: os.environ[name] for name in names if name in os.environ}
         return {"folder": os.getcwd(), "environment": environment}
+
+
+def _end(actor: Any) -> None:
+    """End an actor, or have it not be started."""
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(actor)
 
 
 def _wish(wished: list[dict[str, Any]]) -> None:

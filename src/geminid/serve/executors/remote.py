@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import secrets
 import selectors
 import signal
@@ -24,6 +23,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from geminid.serve.executors.collected import Collected
 from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodeserver import FENCE_S, PING_S, Line
 from geminid.train.launcher import AdoptedProcess, Launch
@@ -102,6 +102,7 @@ class RemoteProcess:
     ) -> None:
         self._nodes, self.node, self.key, self.log, self.pid = nodes, node, key, log, pid
         self.start = start
+        self.collected = Collected(key, log)
         self.is_repeatable = True
         self.on_end: Callable[[int, str], None] = lambda code, reason: None
         self.reason = ""
@@ -309,8 +310,8 @@ class Nodes:
             if known is None or key not in known.running | known.ended.keys():
                 return None
             process = self._processes[key] = RemoteProcess(self, node, key, log, identity["pid"])
-        size = log.stat().st_size if log.exists() else 0
-        self.tell(node, {"do": "follow", "key": key, "offset": size})
+        process.collected.recall()
+        self.tell(node, {"do": "follow", "key": key, "offset": process.collected.bytes})
         return process
 
     def drop(self, process: RemoteProcess) -> None:
@@ -461,7 +462,7 @@ class Nodes:
             case "started" if process is not None:
                 process.pid = int(document["pid"])
             case "log" if process is not None:
-                _append(process.log, int(document["offset"]), document["text"].encode("latin-1"))
+                process.collected.take(int(document["offset"]), document["text"].encode("latin-1"))
             case "ended":
                 if document["well"]:
                     self._on_well(key)
@@ -490,8 +491,7 @@ class Nodes:
         node.unsent = {}
         for process in mine:
             if process.key in node.running or process.key in node.ended:
-                size = process.log.stat().st_size if process.log.exists() else 0
-                self._send(name, {"do": "follow", "key": process.key, "offset": size})
+                self._send(name, {"do": "follow", "key": process.key, "offset": process.collected.bytes})
             elif not first:
                 process.over(AdoptedProcess.UNKNOWN_CODE, "it was gone when the line to its node was back")
         if first:
@@ -508,12 +508,3 @@ def _refuses(place: tuple[str, int]) -> bool:
     except OSError:
         return False
     return False
-
-
-def _append(log: Path, offset: int, piece: bytes) -> None:
-    """Add what is new. The file may have been put aside meanwhile: then it is shorter than the offset says."""
-    with contextlib.suppress(OSError):
-        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
-            repeated = max(0, min(file.tell() - offset, len(piece)))
-            file.write(piece[repeated:] if file.tell() >= offset else piece)
