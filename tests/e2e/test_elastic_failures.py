@@ -18,7 +18,7 @@ pytest.importorskip("torch")
 from elastic import PATIENCE, Job, exactly_once
 
 from geminid.train.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
-from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded
+from geminid.train.jobevents import CheckpointWritten, GroupFormed, JobEnded, WorkerEnded
 from geminid.train.launcher import Launch, PlainLauncher
 from geminid.train.takeover import Handover
 from geminid.train.zygote import Zygote
@@ -89,6 +89,19 @@ def test_a_worker_that_hangs_in_its_step_while_others_wait_is_ended(tmp_path, la
     what = "in the model's forward" if where == "forward" else "in the body of its loop"
     assert reasons(job) == [f"hung: its peers have waited for it for {limit_s:.0f} s ({what})"]
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
+def test_whoever_hears_of_a_jobs_end_may_start_it_anew_in_its_folder(tmp_path, launcher):
+    """Then nothing of the last supervisor is left, and it removes nothing any more."""
+    options = ("--samples", 200, "--epochs", 20, "--pause", 0.05)
+    control, found = tmp_path / "job" / "control", []
+    with Job(tmp_path, "counting.py", *options, launcher=launcher) as job:
+        job.resized("a")
+        assert control.exists()
+        job._on_event = lambda event: found.append((type(event), control.exists()))
+        job.stop()
+        assert job.ended() == "stopped"
+    assert found[-1] == (JobEnded, False)
 
 
 def test_a_worker_that_hangs_before_it_begins_is_replaced(tmp_path, launcher):

@@ -193,6 +193,8 @@ def test_job_files_metrics_and_the_description_of_the_interface(live, tmp_path):
     assert min(counts.values()) > 0
     assert f"geminid_decisions_total {counts['decision']}\n" in metrics
     described = live.client.get("openapi.json")
+    assert described["security"] == [{"token": []}]
+    assert described["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     assert {"/api/v1/jobs", "/api/v1/jobs/{job_id}/explain", "/api/v1/nodes"} <= set(described["paths"])
     (tmp_path / "bad.py").write_text("import sys\nprint(sys.executable)\nraise ValueError('the data is gone')\n")
     (tmp_path / "python.yaml").write_text("name: bad\ncommand: [python, bad.py]\nmax_retries: 0\n")
@@ -302,7 +304,7 @@ def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):
     job = live.counting("p", "--samples", 200, "--epochs", 30, "--max-batch", 32)
     told = live.json("explain", job)
     assert "held by 1 other job" in told["explanation"] or "in service" in told["explanation"]
-    assert any("1 of 2 slots are drained or cordoned" in number for number in told["numbers"])
+    assert any("1 of 2 slots are not in service" in number for number in told["numbers"])
     assert "is being cancelled: its processes are told to end" in live.run("cancel", deaf).stdout
     assert live.client.get(f"jobs/{deaf}/explain")["explanation"].startswith("it is being cancelled")
     told = live.client.get(f"jobs/{job}/explain")  # not by a command: its processes are there for as long as the grace

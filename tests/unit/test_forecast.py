@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from dataclasses import replace
 from threading import Event
@@ -278,7 +279,7 @@ def test_explanations_name_the_numbers():
         "it can start when at least 1 more slot is free; j1 (3 slots) is as small as can be and must end or give way"
     )
     assert waiting.suggestions[0] == wanting
-    assert any("with min_slots 1 it could start now" in hint for hint in waiting.suggestions)
+    assert any("had it asked for 1 slot, it could start now" in hint for hint in waiting.suggestions)
     speeds = {size.slots: size.goodput for size in waiting.sizes}
     assert set(speeds) == {2, 3, 4}
     assert speeds[4] > 1.5 * speeds[2]
@@ -326,7 +327,7 @@ class Foretelling(Forecaster):
         clock = SimpleNamespace(now_s=lambda: self.now_s)
         super().__init__(SimpleNamespace(published=self.published, clock=clock))  # type: ignore[arg-type]
 
-    def _forecast(self, jobs, now_s):
+    def _forecast(self, state, now_s):
         self.may.wait(10.0)
         self.made_at.append(now_s)
         return {"j1": {"start_s": self.start_s, "finish_s": (3.0, 4.0), "guessed": False, "unlike": False}}
@@ -344,6 +345,7 @@ class Foretelling(Forecaster):
 def test_a_forecast_is_made_anew_for_whoever_looks_also_where_nothing_has_happened(monkeypatch):
     """A job of which nothing is known is expected to run for as long again as it has: more with every look."""
     monkeypatch.setattr("geminid.serve.forecast.EVERY_S", 0.0)
+    monkeypatch.setattr("geminid.serve.forecast.SHARE_OF_TIME", math.inf)  # however busy the machine is
     one = job("j1", slots=(0,))
     forecaster = Foretelling(one, start_s=None)
     for now_s in (10.0, 20.0):
@@ -390,9 +392,9 @@ def test_whoever_looks_when_a_job_has_changed_waits_for_the_forecast_of_what_it_
 
 def test_whoever_looks_while_jobs_come_all_the_time_waits_for_one_forecast():
     class Growing(Foretelling):
-        def _forecast(self, jobs, now_s):
+        def _forecast(self, state, now_s):
             self.change(job(f"j{2 + len(self.made_at)}"))
-            return super()._forecast(jobs, now_s)
+            return super()._forecast(state, now_s)
 
     forecaster = Growing(job("j1"))
     forecaster.look()

@@ -1,9 +1,13 @@
 """What a command that starts Python runs."""
 
+import os
+import sys
+from pathlib import Path
+
 import pytest
 
 from geminid.serve.executors.machine import uses_library
-from geminid.train.pythonline import PythonLine
+from geminid.train.pythonline import PythonLine, is_this_python
 
 
 @pytest.mark.parametrize(
@@ -52,3 +56,15 @@ def test_what_imports_the_library_is_elastic_however_it_is_started(tmp_path, com
         (tmp_path / name).write_text("import geminid\n")
     (tmp_path / "other.py").write_text("import os\n")
     assert uses_library(command.split(), str(tmp_path)) is elastic
+
+
+def test_the_interpreter_of_another_environment_is_another_one_though_it_is_the_same_file(tmp_path):
+    """Virtual environments have links to one interpreter; what can be imported depends on the folder of the link."""
+    (tmp_path / "bin").mkdir()
+    other = tmp_path / "bin" / "python"
+    other.symlink_to(os.path.realpath(sys.executable))
+    assert not is_this_python(str(other))
+    (tmp_path / "venv").symlink_to(Path(sys.executable).parent)
+    assert is_this_python(str(tmp_path / "venv" / Path(sys.executable).name))
+    assert is_this_python(sys.executable)
+    assert not is_this_python("/bin/sh")

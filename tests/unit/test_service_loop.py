@@ -22,6 +22,7 @@ from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
+from geminid.serve.forecast import Forecaster
 from geminid.serve.retention import Retention
 from geminid.serve.service import Refused, Service
 from geminid.serve.state import LiveJob
@@ -46,6 +47,12 @@ class Pretend:
 
     def check(self, spec: JobSpec) -> list:
         return []
+
+    def interpreter(self, submitters: str) -> str | None:
+        return submitters
+
+    def delay_of(self, job_id: str) -> str:
+        return ""
 
     def put_by(self, spec: JobSpec) -> str:
         return f"code of {spec.name}"
@@ -577,3 +584,47 @@ def test_slots_that_a_quota_keeps_from_one_go_to_another(tmp_path):
         assert jobs[third].phase is JobPhase.PENDING
         running.service.set_quota("owner", "ann", None, "op").result(10)
         running.until(lambda jobs: jobs[third].phase is JobPhase.RUNNING)
+
+
+def test_why_slots_changed_is_told_only_where_it_can_be_why(tmp_path):
+    """A quota that was set before a job came, or that allows more, is no reason for what happens to it."""
+    with Running(tmp_path) as running:
+        running.service.set_quota("owner", "ann", 1, "op").result(10)
+        later = running.submit(max_slots=1)
+        jobs = running.until(lambda jobs: jobs[later].phase is JobPhase.RUNNING)
+        assert not any("quota" in line.text for line in jobs[later].story)
+        running.service.set_quota("owner", "ann", None, "op").result(10)
+        running.service.drain("cpu-0", True, "op").result(10)
+        jobs = running.until(lambda jobs: jobs[later].target is None)
+        assert any("node cpu-0 is drained" in line.text for line in jobs[later].story)
+        assert not any("quota" in line.text for line in jobs[later].story)
+
+
+def test_a_dry_run_knows_the_quotas_that_the_job_would_be_under(tmp_path):
+    with Running(tmp_path) as running:
+        running.service.policy_text = "fifo"
+        forecaster = Forecaster(running.service)
+
+        def told(**fields):
+            return forecaster.dry_run(running.service.accepted(spec(**fields), "ann"))
+
+        assert told(max_slots=2)["start_s"][0] == pytest.approx(0.0, abs=1.0)
+        running.service.set_quota("owner", "ann", 1, "op").result(10)
+        running.until(lambda jobs: running.service.published.state.quotas)
+        wide = told(min_slots=2, max_slots=2)
+        assert wide["start_s"] is None
+        assert wide["never"] == "it needs 2 slots, and the quota of owner ann is 1: it cannot start"
+        assert told(max_slots=1)["never"] is None
+        assert told(min_slots=5, max_slots=5)["never"].startswith("it needs 5 slots, and there are 4")
+        running.submit(max_slots=1)
+        running.until(lambda jobs: any(job.phase is JobPhase.RUNNING for job in jobs.values()))
+        assert told(max_slots=1)["start_s"] is None or told(max_slots=1)["start_s"][0] > 0.0
+
+
+def test_python_in_a_command_is_that_of_whoever_submits_it(tmp_path):
+    with Running(tmp_path) as running:
+        given = JobSpec(name="x", command=("python", "train.py"))
+        assert running.service.accepted(given, "ann", "/venv/bin/python").command == ("/venv/bin/python", "train.py")
+        assert running.service.accepted(given, "ann").command == given.command
+        other = JobSpec(name="x", command=("/opt/python", "train.py"))
+        assert running.service.accepted(other, "ann", "/venv/bin/python").command == other.command

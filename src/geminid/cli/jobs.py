@@ -98,9 +98,10 @@ def submit(
     document["working_dir"] = str(Path(document.get("working_dir") or ".").absolute())
     with reporting_trouble():
         if dry_run:
-            told = client().post("jobs", document, dry_run=True)
+            told = client().post("jobs", document, dry_run=True, python=sys.executable)
         else:
-            told = client().post("jobs", document, headers={"Idempotency-Key": uuid.uuid4().hex})
+            headers = {"Idempotency-Key": uuid.uuid4().hex}
+            told = client().post("jobs", document, headers=headers, python=sys.executable)
     if json:
         print_json(told)
     elif dry_run:
@@ -219,6 +220,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
     work = "" if told["work_samples"] is None else f" of {told['work_samples']:,.0f}"
     budget = "" if told["budget_gpu_s"] is None else f" of its budget of {told['budget_gpu_s']:g}"
     sizes = f"{told['min_slots']} to {told['max_slots'] or 'any'}"
+    unheard = ", when it was last heard of" if told["reason"].endswith("while the service was away") else ""
     facts = {
         "job": f"{told['id']} {told['name']} of {told['owner']}, queue {told['queue']}, priority {told['priority']}",
         "phase": _why(told["phase"], told["reason"]),
@@ -226,7 +228,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         "kind": "elastic" if told["elastic"] else "plain command",
         "slots": f"{told['slots']} (planned {told['target_slots']}, may have {sizes})",
         "progress": f"{told['progress_samples']:,.0f}{work} useful samples, {told['samples']:,} consumed,"
-        f" epoch {told['epoch']}, step {told['step']}"
+        f" epoch {told['epoch']}, step {told['step']}{unheard}"
         if told["elastic"]
         else "",
         "batch": ""
@@ -459,8 +461,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     data = read_data(file)
     spec = JobSpec.from_dict(data)  # mistakes are told here, before the service hears of it
     folder = file.absolute().parent
-    command = [_resolved(spec.command[0]), *spec.command[1:]]
-    return {**spec.to_dict(), "command": command, "working_dir": str(folder / (spec.working_dir or ""))}
+    return {**spec.to_dict(), "working_dir": str(folder / (spec.working_dir or ""))}
 
 
 def _from_command(words: list[str], folder: Path) -> dict[str, Any]:
@@ -476,12 +477,7 @@ def _from_command(words: list[str], folder: Path) -> dict[str, Any]:
     is_python = Path(words[0]).name.startswith("python")
     name = Path(script if is_python and script is not None else words[0]).stem
     safe = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in name).strip("-._")[:63]
-    return {"name": safe or "job", "command": [_resolved(words[0]), *words[1:]]}
-
-
-def _resolved(program: str) -> str:
-    """``python`` means the interpreter that this command runs in, where the script's imports are."""
-    return sys.executable if program in ("python", "python3") else program
+    return {"name": safe or "job", "command": words}
 
 
 def _environment(pairs: list[str]) -> dict[str, str]:
@@ -496,7 +492,9 @@ def _environment(pairs: list[str]) -> dict[str, str]:
 def _print_dry_run(told: dict[str, Any]) -> None:
     kind = "an elastic job" if told["elastic"] else "a plain command of fixed size"
     console.print(f"nothing was submitted; this would be {kind}, number {told['position']} in the queue")
-    if told["finish_s"] is None:
+    if told["never"] is not None:
+        console.print(escape(told["never"]))
+    elif told["finish_s"] is None:
         console.print("there is no forecast for it")
     else:
         for what, times in (("starts", told["start_s"]), ("ends", told["finish_s"])):

@@ -222,7 +222,7 @@ def token(
     user: Annotated[str | None, typer.Argument(help="For whom; all tokens are listed when left out.")] = None,
     role: Annotated[Literal["user", "admin"], typer.Option(help="What the token allows.")] = "user",
     days: Annotated[
-        float | None, typer.Option(min=0.0, help="Expires after so many days; never when left out.")
+        float | None, typer.Option(min=0.0, max=36_525.0, help="Expires after so many days; never when left out.")
     ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take all tokens of this user back instead.")] = False,
     json: JsonOption = False,
@@ -249,14 +249,17 @@ def token(
         return
     if problems := check_name("user", user):
         raise InvalidInput(problems)
+    try:
+        count = tokens.revoke(user) if revoke else 0
+        made = "" if revoke else tokens.add(user, role, None if days is None else 86_400.0 * days)
+    except OSError as problem:
+        give_up(f"the tokens of {home()} cannot be written: {problem.strerror}")
     if revoke:
-        count = tokens.revoke(user)
         if json:
             print_json({"user": user, "revoked": count})
         else:
             console.print(f"{count} tokens of {user} are not valid any more")
         return
-    made = tokens.add(user, role, None if days is None else 86_400.0 * days)
     print_json({"user": user, "role": role, "token": made, "days": days}) if json else print(made)
 
 

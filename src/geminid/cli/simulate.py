@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -25,6 +26,9 @@ LIVE_RESCALE_S = 1.0
 DEFAULT_CLUSTER = "v100:8x4,a100-40gb:2x8,t4:8x4"
 
 DEFAULT_POLICIES = "fifo,tiresias,sia,geminid"
+
+#: The file that stands for the command's output.
+TO_OUTPUT = Path("-")
 
 #: What can be chosen of a what-if; all else comes from the service.
 OF_WHAT_IFS = frozenset(("from_live", "cluster", "policy", "adaptive", "rescale", "json_file", "report", "timings"))
@@ -96,7 +100,12 @@ def simulate(
         ),
     ] = "exact",
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="OUT", help="Write the results as JSON to this file.")
+        Path | None,
+        typer.Option(
+            "--json",
+            metavar="OUT",
+            help="Write the results as JSON to this file, or with - to the output, and all else to the errors.",
+        ),
     ] = None,
     report: Annotated[
         Path | None, typer.Option(metavar="OUT.html", help="Write a self-contained page with plots and timelines.")
@@ -127,8 +136,11 @@ def simulate(
     if from_live and (alien := [option for name, option in given.items() if name not in OF_WHAT_IFS]):
         expected = "cannot be given with --from-live, where the jobs and how they run are those of the service"
         raise InvalidInput([Problem(option, NOT_SHOWN, expected) for option in alien])
+    if json_file == TO_OUTPUT:
+        usual, console.file = console.file, sys.stderr
+        context.call_on_close(lambda: setattr(console, "file", usual))
     for option, path in (("json", json_file), ("report", report)):
-        if path is not None and (path.is_dir() or not path.resolve().parent.is_dir()):
+        if path not in (None, TO_OUTPUT) and (path.is_dir() or not path.resolve().parent.is_dir()):
             expected = "must be a file, not a folder" if path.is_dir() else "must be in a folder that exists"
             raise InvalidInput([Problem(option, str(path), expected)])
     if compare is not None:
@@ -201,7 +213,14 @@ def _given(context: typer.Context) -> dict[str, str]:
 
 def _write_json(path: Path, results: list[dict[str, Any]]) -> None:
     plain = [{**r, "per_job": [_without_stints(job) for job in r["per_job"]]} for r in results]
-    path.write_text(json.dumps(plain, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _write(path, json.dumps(plain, indent=1, allow_nan=False) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    if path == TO_OUTPUT:
+        sys.stdout.write(text)
+    else:
+        path.write_text(text, encoding="utf-8")
 
 
 def _write_report(
@@ -454,7 +473,7 @@ def _compare(first: Path, second: Path, json_file: Path | None) -> None:
     pairs = [(x, y) for x in a for y in b if x["policy"] == y["policy"]] or [(a[0], b[0])]
     if json_file is not None:
         differences = [_differences(x, y) for x, y in pairs]
-        json_file.write_text(json.dumps(differences, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        _write(json_file, json.dumps(differences, indent=1, allow_nan=False) + "\n")
     for x, y in pairs:
         rows = []
         for key in _COMPARED:

@@ -149,7 +149,9 @@ def _waiting(
     holders = [other for other in holders if other.slots > cordoned.get(other.id, 0)]
     numbers = [f"it needs {_count(need, 'slot')}; {free} of {usable} usable {'is' if free == 1 else 'are'} free"]
     if usable < total:
-        numbers.append(f"{total - usable} of {total} slots are drained or cordoned")
+        numbers.append(
+            f"{total - usable} of {total} slots are not in service (drained, cordoned, gone or used by others)"
+        )
     if usable < need:
         reason = f"it needs {_count(need, 'slot')}, and only {usable} of {total} are in service"
         fewer = [f"ask for fewer slots (min_slots is {need})"] if need > 1 and usable else []
@@ -186,7 +188,7 @@ def _waiting(
     if holders:
         suggestions.insert(0, _what_must_end(need - free, holders))
     if need > 1 and free:
-        suggestions.append(f"with min_slots {free} it could start now")
+        suggestions.append(f"had it asked for {_count(free, 'slot')}, it could start now")
     held = f"all but {free} of {usable} slots are" if free else f"all {usable} slots are"
     held = "the only slot in service is" if usable == 1 else held
     return f"{held} held by {_count(len(holders), 'other job')}", numbers, suggestions

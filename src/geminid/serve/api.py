@@ -234,14 +234,16 @@ def make_app(
     async def submit(
         request: Request,
         dry_run: bool = False,
+        python: Annotated[str | None, Query(pattern="^/", max_length=4096)] = None,
         idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
     ) -> JSONResponse:
         """Submit a job: the fields of a job file. ``Idempotency-Key`` makes it safe to ask again.
 
-        A key that was used for another job is refused.
+        A key that was used for another job is refused. A command ``python`` is this ``python`` (a path), where jobs run
+        on this machine: that of whoever submits, where the script's imports are.
         """
         spec = JobSpec.from_dict(load_json((await _body(request)).decode("utf-8", "replace")))
-        accepted = await asyncio.to_thread(service.accepted, spec, who(request).user)
+        accepted = await asyncio.to_thread(service.accepted, spec, who(request).user, python)
         if dry_run:
             return JSONResponse(await asyncio.to_thread(forecaster.dry_run, accepted))
         key = None if idempotency_key is None else f"{who(request).user}:{idempotency_key}"
@@ -557,6 +559,18 @@ def make_app(
         """The state for Prometheus."""
         return PlainTextResponse(metrics_text(service.published, service.cluster))
 
+    plain = app.openapi
+
+    def described() -> dict[str, Any]:
+        """The description, with the token that is to be shown, everywhere but where the service shows its own."""
+        made = plain()
+        made["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+        made["security"] = [{"token": []}]
+        for operation in made["paths"][PROOF].values():
+            operation["security"] = []
+        return made
+
+    app.openapi = described  # type: ignore[method-assign]
     return app
 
 

@@ -24,7 +24,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.policies.base import ClusterView, Decision, JobView
 from geminid.serve.cordons import kept_slots
-from geminid.serve.documents import market_document
+from geminid.serve.documents import market_document, too_large
 from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
@@ -113,7 +113,14 @@ def restrained(
         started_s = view.since_s if view.started_s is None else view.started_s
         return max(settled_s(view), started_s + job.spec.min_runtime_s)
 
-    return Guard(made, protected=protected_until_s, groups=quotas, may_borrow=may_borrow, patience_s=patience_s)
+    return Guard(
+        made,
+        protected=protected_until_s,
+        groups=quotas,
+        may_borrow=may_borrow,
+        rested_s=lambda job_id: live[job_id].rested_s,
+        patience_s=patience_s,
+    )
 
 
 def can_start(job: LiveJob, cluster: Cluster, quotas: Mapping[str, int], may_borrow: Callable[[str], bool]) -> bool:
@@ -303,9 +310,11 @@ class Forecaster:
         service, now_s = self._service, self._service.clock.now_s()
         state = JobState.submitted(job_id="new", spec=spec, at_s=now_s)
         new = LiveJob(state=state, elastic=service.executor.is_elastic(spec))
-        jobs = list(service.published.state.jobs.values())
-        made = self._forecast([*jobs, new], now_s)
-        before = self._forecast(jobs, now_s)
+        now = service.published.state
+        then = replace(now, jobs={**now.jobs, "new": new})
+        jobs = list(now.jobs.values())
+        made = self._forecast(then, now_s)
+        before = self._forecast(now, now_s)
         later = {
             job_id: made[job_id]["finish_s"][1] - found["finish_s"][1]
             for job_id, found in before.items()
@@ -323,6 +332,7 @@ class Forecaster:
             "guessed": found is None or found["guessed"],
             "unlike": found is not None and found["unlike"],
             "delays_s": later,
+            "never": _never(new, then, service.cluster),
         }
 
     def prices(self) -> dict[str, float]:
@@ -353,10 +363,9 @@ class Forecaster:
         began, computed_s = time.monotonic(), time.thread_time()
         try:
             state, now_s = self._service.published.state, self._service.clock.now_s()
-            jobs = list(state.jobs.values())
             made = Made(
-                jobs=self._forecast(jobs, now_s),
-                stood={job.id: standing(job) for job in jobs if job.wants_slots},
+                jobs=self._forecast(state, now_s),
+                stood={job.id: standing(job) for job in state.jobs.values() if job.wants_slots},
                 at_s=now_s,
                 seq=state.seq,
             )
@@ -367,9 +376,8 @@ class Forecaster:
         finally:
             self._busy = False
 
-    def _forecast(self, jobs: Sequence[LiveJob], now_s: float) -> dict[str, Forecast]:
+    def _forecast(self, state: ServiceState, now_s: float) -> dict[str, Forecast]:
         service = self._service
-        state = service.published.state
         cluster = in_service(service.cluster, state)
         try:
             if cluster is None:
@@ -379,7 +387,7 @@ class Forecaster:
                 for job_id, slots in kept_slots(state, service.cluster).items()
             }
             return forecast(
-                jobs,
+                list(state.jobs.values()),
                 cluster,
                 service.policy_text,
                 now_s,
@@ -391,6 +399,17 @@ class Forecaster:
         except Exception as problem:  # a forecast is nice to have; whatever is wrong with it, the service goes on
             log.warning("no forecast: %s: %s", type(problem).__name__, problem)
             return {}
+
+
+def _never(job: LiveJob, state: ServiceState, cluster: Cluster) -> str | None:
+    """Why a job could not start as things are, however long it waited; None if it could."""
+    if large := too_large(job, cluster):
+        return large[0]
+    need = job.spec.min_slots
+    for name, slots in state.quotas_of(job.id).items():
+        if slots < need and not state.may_borrow(name):
+            return f"it needs {need} slot{'s' if need > 1 else ''}, and the quota of {name} is {slots}: it cannot start"
+    return None
 
 
 def waiting_order(jobs: Iterable[LiveJob], made: Mapping[str, Forecast]) -> list[str]:

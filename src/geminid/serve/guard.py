@@ -56,8 +56,8 @@ class Guard(AroundAPolicy):
     ``protected`` says of a running job until when its slots are its own (a plain command would lose its work; a
     minimum run time; a resize that is hardly over). ``groups`` are the quotas that a job falls under, with their slots;
     those that ``may_borrow`` are larger for as long as others cannot use what is beyond.
-    ``waited_before_s`` is for how long a job had waited when time began; ``patience_s`` for how long one waits before
-    narrower ones are held back for it.
+    ``rested_s`` is for how long its owner had a job paused, which is no waiting; ``patience_s`` for how long one waits
+    before narrower ones are held back for it.
     """
 
     name = "guard"
@@ -67,7 +67,7 @@ class Guard(AroundAPolicy):
     protected: Callable[[JobView], float] = lambda job: 0.0
     groups: Callable[[str], Mapping[str, int]] = lambda job_id: {}
     may_borrow: Callable[[str], bool] = lambda name: False
-    waited_before_s: Callable[[str], float] = lambda job_id: 0.0
+    rested_s: Callable[[str], float] = lambda job_id: 0.0
     patience_s: float = PATIENCE_S
     _last: Any = None
     _settled: Any = None
@@ -131,7 +131,7 @@ class Guard(AroundAPolicy):
     def _waited_s(self, view: ClusterView) -> Callable[[JobView], float]:
         """For how long a job has waited, all told."""
         now_s = view.now_s
-        return lambda job: self.waited_before_s(job.id) + max(job.age_s(now_s) - job.executed_s(now_s), 0.0)
+        return lambda job: max(job.age_s(now_s) - job.executed_s(now_s) - self.rested_s(job.id), 0.0)
 
     def _limits(self, view: ClusterView) -> dict[str, Mapping[str, int]]:
         """The quotas of every job that is under any; those that may borrow with what others cannot use."""

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import inf
 
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
@@ -81,6 +82,7 @@ class Planner:
             protected=self._protected_until_s,
             groups=state.quotas_of,
             may_borrow=state.may_borrow,
+            rested_s=lambda job_id: state.jobs[job_id].rested_s,
             patience_s=patience_s,
         )
         self._wanted, self._news = True, False
@@ -93,6 +95,7 @@ class Planner:
         self.decision_ms, self.decision_times = 0.0, DECISIONS
         recall_usage(policy, state.jobs.values(), clock.now_s())
         self._kept: Mapping[str, frozenset[Slot]] = {}
+        self._quotas = dict(state.quotas)
         self._named: dict[str, frozenset[Slot]] = {}
         self.engine = self._new_engine()
 
@@ -138,9 +141,14 @@ class Planner:
             case r.QuotaSet():
                 slots = "was lifted" if record.slots is None else f"became {record.slots}"
                 of, name = record.of, record.name
+                before, after = (inf if n is None else n for n in (self._quotas.get((of, name)), record.slots))
+                self._quotas = dict(self._state.quotas)
                 told = f"the quota of {of} {name} {slots}"
                 self._causes.asked(
-                    now_s, told, lambda job: name == (job.spec.queue if of == "queue" else job.spec.owner)
+                    now_s,
+                    told,
+                    lambda job: name == (job.spec.queue if of == "queue" else job.spec.owner),
+                    None if after == before else after > before,
                 )
                 self._wanted = True
             case r.NodeJoined():

@@ -116,7 +116,8 @@ class Causes:
     @staticmethod
     def _concerns(one: _Asked, job_id: str, state: ServiceState, *, grows: bool) -> bool:
         job = state.jobs.get(job_id)
-        return job is not None and one.about(job) and one.more in (None, grows)
+        was_there = job is not None and job.state.submitted_at_s <= one.at_s
+        return job is not None and was_there and one.about(job) and one.more in (None, grows)
 
 
 def _for(change: Change, state: ServiceState) -> str:

@@ -209,6 +209,13 @@ class NodeLeft:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeForgotten:
+    """A node has been gone for so long that it does not count any more; should it come back, it is a new one."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsTaken:
     """These slots of a node, and no others, are used by somebody who does not ask us."""
 
@@ -289,6 +296,7 @@ Record = (
     | JobChanged
     | NodeJoined
     | NodeLeft
+    | NodeForgotten
     | SlotsTaken
     | NodeLeaving
     | NodeDrained

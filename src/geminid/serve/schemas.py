@@ -159,7 +159,8 @@ class Explained(Job):
 class DryRun(TypedDict):
     """What would become of a job; ``delays_s`` by how much others would end later.
 
-    ``guessed`` if something had to be, about it or others before it; ``unlike`` if nothing like it has run before.
+    ``guessed`` if something had to be, about it or others before it; ``unlike`` if nothing like it has run before;
+    ``never``: why it could not start as things are.
     """
 
     dry_run: Literal[True]
@@ -171,6 +172,7 @@ class DryRun(TypedDict):
     guessed: bool
     unlike: bool
     delays_s: dict[str, float]
+    never: str | None
 
 
 class Node(TypedDict):

@@ -38,6 +38,7 @@ from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import ENDS, LiveJob, ServiceState, StoryLine
 from geminid.serve.store import Entry, Store, StoreProblem, StoreTaken
 from geminid.serve.turns import PATIENCE_S
+from geminid.train.pythonline import PYTHONS
 
 log = logging.getLogger("geminid.serve")
 
@@ -220,12 +221,16 @@ class Service:
 
         return self._ask(make, lambda state: state.jobs[given[0]])
 
-    def accepted(self, spec: JobSpec, owner: str) -> JobSpec:
+    def accepted(self, spec: JobSpec, owner: str, python: str | None = None) -> JobSpec:
         """The job as it will be run: with its owner, and of a fixed size if its script cannot be resized.
+
+        ``python`` is the interpreter of whoever submits it.
 
         Raises:
             InvalidInput: it can never run here.
         """
+        if python is not None and spec.command[0] in PYTHONS:
+            spec = replace(spec, command=(self.executor.interpreter(python) or spec.command[0], *spec.command[1:]))
         problems = self.executor.check(spec)
         elastic = self.executor.is_elastic(spec)
         if elastic and spec.slots_per_replica > 1:
@@ -468,7 +473,7 @@ class Service:
             self._log_story(entry, before)
             self._touched |= about
             self._planner.notice(entry.record)
-            self._nodes_changed |= isinstance(entry.record, r.NodeJoined | r.NodeLeft)
+            self._nodes_changed |= isinstance(entry.record, r.NodeJoined | r.NodeLeft | r.NodeForgotten)
             if isinstance(entry.record, r.Noted):
                 log.log(logging.WARNING if entry.record.level != "info" else logging.INFO, "%s", entry.record.text)
         return True
@@ -493,7 +498,7 @@ class Service:
         if isinstance(entry.record, r.JobStarting):
             job = self._state.jobs.get(entry.record.job_id)
             if job is not None and job.state.first_started_at_s is None:
-                self._waits = self._waits.plus(entry.at_s - job.state.submitted_at_s)
+                self._waits = self._waits.plus(entry.at_s - job.state.submitted_at_s - job.rested_s)
 
     def _publish(self) -> None:
         self._batches += 1

@@ -106,7 +106,8 @@ class LiveJob:
     ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
     ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
     were in a row, without progress in between: beyond the ``failed_samples`` at which one was before. It has trained on
-    the slots that it has since ``formed_at_s``.
+    the slots that it has since ``formed_at_s``. Its owner had it paused for ``rested_s`` all told, up to
+    ``rests_since_s``, if it is.
     """
 
     state: JobState
@@ -138,6 +139,8 @@ class LiveJob:
     target_since_s: float = 0.0
     formed_at_s: float = 0.0
     executed_before_s: float = 0.0
+    rested_s: float = 0.0
+    rests_since_s: float | None = None
     story: tuple[StoryLine, ...] = ()
 
     @property
@@ -176,10 +179,6 @@ class LiveJob:
     def executed_s(self, now_s: float) -> float:
         """Seconds for which it has been planned to have slots."""
         return self.executed_before_s + (now_s - self.target_since_s if self.target is not None else 0.0)
-
-    def waited_s(self, now_s: float) -> float:
-        """Seconds since its submission for which it has not."""
-        return max(now_s - self.state.submitted_at_s - self.executed_s(now_s), 0.0)
 
     def service_gpu_s(self, now_s: float) -> float:
         """Slots × seconds that it has had up to now."""
@@ -308,6 +307,9 @@ class ServiceState:
                 self.notes = (*self.notes, (at_s, "warning", record.reason))[-MOST_NOTES:]
                 for held in list(self.jobs.values()):
                     self._lose_nodes(at_s, held, {record.node}, record.reason)
+            case r.NodeForgotten():
+                self.down -= {record.node}
+                self.slots = {node: slots for node, slots in self.slots.items() if node != record.node}
             case r.SlotsTaken():
                 others = {slot for slot in self.taken if slot[0] != record.node}
                 self.taken = frozenset(others | {(record.node, slot) for slot in record.slots})
@@ -620,6 +622,10 @@ class ServiceState:
             state = state.move(JobPhase.CANCELLED, at_s=at_s, reason=told)
         wish = "cancel" if job.wish == "cancel" else record.wish  # nothing calls a cancelled job back
         wished = replace(job, state=state, wish=wish, wished=told, over_budget=job.over_budget or record.over_budget)
+        if record.wish == "pause" and job.rests_since_s is None:
+            wished = replace(wished, rests_since_s=at_s)
+        elif record.wish == "run" and job.rests_since_s is not None:
+            wished = replace(wished, rested_s=job.rested_s + at_s - job.rests_since_s, rests_since_s=None)
         if record.wish != "run":
             wished = self._unplanned(at_s, wished)
         return wished.told(at_s, told)

@@ -77,7 +77,7 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over: ``finished``, ``stopped`` or ``failed``.
+    """The job is over: ``finished``, ``stopped`` or ``failed``. None of its processes is left, and nothing follows.
 
     ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``short`` it
     failed because its machine was short of something, such as room on the disk, and may well be tried again.

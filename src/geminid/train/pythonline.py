@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 #: Options that take a value, which may follow at once (``-Wignore``) or as the next word; and what begins with ``--``.
 WITH_VALUE = "WXmc-"
+
+#: The commands that stand for the interpreter that there is.
+PYTHONS = frozenset({"python", "python3"})
 
 #: Options that a process in which Python runs already has to do nothing for: its output is never kept back.
 WITHOUT_EFFECT = frozenset({"-u"})
@@ -61,6 +66,15 @@ class PythonLine:
         parts = (self.module or "").split(".")
         candidates = (folder.joinpath(*parts).with_suffix(".py"), folder.joinpath(*parts, "__main__.py"))
         return next((path for path in candidates if path.is_file()), None)
+
+
+def is_this_python(program: str) -> bool:
+    """Whether a program is the interpreter that this process runs in, with all that is installed for it.
+
+    The interpreters of many virtual environments are links to one file: it is the folder that tells them apart.
+    """
+    folders = {os.path.realpath(os.path.dirname(os.path.abspath(path))) for path in (program, sys.executable)}
+    return len(folders) == 1 and os.path.samefile(program, sys.executable)
 
 
 def _parted(word: str) -> tuple[str, str | None, str]:

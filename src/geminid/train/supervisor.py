@@ -117,6 +117,7 @@ class Supervisor:
         self._stopped_at_s: float | None = None
         self._stop_by_s: float | None = None
         self._detached = False
+        self._end_told: JobEnded | None = None
         self._token = secrets.token_hex(32)
         at = spec.address or Address(path=str(self._folder / "control"))
         self._save_at_s = math.inf
@@ -210,6 +211,11 @@ class Supervisor:
         """Have the workers save and end; whoever has not after the grace period is ended."""
         self._do(lambda: self._stop(save))
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether nobody supervises the job any more."""
+        return not self._thread.is_alive()
+
     def kill(self) -> None:
         """End all workers now."""
         self._do(self._kill)
@@ -264,10 +270,12 @@ class Supervisor:
                 known.process.signal(signal.SIGKILL)
             self._publish()
             if isinstance(problem, OSError) and problem.errno in SHORTAGES:
-                self._emit(JobEnded(self._phase, self._reason, short=True))
+                self._end_told = JobEnded(self._phase, self._reason, short=True)
             raise
         finally:
             self._close()
+            if self._end_told is not None:  # whoever hears of it may start the job anew, in the same folder
+                self._emit(self._end_told)
 
     def _attend(self, timeout_s: float) -> None:
         """Hear what workers have to say: all of it, if something else took long, before anybody is said to be silent.
@@ -510,7 +518,7 @@ class Supervisor:
         self._phase, self._reason = JobPhase.FAILED, reason
         for worker in self._workers:
             self._end(worker, "was ended because the job failed")
-        self._emit(JobEnded(self._phase, reason, short=short, failures=failures))
+        self._end_told = JobEnded(self._phase, reason, short=short, failures=failures)
 
     def _check_over(self) -> None:
         if self._phase.over:
@@ -523,10 +531,10 @@ class Supervisor:
                     self._end(worker, "was not needed any more")
         if generation is not None and not finishing and self._leader_finished:
             self._phase, self._reason = JobPhase.FINISHED, ""
-            self._emit(JobEnded(self._phase, "finished"))
+            self._end_told = JobEnded(self._phase, "finished")
         elif self._phase is JobPhase.STOPPING and not self._workers:
             self._phase = JobPhase.STOPPED
-            self._emit(JobEnded(self._phase, "stopped", self._stopped_at_s))
+            self._end_told = JobEnded(self._phase, "stopped", self._stopped_at_s)
         elif generation is not None and not finishing:  # what the leader does after training was not done
             self._finished_generation, self._finish_by_s = None, math.inf
             self._carry_out(self._group.gone(*(w for w in self._group.workers if w not in self._workers)))

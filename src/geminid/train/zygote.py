@@ -37,7 +37,7 @@ from geminid.train import channel
 from geminid.train.agent import mind_until_init
 from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted
 from geminid.train.offspring import MARK, signal_marked
-from geminid.train.pythonline import PythonLine
+from geminid.train.pythonline import PYTHONS, PythonLine, is_this_python
 from geminid.train.room import keep_printing, open_log
 from geminid.train.takeover import write_end
 
@@ -88,9 +88,10 @@ class Zygote:
     def start(self, launch: Launch) -> WorkerProcess:
         """Fork a worker, if the command is a Python script for this interpreter; otherwise start it afresh."""
         program = shutil.which(launch.command[0], path=launch.environment.get("PATH"))
+        if program is None and launch.command[0] in PYTHONS:
+            program = sys.executable
         line = PythonLine.of(launch.command)
-        own = program is not None and os.path.samefile(program, sys.executable)
-        forks = own and line is not None and line.forks
+        forks = program is not None and is_this_python(program) and line is not None and line.forks
         if not forks and not self._keep:
             return self._plain.start(launch)
         if not launch.folder.is_dir():

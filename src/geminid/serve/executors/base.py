@@ -32,6 +32,9 @@ class Executor(Protocol):
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""
 
+    def interpreter(self, submitters: str) -> str | None:
+        """What the command ``python`` stands for, if whoever submits it has this one; None for what it is there."""
+
     def put_by(self, spec: JobSpec) -> str:
         """Keep a job's code as it is now; the name of what was kept, or nothing where jobs run in their own folders.
 

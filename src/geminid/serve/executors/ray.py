@@ -60,6 +60,9 @@ FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 #: A cluster that says why it cannot be used, and nothing else, is tried for so long.
 TROUBLE_S = 15.0
 
+#: A node that has been gone for so long is not counted among those that there are any more.
+FORGET_S = 600.0
+
 #: So long, an address is tried before it counts as one where nobody is.
 ADDRESS_S = 5.0
 
@@ -121,6 +124,7 @@ class RayExecutor(SupervisedExecutor):
         self._seen: dict[str, Mapping[str, Any]] = {}
         self._known: dict[str, NodeGroup] = {}
         self._up: set[str] = set()
+        self._gone_since_s: dict[str, float] = {}
         self._taken: dict[str, tuple[int, ...]] = {}
         self._draining: frozenset[str] = frozenset()
         self._held: dict[str, Mapping[str, Any]] = {}
@@ -141,6 +145,7 @@ class RayExecutor(SupervisedExecutor):
         self._storage, self._ship = storage, ship
         self._code = CodeStore(folder / CODE)
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._unshipped: set[str] = set()  # jobs whose code could not be brought somewhere
         self._silent_s = silent_s
         self._nodes = Nodes(
             lambda event: self._forward(event),
@@ -204,6 +209,10 @@ class RayExecutor(SupervisedExecutor):
             return [Problem("working_dir", spec.working_dir, "must be a folder of the service's machine")]
         return []
 
+    def interpreter(self, submitters: str) -> str | None:
+        """The command ``python`` stands for that of the job's environment on each node, or of the node's agent."""
+        return None
+
     def put_by(self, spec: JobSpec) -> str:
         """Keep a job's folder as it is now, unless all nodes see it."""
         if not self._ship or spec.working_dir is None:
@@ -253,6 +262,7 @@ class RayExecutor(SupervisedExecutor):
         now_s = monotonic()
         self._idle_since_s = {slot: self._idle_since_s.get(slot, now_s) for slot in self._held if slot not in needed}
         self._release([slot for slot, since_s in self._idle_since_s.items() if now_s - since_s > LINGER_S])
+        told += self._forget_nodes(now_s)
         if self._autoscale:
             self._rest(now_s)
         if any(until_s <= now_s for until_s in self._unfit_until_s.values()):
@@ -334,11 +344,7 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "unshippable"} as document):
                 job_id = self._pending.pop(document["id"], NOBODY).job_id
                 self._take_seats(document["held"])
-                if job_id in self._running:  # with its code, so that it must be the nodes
-                    return self._spare(document["nodes"], f"{job_id}: {document['reason']}")
-                if job_id in self._wanted:
-                    del self._wanted[job_id]
-                    return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
+                return self._cannot_ship(job_id, document)
             case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
                 # Whatever it was asked for is asked for again, of the next one as soon as that is there.
                 self._pending = {number: asked for number, asked in self._pending.items() if asked.bridge > bridge}
@@ -420,6 +426,20 @@ class RayExecutor(SupervisedExecutor):
         text = f"{reason}; {names} is not given to jobs for {UNFIT_S:g} s"
         return [r.Noted(level="warning", text=text), *self._count_others()]
 
+    def _cannot_ship(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
+        """A job's code could not be brought to nodes: their fault if it ever ran, perhaps if it is the first time."""
+        if job_id not in self._wanted:
+            return []
+        job, nodes = self._wanted[job_id][0], set(document["nodes"])
+        again = job.state.first_started_at_s is None and job_id in self._unshipped
+        if document["certain"] or again:
+            del self._wanted[job_id]
+            return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
+        self._unshipped.add(job_id)
+        used = {slot for running in self._running.values() for slot in running.holds}
+        self._release([slot for slot in document["held"] if slot not in used and self._where(slot)[0] in nodes])
+        return self._spare(nodes, f"{job_id}: {document['reason']}")
+
     def _note_hanging(self, node: str) -> r.Record:
         told = f"the agent of node {node} has not answered for {self._silent_s:g} s: it is ended, with all that it runs"
         return r.Noted(level="warning", text=f"{told}, and another one is started")
@@ -443,6 +463,7 @@ class RayExecutor(SupervisedExecutor):
         """A node is gone: jobs go on with what they have elsewhere, or come back from their checkpoints."""
         reason = f"node {name} is gone"
         self._up.discard(name)
+        self._gone_since_s[name] = monotonic()
         self._resting.pop(name, None)
         mine = {self._slot(name, index) for index in range(self._known[name].slots)}
         self._release([slot for slot in self._held if slot in mine])
@@ -455,6 +476,17 @@ class RayExecutor(SupervisedExecutor):
             if running.holds & mine and held <= mine:
                 self._fences.setdefault(job_id, set()).add(name)
         return told + self._lose(mine, reason)
+
+    def _forget_nodes(self, now_s: float) -> list[r.Record]:
+        """Nodes that have been gone for long, and may never come back: an autoscaler gives each a new name."""
+        fenced = {name for nodes in self._fences.values() for name in nodes}
+        late = [name for name, since_s in self._gone_since_s.items() if now_s - since_s > FORGET_S]
+        late = [name for name in late if name not in fenced][: len(self._known) - 1]
+        for name in late:
+            del self._known[name], self._gone_since_s[name]
+        if late:
+            self._cluster = self._make_cluster()
+        return [r.NodeForgotten(node=name) for name in late]
 
     # --- Jobs that may still run on nodes that are gone ---
 
@@ -488,6 +520,7 @@ class RayExecutor(SupervisedExecutor):
         place = {key: seen[key] for key in ("rack", "zone") if seen[key]}
         self._known[name] = NodeGroup(gpu_type=seen["gpu_type"], slots=seen["slots"], name=name, **place)
         self._up.add(name)
+        self._gone_since_s.pop(name, None)
         return r.NodeJoined(node=name, gpu_type=seen["gpu_type"], slots=seen["slots"])
 
     def _rest(self, now_s: float) -> None:
@@ -742,7 +775,7 @@ def _trouble_at(address: str) -> str | None:
 def own_address(node: str, address: str) -> str:
     """The address at which the nodes can reach this machine: the one from which it reaches one of them."""
     head = address.rpartition(":")[0]
-    if head.startswith("127."):
+    if head.startswith("127.") and node.startswith("127."):
         return head
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((node, 9))

@@ -15,6 +15,7 @@ import shutil
 import socket
 import stat
 import struct
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -96,12 +97,17 @@ class NodeAgent:
 def base_environment(node: str, host: str) -> dict[str, str]:
     """What processes on this node find in their environment, before what the job asks for."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GEMINID_"))}
-    ours |= {NODE: node, ADDRESS: host}
+    ours |= {NODE: node, ADDRESS: host, "PATH": own_path()}
     for interface in interfaces(host):
         ours.setdefault("GLOO_SOCKET_IFNAME", interface)
         if interface != "lo":
             ours.setdefault("NCCL_SOCKET_IFNAME", interface)
     return ours
+
+
+def own_path() -> str:
+    """Where programs are looked for: first where the interpreter of this process is."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
 def interfaces(host: str) -> Iterator[str]:

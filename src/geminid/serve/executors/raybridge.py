@@ -31,6 +31,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -56,17 +57,18 @@ from ray._private.runtime_env.packaging import (
 )
 from ray.autoscaler.sdk import request_resources
 from ray.autoscaler.v2.utils import is_autoscaler_v2
+from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from geminid import __version__
 from geminid.serve.executors.nodeserver import Line
-from geminid.serve.executors.rayagent import NodeAgent, lease_name
+from geminid.serve.executors.rayagent import NodeAgent, lease_name, own_path
 from geminid.serve.executors.raycode import CodeStore
 from geminid.serve.executors.rayslot import GeminidSlot
 
-#: Where Geminid's actors live.
-NAMESPACE = "geminid"
+#: Where Geminid's actors live, and what Ray keeps for it.
+NAMESPACE, KV_NAMESPACE = "geminid", b"geminid"
 
 #: The resource that says how many CPU slots a node has.
 SLOTS = "geminid_slot"
@@ -88,6 +90,9 @@ UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
 
 #: How Ray says that whoever was asked has ended, or could not be started, and not that it could not do it.
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
+
+#: The head is asked for its nodes for so long.
+NODES_S = 10.0
 
 #: A node that has another version of Geminid is looked at again after so long.
 OTHER_VERSION_S = 60.0
@@ -123,6 +128,47 @@ class SeenNode:
     agent: dict[str, Any] | None = field(default=None)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What stays true of nodes for as long as they live, whoever joins or leaves: Ray keeps it for the next bridge.
+
+    ``names`` is what they are called, by their ids. Where none is ``typed`` (has GPUs or slots of its own), all offer
+    their CPUs; these ``cpu_nodes`` keep the jobs that they have when the first typed one comes, and get no others.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    typed: bool = False
+    cpu_nodes: frozenset[str] = frozenset()
+
+    @classmethod
+    def recalled(cls, service: str) -> Known:
+        """What an earlier bridge of a service knew."""
+        kept = internal_kv._internal_kv_get(cls._key(service), namespace=KV_NAMESPACE)
+        plain = json.loads(kept) if kept else {}
+        names, cpu_nodes = plain.get("names", {}), frozenset(plain.get("cpu_nodes", ()))
+        return cls(names, bool(plain.get("typed", False)), cpu_nodes)
+
+    def keep(self, service: str) -> None:
+        """Write it down."""
+        plain = {"names": self.names, "typed": self.typed, "cpu_nodes": sorted(self.cpu_nodes)}
+        internal_kv._internal_kv_put(self._key(service), json.dumps(plain).encode(), True, namespace=KV_NAMESPACE)
+
+    @classmethod
+    def forget(cls, service: str) -> None:
+        """The service ends: the next one is free to see it otherwise."""
+        internal_kv._internal_kv_del(cls._key(service), namespace=KV_NAMESPACE)
+
+    @staticmethod
+    def _key(service: str) -> bytes:
+        return f"geminid/{service}/nodes".encode()
+
+    def after(self, alive: list[dict[str, Any]]) -> Known:
+        """What is known with these nodes, and no others."""
+        ids = frozenset(node["NodeID"] for node in alive)
+        typed = self.typed or any(_slots_of(node, by_cpu=False) for node in alive)
+        return Known(_names(alive, self.names), typed, self.cpu_nodes & ids if typed else ids)
+
+
 @dataclass(slots=True)
 class _Question:
     """Where an agent is: what will be its answer, and for how many looks it has been waited for."""
@@ -144,6 +190,7 @@ class Bridge:
         self._found = False
         self._units: dict[str, tuple[str, str]] = {}
         self._bundles: dict[str, dict[str, float]] = {}
+        self._known = Known.recalled(service)
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, _Question] = {}
         self._again_at_s: dict[str, float] = {}
@@ -186,10 +233,11 @@ class Bridge:
         self._lose({node["NodeID"] for node in alive})
         free = ray_state.available_resources_per_node()
         draining = ray_state.state.get_draining_nodes()
-        typed = any(_slots_of(node, by_cpu=False) for node in alive)
+        self._know(alive)
         seen = []
-        for node, name in zip(alive, _names(alive), strict=True):
-            found = _slots_of(node, by_cpu=not typed)
+        for node in alive:
+            name = self._known.names[node["NodeID"]]
+            found = _slots_of(node, by_cpu=node["NodeID"] in self._known.cpu_nodes)
             if found is None:
                 continue
             unit, slots = found
@@ -197,7 +245,8 @@ class Bridge:
             labels = node.get("Labels") or {}
             there = free.get(node["NodeID"], {})
             bundle = self._bundles[name] = _bundle_of(node, unit, slots)
-            others = self._others_on(name, node["NodeID"], slots, min(there.get(part, 0.0) for part in bundle))
+            free_slots = 0.0 if unit == "CPU" and self._known.typed else min(there.get(part, 0.0) for part in bundle)
+            others = self._others_on(name, node["NodeID"], slots, free_slots)
             seen.append(
                 SeenNode(
                     id=node["NodeID"],
@@ -221,6 +270,13 @@ class Bridge:
             again = None if self._found else self._sit_again()
             self._found = True
             self._tell({"told": "nodes", "nodes": [asdict(node) for node in seen], "found": again})
+
+    def _know(self, alive: list[dict[str, Any]]) -> None:
+        """Keep what nodes are called, and which offer their CPUs; written down where the next bridge finds it."""
+        now = self._known.after(alive)
+        if now != self._known:
+            self._known = now
+            now.keep(self._service)
 
     def _others_on(self, name: str, node_id: str, slots: int, free: float) -> int:
         """How many slots of a node others have: those that are neither free nor ours."""
@@ -333,7 +389,7 @@ class Bridge:
                     try:
                         shipping = self._ship(job, Path(code), nodes)
                     except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
-                        told = _unshippable(problem, nodes)
+                        told = _unshippable(problem, nodes, certain=True)
                 held = dict.fromkeys(slots, UNSEATED) if later else self._sit(groups)
                 if held.keys() != set(slots):
                     raise RuntimeError("nobody could sit down in some of them")
@@ -348,8 +404,8 @@ class Bridge:
                     reason = f"no code could be brought to {name}: {_first_line(problem)}"
                 late = [slot for slot in slots if slot.rpartition("/")[0] == name]
                 break
-            except Exception as problem:  # what it asks for cannot be had
-                told = _unshippable(problem, {name})
+            except Exception as problem:  # what it asks for cannot be had there
+                told = _unshippable(problem, {name}, certain=False)
                 break
         if late:
             for slot in missing:
@@ -552,6 +608,7 @@ class Bridge:
     def _give_all_back(self) -> None:
         if self._wished:
             _wish([])
+        Known.forget(self._service)
         for slot in list(self._leases):
             self._release(slot)
         if leaving := [agent.leave.remote() for agent in self._agents.values()]:
@@ -567,8 +624,8 @@ class _Code:
 
     def place(self, names: list[str]) -> dict[str, Any]:
         """Where it is, and what makes it run; with these variables, which its environment sets."""
-        names = ["PATH", "PYTHONPATH", "VIRTUAL_ENV", *names]
-        environment = {name: os.environ[name] for name in names if name in os.environ}
+        names = ["PYTHONPATH", "VIRTUAL_ENV", *names]
+        environment = {"PATH": own_path()} | {name: os.environ[name] for name in names if name in os.environ}
         return {"folder": os.getcwd(), "environment": environment}
 
 
@@ -620,24 +677,29 @@ def _type_of(accelerator: str | None) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", (accelerator or "gpu").lower()).strip("-") or "gpu"
 
 
-def _names(nodes: list[dict[str, Any]]) -> list[str]:
-    """A name for each node: its own if it is one and nobody else's, otherwise its address, with its id if need be."""
-    own = [node.get("NodeName") or "" for node in nodes]
-    names, addresses = Counter(own), Counter(node["NodeManagerAddress"] for node in nodes)
-    found = []
-    for name, node in zip(own, nodes, strict=True):
-        address = node["NodeManagerAddress"]
-        mine = names[name] == 1 and addresses[name] == (name == address)
-        if mine and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name):
-            found.append(name)
-        else:
-            found.append(address if addresses[address] == 1 else f"{address}-{node['NodeID'][:8]}")
+def _names(nodes: list[dict[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
+    """A name for each node, by its id: its own if it is one and nobody else's, or its address, with its id if need be.
+
+    One that is ``known`` by a name keeps it for as long as it lives, whoever comes with the same.
+    """
+    found = {node["NodeID"]: known[node["NodeID"]] for node in nodes if node["NodeID"] in known}
+    taken = set(found.values())
+    new = [node for node in nodes if node["NodeID"] not in known]
+    own = Counter(node.get("NodeName") or "" for node in new)
+    addresses = Counter(node["NodeManagerAddress"] for node in nodes)
+    for node in new:
+        name, address = node.get("NodeName") or "", node["NodeManagerAddress"]
+        mine = name not in taken and own[name] == 1 and addresses[name] == (name == address)
+        if not (mine and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name)):
+            name = address if address not in taken and addresses[address] == 1 else f"{address}-{node['NodeID'][:8]}"
+        found[node["NodeID"]] = name
     return found
 
 
-def _unshippable(problem: Exception, nodes: set[str]) -> dict[str, Any]:
+def _unshippable(problem: Exception, nodes: set[str], *, certain: bool) -> dict[str, Any]:
+    """That a job's code, with what it asks for, cannot be had on some nodes; ``certain`` if it could nowhere."""
     reason = f"its code could not be brought to {', '.join(sorted(nodes))}: {_first_line(problem)}"
-    return {"told": "unshippable", "nodes": sorted(nodes), "reason": reason}
+    return {"told": "unshippable", "nodes": sorted(nodes), "reason": reason, "certain": certain}
 
 
 def _first_line(problem: BaseException) -> str:
@@ -646,6 +708,21 @@ def _first_line(problem: BaseException) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))  # Ray's are coloured
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]
+
+
+def own_node(address: str) -> str | None:
+    """The address of the node of a cluster that this machine is, which may not be the one at which its head is asked.
+
+    None if that is for Ray to find out.
+    """
+    host = address.rpartition(":")[0]
+    if not host:
+        return None
+    nodes = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=NODES_S).values()
+    alive = {node.node_manager_address for node in nodes if node.state == ray.core.generated.gcs_pb2.GcsNodeInfo.ALIVE}
+    if host in alive:
+        return host if is_of_this_machine(host) else None
+    return next((node for node in sorted(alive) if is_of_this_machine(node)), None)
 
 
 def is_of_this_machine(host: str) -> bool:
@@ -662,9 +739,8 @@ def main(address: str, service: str, forsaken_s: float, silent_s: float, descrip
     line = Line(socket.socket(fileno=descriptor), timeout_s=None)
     try:
         line.send({"told": "looked"})  # joining may take long
-        host = address.rpartition(":")[0]
-        local = {"_node_ip_address": host} if host and is_of_this_machine(host) else {}
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **local)
+        place = {} if (own := own_node(address)) is None else {"_node_ip_address": own}
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **place)
         Bridge(line, service, forsaken_s, silent_s).serve()
     except (EOFError, BrokenPipeError):
         pass  # the service is gone; agents and slots stay for the next one

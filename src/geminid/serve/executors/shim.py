@@ -26,6 +26,9 @@ MEMORY = "GEMINID_MEMORY_BYTES"
 #: What is in a command's folder: the start or the process, how it ended, and who may change the first.
 PROCESS, EXIT, LOCK = "plain.json", "exit.json", "plain.lock"
 
+#: Enough for how a command ended.
+ROOM_BYTES = 4096
+
 
 def main(folder: str, start: str, command: list[str]) -> int:
     """Run the command; signals that end a process group reach it by themselves, so this one only waits."""
@@ -38,6 +41,7 @@ def main(folder: str, start: str, command: list[str]) -> int:
         signal.signal(number, lambda number, _: asked.append(number))
     if not _claimed(folder, start) or asked:
         return 0
+    _keep_room(os.path.join(folder, EXIT))
     try:
         child = subprocess.Popen(command, restore_signals=True)
     except OSError as problem:
@@ -90,10 +94,20 @@ def locked(folder: str) -> Iterator[None]:
         yield
 
 
+def _keep_room(path: str) -> None:
+    """Have room on the disk for a short document, which may be full by the time it is written."""
+    with contextlib.suppress(OSError), open(path + ".new", "wb") as file:
+        file.write(b" " * ROOM_BYTES)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def write(path: str, document: dict[str, object]) -> None:
-    """Write a document, whole or not at all, to stay."""
-    with open(path + ".new", "w", encoding="utf-8") as file:
-        json.dump(document, file)
+    """Write a document, whole or not at all, to stay; into the room that was kept for it, if some was."""
+    content = json.dumps(document).encode()
+    with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
+        file.write(content)
+        file.truncate()
         file.flush()
         os.fsync(file.fileno())
     os.replace(path + ".new", path)

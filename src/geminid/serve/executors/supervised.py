@@ -228,6 +228,10 @@ class SupervisedExecutor(ABC):
         """The slots that there are."""
         return self._cluster
 
+    def interpreter(self, submitters: str) -> str | None:
+        """What the command ``python`` stands for: that of whoever submits it."""
+        return submitters
+
     def delay_of(self, job_id: str) -> str:
         """What a job waits for whose slots are free: nothing, here."""
         return ""
@@ -283,7 +287,7 @@ class SupervisedExecutor(ABC):
                 running.command.tick()
             elif isinstance(running, _Elastic):
                 told += self._report(running)
-                running.silent_ticks = running.silent_ticks + 1 if running.supervisor.status.phase.over else 0
+                running.silent_ticks = running.silent_ticks + 1 if running.supervisor.has_ended else 0
                 if running.silent_ticks > SILENT_TICKS:  # its end was never told: its supervisor failed
                     reason = running.supervisor.status.reason
                     told += self._hear(job_id, running, j.JobEnded(j.JobPhase.FAILED, reason))

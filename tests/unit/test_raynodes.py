@@ -1,0 +1,52 @@
+"""What nodes of a Ray cluster are called, and what they offer: for as long as they live, whoever joins or leaves."""
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
+
+from geminid.serve.executors.raybridge import Known
+
+
+def node(node_id: str, name: str, address: str = "", **resources: float) -> dict:
+    return {
+        "NodeID": node_id,
+        "NodeName": name,
+        "NodeManagerAddress": address or f"10.0.0.{node_id}",
+        "Resources": resources or {"CPU": 4.0},
+    }
+
+
+def test_a_node_keeps_its_name_when_a_namesake_comes_and_goes():
+    first, namesake = node("1", "a"), node("2", "a")
+    alone = Known().after([first])
+    assert alone.names == {"1": "a"}
+    both = alone.after([namesake, first])
+    assert both.names == {"1": "a", "2": "10.0.0.2"}
+    assert both.after([namesake]).names == {"2": "10.0.0.2"}
+    assert both.after([first]).names == {"1": "a"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "names"),
+    [
+        ([node("1", "a"), node("2", "a")], ["10.0.0.1", "10.0.0.2"]),  # nobody was first
+        ([node("1", ""), node("2", "no name")], ["10.0.0.1", "10.0.0.2"]),
+        ([node("1", "10.0.0.1"), node("2", "10.0.0.1")], ["10.0.0.1", "10.0.0.2"]),
+        ([node("1", "x", "10.0.0.9"), node("2", "x", "10.0.0.9")], ["10.0.0.9-1", "10.0.0.9-2"]),
+        ([node("1", "10.0.0.2"), node("2", "b")], ["10.0.0.1", "b"]),  # that is another's address
+    ],
+)
+def test_every_node_has_a_name_of_its_own(nodes, names):
+    assert list(Known().after(nodes).names.values()) == names
+
+
+def test_cpus_are_slots_only_until_the_first_node_with_slots_of_its_own_comes():
+    cpus, more, gpus = node("1", "a"), node("2", "b"), node("3", "c", CPU=4.0, GPU=2.0)
+    before = Known().after([cpus])
+    assert (before.typed, before.cpu_nodes) == (False, {"1"})
+    during = before.after([cpus, gpus])
+    assert (during.typed, during.cpu_nodes) == (True, {"1"})  # for the jobs that it has
+    later = during.after([cpus, more, gpus])
+    assert later.cpu_nodes == {"1"}
+    assert later.after([cpus, more]).cpu_nodes == {"1"}  # the GPUs are gone, and CPUs are nobody's for that
+    assert later.after([more]).cpu_nodes == frozenset()
