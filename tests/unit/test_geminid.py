@@ -199,6 +199,14 @@ def test_it_uses_the_cluster_and_favours_whom_little_is_left() -> None:
     assert found["short"] >= found["long"]
 
 
+@pytest.mark.parametrize(("limits", "expected"), [({"max_slots": 3}, 3), ({"max_slots": 5, "min_slots": 5}, 5)])
+def test_a_job_may_have_what_its_owner_says_though_that_is_no_power_of_two(
+    limits: dict[str, int], expected: int
+) -> None:
+    alone = view(job("a", work=1e7, **limits), cluster="t4:1x6")
+    assert slots(Geminid().decide(alone)) == {"a": expected}
+
+
 def test_a_running_job_moves_only_for_more_than_its_pause_costs() -> None:
     running = job("a", allocation=((0, 4),), rescale_s=500.0, work=1e5)
     assert slots(Geminid().decide(view(running)))["a"] == 4

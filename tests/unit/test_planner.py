@@ -216,6 +216,30 @@ def test_a_drain_stops_a_plain_command_even_on_a_cordoned_slot():
     assert scene.plan()["j1"] is None
 
 
+def test_whoever_was_paused_has_not_waited_meanwhile():
+    """A wide job that comes back from a long pause holds nobody back."""
+    scene = Scene(nodes(a="cpu"))
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    scene.submit("j1", slots=1)
+    scene.plan()
+    run(scene, "j1")
+    scene.submit("j2", slots=2)
+    scene.tell(r.JobWished(job_id="j2", wish="pause", by="ann"))
+    clock.at_s += 100_000.0
+    scene.tell(r.JobWished(job_id="j2", wish="run", by="ann"))
+    assert scene.state.jobs["j2"].rested_s == 100_000.0
+    assert ServiceState.from_dict(scene.state.to_dict()) == scene.state
+    scene.planner.sync(["j2"])
+    scene.submit("j3", slots=1)
+    assert scene.plan()["j3"] is not None
+    clock.at_s += 100_000.0  # but now it has
+    scene.submit("j4", slots=1)
+    scene.tell(r.JobEnded(job_id="j3", how="succeeded"))
+    scene.planner.sync(["j3"])
+    assert scene.plan()["j4"] is None
+
+
 def usable(scene: Scene) -> list[int]:
     return list(scene.planner.engine.view().usable_slots)
 

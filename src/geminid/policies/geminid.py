@@ -107,8 +107,8 @@ class Geminid(Policy):
 
     def __post_init__(self) -> None:
         memory = KindMemory() if self.kinds else None
-        self._goodputs = Goodputs(self.growth, memory=memory)
-        self._goodputs_if_rented = Goodputs(self.growth, memory=memory)
+        self._goodputs = Goodputs(self.growth, memory=memory, limits_as_sizes=True)
+        self._goodputs_if_rented = Goodputs(self.growth, memory=memory, limits_as_sizes=True)
         self._shares = FairShares(self.half_life_s) if self.half_life_s is not None else None
         self._queues = {queue.name: queue for queue in map(Queue.parse, self.queues)}
 

@@ -23,9 +23,9 @@ DENSE_NODES = 16
 
 
 def configurations_of(
-    cluster: Cluster, rigid_sizes: Iterable[int] = (), most_slots: int | None = None
+    cluster: Cluster, own_sizes: Iterable[int] = (), most_slots: int | None = None
 ) -> list[Configuration]:
-    """Powers of two within a node, then whole nodes, and what rigid jobs ask for, for every GPU type.
+    """Powers of two within a node, then whole nodes, and sizes that jobs ask for, for every GPU type.
 
     Any number of nodes up to ``DENSE_NODES``, then each an eighth more than the one before. More than ``most_slots``
     are left out, as far as whole nodes go: on a large cluster nobody may have most of them.
@@ -47,7 +47,7 @@ def configurations_of(
         have = {c.slots for c in result if c.gpu_type == gpu_type}
         result += [
             Configuration(gpu_type=gpu_type, nodes=-(-slots // per_node), slots=slots)
-            for slots in sorted(set(rigid_sizes) - have)
+            for slots in sorted(set(own_sizes) - have)
             if slots <= per_node * full_nodes
         ]
     return result
@@ -78,15 +78,18 @@ class Goodputs:
     most ``growth`` times the most slots that it has run on: beyond, its model is a guess. A profile made beforehand
     counts as a run on ``profiled_slots``. With a ``memory`` of kinds, what earlier jobs of its kind have measured
     counts as its own. A job of which nothing is known yet is as fast on one configuration as on any other.
+    With ``limits_as_sizes`` a job that may have at least three slots, or at most, and not more than a node has, may
+    have three, although that is no power of two; what rigid jobs ask for is always a configuration.
     """
 
     growth: float
     profiled_slots: int = 1
     transfer_method: Method = "scaled"
     memory: KindMemory | None = None
+    limits_as_sizes: bool = False
     _table: GoodputTable | None = None
     _nodes: tuple[object, ...] = ()
-    _rigid_sizes: set[int] = field(default_factory=set)
+    _own_sizes: set[int] = field(default_factory=set)
     _widest: int = 0
     _completed: dict[str, _Completed] = field(default_factory=dict)
 
@@ -120,14 +123,18 @@ class Goodputs:
         return self._table.per_slot_batch
 
     def _refreshed(self, view: ClusterView) -> GoodputTable:
-        rigid = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
+        own = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
+        if self.limits_as_sizes:
+            largest_node = int(view.cluster.node_slots.max())
+            limits = {slots for job in view.jobs for slots in (job.facts.least_slots, job.facts.max_slots)}
+            own |= {slots for slots in limits if slots <= largest_node}
         most = max((job.facts.max_slots for job in view.jobs), default=1)
-        known = rigid <= self._rigid_sizes and most <= self._widest
+        known = own <= self._own_sizes and most <= self._widest
         if self._table is None or not known or view.cluster.nodes != self._nodes:
-            self._rigid_sizes |= rigid
+            self._own_sizes |= own
             self._widest = max(self._widest, 1 << (most - 1).bit_length())
             self._nodes = view.cluster.nodes
-            self._table = GoodputTable.empty(configurations_of(view.cluster, self._rigid_sizes, self._widest))
+            self._table = GoodputTable.empty(configurations_of(view.cluster, self._own_sizes, self._widest))
         models = {job.id: self._complete(job) for job in view.jobs}
         self._completed = {job_id: self._completed[job_id] for job_id in models}
         self._table = self._table.refresh(models)

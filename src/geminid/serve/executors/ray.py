@@ -60,6 +60,9 @@ FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 #: A cluster that says why it cannot be used, and nothing else, is tried for so long.
 TROUBLE_S = 15.0
 
+#: A slot that Ray has and did not give us is not asked for again for so long.
+REFUSED_S = 15.0
+
 #: A node that has been gone for so long is not counted among those that there are any more.
 FORGET_S = 600.0
 
@@ -140,6 +143,7 @@ class RayExecutor(SupervisedExecutor):
         self._resting: dict[str, str] = {}  # and the token of the agent that was ended
         self._unneeded_since_s: dict[str, float] = {}
         self._unfit_until_s: dict[str, float] = {}
+        self._refused_until_s: dict[str, float] = {}
         self._fences: dict[str, set[str]] = {}
         self._exits: dict[str, PlainExit] = {}
         self._storage, self._ship = storage, ship
@@ -265,7 +269,7 @@ class RayExecutor(SupervisedExecutor):
         told += self._forget_nodes(now_s)
         if self._autoscale:
             self._rest(now_s)
-        if any(until_s <= now_s for until_s in self._unfit_until_s.values()):
+        if any(until_s <= now_s for until_s in (*self._unfit_until_s.values(), *self._refused_until_s.values())):
             told += self._count_others()
         for job_id in self._places.keys() - self._wanted.keys() - self._running.keys():
             if self._places.pop(job_id):
@@ -356,6 +360,8 @@ class RayExecutor(SupervisedExecutor):
                 self._pending.pop(document["id"], None)
                 if document["reason"]:
                     return self._spare({self._where(slot)[0] for slot in document["slots"]}, document["reason"])
+                if document["withheld"]:
+                    self._refused_until_s |= dict.fromkeys(document["slots"], monotonic() + REFUSED_S)
                 return self._mark_taken(document["slots"])
             case _Bridged(document={"told": "seated"} as document):
                 waiting = [slot for slot, seat in self._held.items() if seat["holder"] is None]
@@ -404,16 +410,20 @@ class RayExecutor(SupervisedExecutor):
     def _count_others(self) -> list[r.Record]:
         """Slots that others hold are not for us: as many of each node, of those that we do not hold.
 
-        Of a node that cannot be used for now, none is for us but those that we hold.
+        So are those that Ray has just refused to give us. Of a node that cannot be used for now, none is for us but
+        those that we hold.
         """
         told: list[r.Record] = []
         now_s = monotonic()
         self._unfit_until_s = {name: until_s for name, until_s in self._unfit_until_s.items() if now_s < until_s}
+        self._refused_until_s = {slot: until_s for slot, until_s in self._refused_until_s.items() if now_s < until_s}
         for name in sorted(self._up & set(self._seen)):
             node = self._seen[name]
             unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._held]
-            others = len(unheld) if name in self._unfit_until_s else node["others"]
-            taken = tuple(sorted(unheld[len(unheld) - others :])) if others else ()
+            unheld.sort(key=lambda index: (self._slot(name, index) not in self._refused_until_s, -index))
+            refused = sum(self._slot(name, index) in self._refused_until_s for index in unheld)
+            others = len(unheld) if name in self._unfit_until_s else max(node["others"], refused)
+            taken = tuple(sorted(unheld[:others]))
             if taken != self._taken.get(name, ()):
                 self._taken[name] = taken
                 told.append(r.SlotsTaken(node=name, slots=list(taken)))

@@ -19,9 +19,9 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"told": "nodes", "nodes", "found"}`` | all nodes with slots; at first, all slots that an earlier bridge held, too |
 | ``{"told": "leased", "id", "held", "places"}`` | by whom each slot is held, and where the code is on each node |
 | ``{"told": "seated", "held"}`` | by whom CPU slots are held, for whose actors nobody had to wait |
-| ``{"told": "refused", "id", "slots", "reason"}`` | these could not be had; the reason is one of the nodes', or none |
+| ``{"told": "refused", "id", "slots", "reason", "withheld"}`` | not to be had; ``withheld``: Ray has them, for others |
 | ``{"told": "lost", "slots"}`` | these were taken back: what held them for us has ended |
-| ``{"told": "unshippable", "id", "held", "nodes", "reason"}`` | slots are held, but code could not be brought there |
+| ``{"told": "unshippable", "id", "held", "nodes", "reason", "certain"}`` | slots are held, but code cannot be there |
 | ``{"told": "hangs", "node"}`` | its agent has not answered for too long, and was ended; another one is started |
 | ``{"told": "other version", "node", "version"}`` | it has another version of Geminid, and is not used |
 | ``{"told": "looked"}`` | it lives, and has looked at the cluster |
@@ -349,7 +349,8 @@ class Bridge:
     def _obey(self, document: dict[str, Any]) -> None:
         match document["do"]:
             case "lease" if not {slot.rpartition("/")[0] for slot in document["slots"]} <= self._units.keys():
-                self._tell({"told": "refused", "id": document["id"], "slots": document["slots"], "reason": ""})
+                unknown = {"slots": document["slots"], "reason": "", "withheld": False}
+                self._tell({"told": "refused", "id": document["id"], **unknown})
             case "lease":
                 self._resting -= {self._units[slot.rpartition("/")[0]][0] for slot in document["slots"]}
                 self._pool.submit(self._lease, document["id"], document["slots"], document["job"], document["code"])
@@ -371,7 +372,7 @@ class Bridge:
         groups: dict[str, PlacementGroup] = {}
         shipping: dict[str, Any] = {}
         told: dict[str, Any] = {"told": "leased", "places": {}}
-        reason = ""
+        reason, withheld = "", False
         try:
             with self._lock:
                 missing = [slot for slot in slots if slot not in self._leases]
@@ -380,6 +381,7 @@ class Bridge:
             later = all(self._units[slot.rpartition("/")[0]][1] != "GPU" for slot in slots)
             deadline_s = monotonic() + LEASE_S
             late = [slot for slot, group in groups.items() if not group.wait(max(0.01, deadline_s - monotonic()))]
+            withheld = bool(late)
             if not late:
                 with self._lock:
                     self._leases |= groups  # now they count as ours
@@ -411,7 +413,7 @@ class Bridge:
             for slot in missing:
                 self._release(slot, groups.get(slot))
             self._said = None
-            self._tell({"told": "refused", "id": number, "slots": late, "reason": reason})
+            self._tell({"told": "refused", "id": number, "slots": late, "reason": reason, "withheld": withheld})
             return
         with self._send_lock:  # what is told of losses comes before, or after
             with self._lock:
