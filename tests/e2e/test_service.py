@@ -312,13 +312,17 @@ def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):
     assert live.over(deaf)["phase"] == "cancelled"
     live.until(job, lambda job: job["samples"] > 100)
     live.client.post(f"slots/local/{1 - slot}/uncordon")
+    for _ in range(3):  # it is to go on before it has stopped
+        live.client.post(f"jobs/{job}/pause")
+        live.client.post(f"jobs/{job}/resume")
+        live.until(job, lambda job: job["phase"] == "running")
     live.client.post(f"jobs/{job}/pause")
     paused = live.until(job, lambda job: job["phase"] == "paused")
     assert paused["slots"] == 0
     assert live.run("set", job, "--priority", 5).returncode == 0
     assert live.run("resume", job).returncode == 0
     done = live.over(job)
-    assert (done["phase"], done["priority"]) == ("succeeded", 5)
+    assert (done["phase"], done["priority"], done["failures"]) == ("succeeded", 5, 0)
     assert live.exactly_once("p", 200, 30)
 
 

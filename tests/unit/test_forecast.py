@@ -27,7 +27,7 @@ from geminid.policies.geminid import Geminid
 from geminid.serve.documents import market_document
 from geminid.serve.forecast import Forecaster, Made, forecast, waiting_order
 from geminid.serve.server import DEFAULT_POLICY
-from geminid.serve.state import Limits, LiveJob, Stretch
+from geminid.serve.state import Limits, LiveJob, ServiceState, Stretch
 from geminid.serve.translation import view_of
 from geminid.serve.whatif import LEAST_ERROR, uncertainty, what_if
 
@@ -321,7 +321,7 @@ class Foretelling(Forecaster):
     """Of a service that has these jobs at ten o'clock; it foretells the same for j1 whatever it is, once it may."""
 
     def __init__(self, *jobs: LiveJob, start_s: tuple[float, float] | None = (1.0, 2.0)) -> None:
-        self.published = SimpleNamespace(state=SimpleNamespace(seq=1, jobs={one.id: one for one in jobs}))
+        self.published = SimpleNamespace(state=ServiceState(seq=1, jobs={one.id: one for one in jobs}))
         self.now_s, self.made_at, self.may, self.start_s = 10.0, list[float](), Event(), start_s
         self.may.set()
         clock = SimpleNamespace(now_s=lambda: self.now_s)
@@ -339,7 +339,7 @@ class Foretelling(Forecaster):
 
     def change(self, one: LiveJob) -> None:
         state = self.published.state
-        self.published.state = SimpleNamespace(seq=state.seq + 1, jobs={**state.jobs, one.id: one})
+        self.published.state = ServiceState(seq=state.seq + 1, jobs={**state.jobs, one.id: one})
 
 
 def test_a_forecast_is_made_anew_for_whoever_looks_also_where_nothing_has_happened(monkeypatch):
@@ -457,3 +457,15 @@ def test_a_job_is_never_foretold_more_closely_than_its_machine_allows():
     assert uncertainty([(1e6, 1e6)]) == LEAST_ERROR
     assert uncertainty([]) > uncertainty([(30.0, 30.0)]) > LEAST_ERROR
     assert uncertainty([(30.0, 30.0), (30.0, 60.0)]) > uncertainty([])
+
+
+def test_a_job_that_could_not_start_is_not_of_unknown_fate_when_it_may_again():
+    """Its node was drained when the forecast was made, and takes work again: the next forecast will know."""
+    waits = job("j9")
+    forecaster = Foretelling(job("j1"), waits)  # which foretells nothing of j9
+    forecaster.look()
+    assert forecaster.of(waits, 10.0)["eta_missing"] == "unknown"
+    forecaster.published.state = replace(forecaster.published.state, seq=2, drained=frozenset({"n1"}))
+    assert forecaster.of(waits, 10.0)["eta_missing"] == "being computed"
+    forecaster.look()
+    assert forecaster.of(waits, 10.0)["eta_missing"] == "unknown"

@@ -38,14 +38,13 @@ from geminid.serve import documents, schemas
 from geminid.serve.auth import DamagedTokens, Identity, Tokens, changes
 from geminid.serve.client import TOTAL
 from geminid.serve.cordons import kept_slots
-from geminid.serve.forecast import Forecast, Forecaster, in_service, waiting_order
+from geminid.serve.forecast import Forecast, Forecaster, can_start, in_service, waiting_order
 from geminid.serve.logfiles import LogReader, Tails, last_words
 from geminid.serve.metrics import metrics_text
 from geminid.serve.refusals import NOBODY, Refusals
 from geminid.serve.service import Published, Refused, Service
 from geminid.serve.state import ENDS, LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
-from geminid.serve.translation import fits
 from geminid.serve.whatif import with_forerunners
 
 PREFIX = "/api/v1"
@@ -209,12 +208,19 @@ def make_app(
     def positions() -> dict[str, int]:
         """Everybody's place in the queue, counted once for each published state and forecast.
 
-        Those that need more slots than there are have none.
+        Those that need more slots than there are, or than their quotas allow, have none.
         """
         published, made = service.published, forecaster.made
         if not counted or counted[0][0] is not published or counted[0][1] is not made:
-            can_start = [job for job in published.state.jobs.values() if fits(job, service.cluster)]
-            order = waiting_order(can_start, made)
+            state = published.state
+            order = waiting_order(
+                [
+                    job
+                    for job in state.jobs.values()
+                    if can_start(job, service.cluster, state.quotas_of(job.id), state.may_borrow)
+                ],
+                made,
+            )
             counted[:] = [(published, made, {job_id: i + 1 for i, job_id in enumerate(order)})]
         return counted[0][2]
 

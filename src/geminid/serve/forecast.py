@@ -209,12 +209,15 @@ def _roughly(later: Sequence[LiveJob], world: WhatIf, before: Simulator) -> Iter
 class Made:
     """A forecast that was made at ``at_s``, in seconds from then, of jobs that stood so (see ``standing``).
 
+    ``bounds`` are those that all jobs were under (see ``bounds_of``).
+
     ``seq`` is the last record that it knows of. It was ready at ``ready_s`` of the machine's own clock, after
     ``took_s``, of which it computed for ``computed_s``: on a busy machine, far less.
     """
 
     jobs: Mapping[str, Forecast] = field(default_factory=dict)
     stood: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    bounds: tuple[Any, ...] = ()
     at_s: float = 0.0
     seq: int = -1
     ready_s: float = -inf
@@ -240,6 +243,11 @@ class Made:
 def standing(job: LiveJob) -> tuple[Any, ...]:
     """What a forecast of a job starts from, but for its progress, which it foretells: other slots make it untrue."""
     return job.target_since_s, job.state.failures, job.spec.min_slots, job.spec.max_slots, job.spec.priority
+
+
+def bounds_of(state: ServiceState) -> tuple[Any, ...]:
+    """What all jobs together may have: whoever could not start for it may when it changes."""
+    return state.emptied, state.down, state.out_of_service, tuple(sorted(state.quotas.items())), state.borrowers
 
 
 class Forecaster:
@@ -284,7 +292,8 @@ class Forecaster:
             return {"eta": None, "eta_missing": BEING_COMPUTED}
         found = made.jobs.get(job.id)
         if found is None:
-            return {"eta": None, "eta_missing": UNKNOWN}
+            changed = made.bounds != bounds_of(self._service.published.state)
+            return {"eta": None, "eta_missing": BEING_COMPUTED if changed else UNKNOWN}
 
         def at_s(times: Sequence[float]) -> list[float]:
             return [max(made.at_s + seconds, now_s) for seconds in times]
@@ -345,7 +354,8 @@ class Forecaster:
         state, made = self._service.published.state, self._last
         if state.seq == made.seq or len(made.jobs) >= MOST_JOBS:
             return False
-        return any(job.wants_slots and not made.is_of(job) for job in state.jobs.values())
+        changed = made.bounds != bounds_of(state)
+        return any(job.wants_slots and (changed or not made.is_of(job)) for job in state.jobs.values())
 
     def begin(self, *, news: bool = False) -> None:
         """Have the forecast made anew if it is old, earlier if there is ``news``; somebody will ask for it soon."""
@@ -366,6 +376,7 @@ class Forecaster:
             made = Made(
                 jobs=self._forecast(state, now_s),
                 stood={job.id: standing(job) for job in state.jobs.values() if job.wants_slots},
+                bounds=bounds_of(state),
                 at_s=now_s,
                 seq=state.seq,
             )
