@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 
-from geminid.serve.executors.raybridge import Known
+from geminid.serve.executors.raybridge import Known, _first_line
 
 
 def node(node_id: str, name: str, address: str = "", **resources: float) -> dict:
@@ -50,3 +50,11 @@ def test_cpus_are_slots_only_until_the_first_node_with_slots_of_its_own_comes():
     assert later.cpu_nodes == {"1"}
     assert later.after([cpus, more]).cpu_nodes == {"1"}  # the GPUs are gone, and CPUs are nobody's for that
     assert later.after([more]).cpu_nodes == frozenset()
+
+
+def test_what_an_installer_could_not_do_is_told_in_its_words():
+    told = (
+        "Failed to set up.\nTraceback …\n    ERROR: tip\n    \x1b[31mERROR: No matching distribution found for x\nend"
+    )
+    assert _first_line(RuntimeError(told)) == "RuntimeError: ERROR: No matching distribution found for x"
+    assert _first_line(ValueError("one\ntwo")) == "ValueError: one"

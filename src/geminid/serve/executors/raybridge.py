@@ -705,11 +705,15 @@ def _unshippable(problem: Exception, nodes: set[str], *, certain: bool) -> dict[
 
 
 def _first_line(problem: BaseException) -> str:
-    """A problem in a line; that of the process that was asked, not that it was asked through Ray."""
+    """A problem in a line; that of the process that was asked, not that it was asked through Ray.
+
+    Of what an installer printed, it is the last line that it calls an error.
+    """
     problem = getattr(problem, "cause", None) or problem
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))  # Ray's are coloured
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    return f"{type(problem).__name__}: {lines[0] if lines else ''}"[:300]
+    errors = [line for line in lines if line.lower().startswith("error")]
+    return f"{type(problem).__name__}: {(errors[-1:] or lines[:1] or [''])[0]}"[:300]
 
 
 def own_node(address: str) -> str | None:
