@@ -4,7 +4,8 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 
-from geminid.serve.executors.raybridge import Known, _first_line
+from geminid.serve.executors.raybridge import _first_line
+from geminid.serve.executors.raynodes import Known
 
 
 def node(node_id: str, name: str, address: str = "", **resources: float) -> dict:

@@ -31,7 +31,6 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import re
@@ -39,10 +38,10 @@ import select
 import socket
 import sys
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -57,7 +56,6 @@ from ray._private.runtime_env.packaging import (
 )
 from ray.autoscaler.sdk import request_resources
 from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.experimental import internal_kv
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
@@ -65,16 +63,21 @@ from geminid import __version__
 from geminid.serve.executors.nodeserver import Line
 from geminid.serve.executors.rayagent import NodeAgent, lease_name, own_path
 from geminid.serve.executors.raycode import CodeStore
+from geminid.serve.executors.raynodes import (
+    ACCELERATOR,
+    ACCELERATOR_LABEL,
+    Known,
+    SeenNode,
+    accelerator_of,
+    bundle_of,
+    own_node,
+    slots_of,
+    type_of,
+)
 from geminid.serve.executors.rayslot import GeminidSlot
 
-#: Where Geminid's actors live, and what Ray keeps for it.
-NAMESPACE, KV_NAMESPACE = "geminid", b"geminid"
-
-#: The resource that says how many CPU slots a node has.
-SLOTS = "geminid_slot"
-
-#: The label and the resource by which Ray tells GPU types apart.
-ACCELERATOR_LABEL, ACCELERATOR = "ray.io/accelerator-type", "accelerator_type:"
+#: Where Geminid's actors live.
+NAMESPACE = "geminid"
 
 #: The cluster is looked at so often.
 LOOK_S = 0.4
@@ -91,9 +94,6 @@ UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
 #: How Ray says that whoever was asked has ended, or could not be started, and not that it could not do it.
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
 
-#: The head is asked for its nodes for so long.
-NODES_S = 10.0
-
 #: A node that has another version of Geminid is looked at again after so long.
 OTHER_VERSION_S = 60.0
 
@@ -102,71 +102,6 @@ WORKERS = 32
 
 #: Slots of others are believed in when they have been seen so many times in a row: counts of Ray lag a little.
 LOOKS_TO_BELIEVE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SeenNode:
-    """A node with slots.
-
-    ``unit`` is the resource that a slot is one of, ``bundle`` all that Ray holds for one, ``accelerator`` what Ray
-    calls its GPU type; ``others`` are slots that others hold; ``resting`` nodes have no agent for now.
-    """
-
-    id: str
-    name: str
-    address: str
-    gpu_type: str
-    slots: int
-    unit: str
-    bundle: dict[str, float]
-    accelerator: str | None
-    rack: str | None = None
-    zone: str | None = None
-    others: int = 0
-    draining: bool = False
-    resting: bool = False
-    agent: dict[str, Any] | None = field(default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What stays true of nodes for as long as they live, whoever joins or leaves: Ray keeps it for the next bridge.
-
-    ``names`` is what they are called, by their ids. Where none is ``typed`` (has GPUs or slots of its own), all offer
-    their CPUs; these ``cpu_nodes`` keep the jobs that they have when the first typed one comes, and get no others.
-    """
-
-    names: Mapping[str, str] = field(default_factory=dict)
-    typed: bool = False
-    cpu_nodes: frozenset[str] = frozenset()
-
-    @classmethod
-    def recalled(cls, service: str) -> Known:
-        """What an earlier bridge of a service knew."""
-        kept = internal_kv._internal_kv_get(cls._key(service), namespace=KV_NAMESPACE)
-        plain = json.loads(kept) if kept else {}
-        names, cpu_nodes = plain.get("names", {}), frozenset(plain.get("cpu_nodes", ()))
-        return cls(names, bool(plain.get("typed", False)), cpu_nodes)
-
-    def keep(self, service: str) -> None:
-        """Write it down."""
-        plain = {"names": self.names, "typed": self.typed, "cpu_nodes": sorted(self.cpu_nodes)}
-        internal_kv._internal_kv_put(self._key(service), json.dumps(plain).encode(), True, namespace=KV_NAMESPACE)
-
-    @classmethod
-    def forget(cls, service: str) -> None:
-        """The service ends: the next one is free to see it otherwise."""
-        internal_kv._internal_kv_del(cls._key(service), namespace=KV_NAMESPACE)
-
-    @staticmethod
-    def _key(service: str) -> bytes:
-        return f"geminid/{service}/nodes".encode()
-
-    def after(self, alive: list[dict[str, Any]]) -> Known:
-        """What is known with these nodes, and no others."""
-        ids = frozenset(node["NodeID"] for node in alive)
-        typed = self.typed or any(_slots_of(node, by_cpu=False) for node in alive)
-        return Known(_names(alive, self.names), typed, self.cpu_nodes & ids if typed else ids)
 
 
 @dataclass(slots=True)
@@ -237,14 +172,14 @@ class Bridge:
         seen = []
         for node in alive:
             name = self._known.names[node["NodeID"]]
-            found = _slots_of(node, by_cpu=node["NodeID"] in self._known.cpu_nodes)
+            found = slots_of(node, by_cpu=node["NodeID"] in self._known.cpu_nodes)
             if found is None:
                 continue
             unit, slots = found
             self._units[name] = (node["NodeID"], unit)
             labels = node.get("Labels") or {}
             there = free.get(node["NodeID"], {})
-            bundle = self._bundles[name] = _bundle_of(node, unit, slots)
+            bundle = self._bundles[name] = bundle_of(node, unit, slots)
             free_slots = 0.0 if unit == "CPU" and self._known.typed else min(there.get(part, 0.0) for part in bundle)
             others = self._others_on(name, node["NodeID"], slots, free_slots)
             seen.append(
@@ -252,11 +187,11 @@ class Bridge:
                     id=node["NodeID"],
                     name=name,
                     address=node["NodeManagerAddress"],
-                    gpu_type=_type_of(_accelerator_of(node, labels)) if unit == "GPU" else "cpu",
+                    gpu_type=type_of(accelerator_of(node, labels)) if unit == "GPU" else "cpu",
                     slots=slots,
                     unit=unit,
                     bundle=bundle,
-                    accelerator=_accelerator_of(node, labels) if unit == "GPU" else None,
+                    accelerator=accelerator_of(node, labels) if unit == "GPU" else None,
                     rack=labels.get("geminid.io/rack"),
                     zone=labels.get("ray.io/availability-zone") or None,
                     others=others,
@@ -653,51 +588,6 @@ def _wish(wished: list[dict[str, Any]]) -> None:
     request_resources(bundles=bundles, bundle_label_selectors=selectors)
 
 
-def _slots_of(node: dict[str, Any], *, by_cpu: bool) -> tuple[str, int] | None:
-    """What a slot of a node is one of, and how many there are; None if there are none."""
-    resources = node.get("Resources", {})
-    for unit in ("GPU", SLOTS, *(("CPU",) if by_cpu else ())):
-        if resources.get(unit, 0.0) >= 1.0:
-            return unit, int(resources[unit])
-    return None
-
-
-def _bundle_of(node: dict[str, Any], unit: str, slots: int) -> dict[str, float]:
-    """What Ray holds for a slot: one of its unit, and a CPU where there is one for each."""
-    enough = node["Resources"].get("CPU", 0.0) >= slots
-    return {unit: 1.0, **({"CPU": 1.0} if enough else {})}
-
-
-def _accelerator_of(node: dict[str, Any], labels: dict[str, str]) -> str | None:
-    """What Ray calls the GPU type of a node, from its labels or its resources."""
-    marked = [name for name in node["Resources"] if name.startswith(ACCELERATOR)]
-    return labels.get(ACCELERATOR_LABEL) or (marked[0].removeprefix(ACCELERATOR) if marked else None)
-
-
-def _type_of(accelerator: str | None) -> str:
-    """The name that Geminid has for a GPU type of Ray's."""
-    return re.sub(r"[^a-z0-9.]+", "-", (accelerator or "gpu").lower()).strip("-") or "gpu"
-
-
-def _names(nodes: list[dict[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
-    """A name for each node, by its id: its own if it is one and nobody else's, or its address, with its id if need be.
-
-    One that is ``known`` by a name keeps it for as long as it lives, whoever comes with the same.
-    """
-    found = {node["NodeID"]: known[node["NodeID"]] for node in nodes if node["NodeID"] in known}
-    taken = set(found.values())
-    new = [node for node in nodes if node["NodeID"] not in known]
-    own = Counter(node.get("NodeName") or "" for node in new)
-    addresses = Counter(node["NodeManagerAddress"] for node in nodes)
-    for node in new:
-        name, address = node.get("NodeName") or "", node["NodeManagerAddress"]
-        mine = name not in taken and own[name] == 1 and addresses[name] == (name == address)
-        if not (mine and re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", name)):
-            name = address if address not in taken and addresses[address] == 1 else f"{address}-{node['NodeID'][:8]}"
-        found[node["NodeID"]] = name
-    return found
-
-
 def _unshippable(problem: Exception, nodes: set[str], *, certain: bool) -> dict[str, Any]:
     """That a job's code, with what it asks for, cannot be had on some nodes; ``certain`` if it could nowhere."""
     reason = f"its code could not be brought to {', '.join(sorted(nodes))}: {_first_line(problem)}"
@@ -714,30 +604,6 @@ def _first_line(problem: BaseException) -> str:
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     errors = [line for line in lines if line.lower().startswith("error")]
     return f"{type(problem).__name__}: {(errors[-1:] or lines[:1] or [''])[0]}"[:300]
-
-
-def own_node(address: str) -> str | None:
-    """The address of the node of a cluster that this machine is, which may not be the one at which its head is asked.
-
-    None if that is for Ray to find out.
-    """
-    host = address.rpartition(":")[0]
-    if not host:
-        return None
-    nodes = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=NODES_S).values()
-    alive = {node.node_manager_address for node in nodes if node.state == ray.core.generated.gcs_pb2.GcsNodeInfo.ALIVE}
-    if host in alive:
-        return host if is_of_this_machine(host) else None
-    return next((node for node in sorted(alive) if is_of_this_machine(node)), None)
-
-
-def is_of_this_machine(host: str) -> bool:
-    """Whether an address is one of this machine's."""
-    try:
-        socket.create_server((host, 0)).close()
-    except OSError:
-        return False
-    return True
 
 
 def main(address: str, service: str, forsaken_s: float, silent_s: float, descriptor: int) -> None:
