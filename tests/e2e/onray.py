@@ -35,7 +35,7 @@ class OnRay(Live):
 
     def log_files(self, job_id: str) -> set[str]:
         """The logs of a job that were brought here, by name."""
-        return {path.name for path in (self.home / "jobs" / job_id / "logs").iterdir()}
+        return {path.name for path in (self.home / "jobs" / job_id / "logs").glob("*.log")}
 
     def commands(self, node: str) -> list[str]:
         """What runs on a node."""

@@ -301,6 +301,7 @@ def test_ray_counts_the_slots_of_jobs_as_used_and_may_take_them_back(ray):
 
 
 def test_what_a_dying_bridge_was_asked_for_is_asked_for_again(ray):
+    ray.wait_for(lambda: len(ray.nodes()) >= 4 and not any(node["down"] for node in ray.nodes().values()))
     bridge = ray.bridge()
     os.kill(bridge, signal.SIGSTOP)
     whole = {"min_slots": 8, "max_slots": 8}  # so that it needs slots that are not held yet
@@ -308,7 +309,7 @@ def test_what_a_dying_bridge_was_asked_for_is_asked_for_again(ray):
     time.sleep(2.0)
     told = ray.json("explain", jobs[0])
     assert told["phase"] == "pending"
-    assert "it is to start on 8 slots: Ray is asked for n1/0" in told["explanation"]
+    assert "it is to start on 8 slots: Ray is asked for n" in told["explanation"]
     os.kill(bridge, signal.SIGKILL)
     jobs.append(ray.submit("true", **whole))
     assert [ray.over(job)["phase"] for job in jobs] == ["succeeded", "succeeded"]
