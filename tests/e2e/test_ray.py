@@ -81,21 +81,13 @@ def test_jobs_spread_over_nodes_and_their_logs_are_here(ray):
     assert ray.run("logs", plain).stdout.strip() in {f"on n{number}" for number in range(1, 5)}
     code = ray.home / "hello"
     code.mkdir()
-    told = "pathlib.Path('word.txt').read_text(), os.environ['FROM'], os.getcwd(), os.path.exists('left-out.txt')"
+    told = "pathlib.Path('word.txt').read_text(), os.environ['FROM'], os.getcwd()"
     (code / "hello.py").write_text(f"import os, pathlib\nprint({told})\n")
     (code / "word.txt").write_text("shipped")
-    (code / "left-out.txt").touch()
-    (code / "runtime_env.yaml").write_text("excludes: [left-out.txt]\nenv_vars: {FROM: its-environment}\n")
-    shipped = ray.submit(sys.executable, "hello.py", working_dir=str(code), name="shipped")
-    assert ray.over(shipped)["phase"] == "succeeded", ray.run("logs", shipped).stdout
-    word, variable, where, there = ray.run("logs", shipped).stdout.split()
-    assert (word, variable, there) == ("shipped", "its-environment", "False")
-    assert where != str(code)
-    (code / "runtime_env.yaml").unlink()
     alone = ray.submit(sys.executable, "hello.py", working_dir=str(code), env={"FROM": "itself"}, name="folder")
     assert ray.over(alone)["phase"] == "succeeded", ray.run("logs", alone).stdout
-    word, variable, where, there = ray.run("logs", alone).stdout.split()
-    assert (word, variable, there) == ("shipped", "itself", "True")
+    word, variable, where = ray.run("logs", alone).stdout.split()
+    assert (word, variable) == ("shipped", "itself")
     assert where != str(code)
     ray.wait_for(lambda: not Path(where).exists())  # nobody needs it any more
     failing = ray.submit(sys.executable, "-c", "raise SystemExit('no such luck')", max_retries=1)
@@ -103,8 +95,8 @@ def test_jobs_spread_over_nodes_and_their_logs_are_here(ray):
     assert ray.run("logs", failing).stdout.count("no such luck") == 2  # of each try
 
 
-def test_packages_that_a_job_asks_for_are_there_for_elastic_jobs_too(ray):
-    """Of a wheel, so that nothing has to be downloaded; ``python`` is the one that has them."""
+def test_the_environment_that_a_job_asks_for_is_there_for_elastic_jobs_too(ray):
+    """With a package, of a wheel, so that nothing has to be downloaded; ``python`` is the one that has it."""
     code = ray.home / "packaged"
     code.mkdir()
     wheel = code / "tinyword-1.0-py3-none-any.whl"
@@ -117,15 +109,21 @@ def test_packages_that_a_job_asks_for_are_there_for_elastic_jobs_too(ray):
         package.writestr("tinyword.py", "WORD = 'from its own package'\n")
         for name, text in about.items():
             package.writestr(f"tinyword-1.0.dist-info/{name}", text)
-    (code / "runtime_env.yaml").write_text(f"pip: [{wheel}]\n")
+    (code / "left-out.txt").touch()
+    wanted = f"pip: [{wheel}]\nexcludes: [left-out.txt]\nenv_vars: {{FROM: its-environment}}\n"
+    (code / "runtime_env.yaml").write_text(wanted)
     (code / "train.py").write_text(
-        "import runpy, sys, tinyword\nprint(tinyword.WORD, flush=True)\nrunpy.run_path(sys.argv.pop(1))\n"
+        "import os, runpy, sys, tinyword\n"
+        "print(tinyword.WORD, os.environ['FROM'], os.path.exists('left-out.txt'), flush=True)\n"
+        "runpy.run_path(sys.argv.pop(1))\n"
     )
-    options = ("--working-dir", code, "--slots", 1, "--retries", 0)
+    options = ("--working-dir", code, "--min-slots", 1, "--max-slots", 2, "--retries", 0)
     counting = (SCRIPTS / "counting.py", ray.home / "q", "--samples", 50, "--epochs", 2)
-    job = json.loads(ray.run("submit", "--json", *options, "--", "python", "train.py", *counting).stdout)["id"]
+    told = json.loads(ray.run("submit", "--json", *options, "--", "python", "train.py", *counting).stdout)
+    assert told["elastic"]
+    job = told["id"]
     assert ray.over(job)["phase"] == "succeeded", ray.run("logs", job).stdout[-3000:]
-    assert "from its own package" in ray.run("logs", job).stdout
+    assert "from its own package its-environment False" in ray.run("logs", job).stdout
     assert ray.exactly_once("q", 50, 2)
 
 

@@ -240,6 +240,24 @@ def test_whoever_was_paused_has_not_waited_meanwhile():
     assert scene.plan()["j4"] is None
 
 
+def test_a_wish_that_comes_while_a_job_is_on_its_way_is_granted_soon_after_it_has_arrived():
+    scene = Scene(nodes(a="cpu", b="cpu"), make_policy("geminid:gap=0,fill=true", load_policy))
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    scene.submit("j1", elastic=True, min_slots=1, max_slots=1)
+    target = scene.plan()["j1"]
+    scene.tell(r.JobStarting(job_id="j1", placement=target))
+    scene.tell(r.JobChanged(job_id="j1", by="ann", min_slots=2, max_slots=2))
+    scene.planner.sync(["j1"])
+    assert scene.plan()["j1"] == target  # it has not even begun
+    clock.at_s += 1.0
+    scene.tell(r.JobFormed(job_id="j1", placement=target))
+    scene.planner.sync(["j1"])
+    assert scene.planner.due_s() <= clock.at_s + 5.0
+    clock.at_s += 5.0
+    assert scene.plan()["j1"].num_slots == 2
+
+
 def usable(scene: Scene) -> list[int]:
     return list(scene.planner.engine.view().usable_slots)
 

@@ -155,10 +155,15 @@ class _Models:
     correction_log: Array
 
     def in_single(self) -> _Models:
-        """The same in single precision, but for the limits: rounding batch sizes needs all digits."""
-        rounded = {name: getattr(self, name).astype(np.float32) for name in _ROUNDED}
+        """The same in single precision, but for the limits: rounding batch sizes needs all digits.
+
+        Absurd reports make for fits beyond its range, which are as absurd at its end.
+        """
+        rounded = {name: getattr(self, name).clip(-_LARGEST, _LARGEST).astype(np.float32) for name in _ROUNDED}
         return replace(self, **rounded)
 
+
+_LARGEST = float(np.finfo(np.float32).max)
 
 _ROUNDED = ("parameters", "squared_gradient", "variance", "correction_log_batch", "correction_log")
 

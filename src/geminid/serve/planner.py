@@ -119,6 +119,9 @@ class Planner:
                 report = e.Reported(now_s, record.job_id, seen, job.gradient, job.done_samples)
                 self.engine.take(report)
                 self._news = True
+            case r.JobFormed() if record.job_id in self.engine.jobs:
+                # Whoever decided while it was on its way has put it off for as long as that might take.
+                self._wake_at_s = min(self._wake_at_s, self._protected_until_s(self.engine.jobs[record.job_id]))
             case r.Planned():
                 self._remember_slots(record.targets)
             case r.NodeDrained() | r.NodeLeaving() if record.node in self.cluster.node_index:
@@ -385,7 +388,8 @@ class Planner:
             return 0.0
         if not job.elastic:
             return float("inf")  # it would lose all that it has done
-        if job.phase in (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RESCALING):  # it has not even begun
+        arrived = job.formed_at_s >= job.target_since_s and job.state.placement == job.target
+        if job.phase in (JobPhase.PENDING, JobPhase.STARTING, JobPhase.RESCALING) and not arrived:
             return job.target_since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else job.target_since_s
         changed = replace(view, since_s=max(job.target_since_s, job.formed_at_s), paused_until_s=0.0)

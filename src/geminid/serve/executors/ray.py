@@ -437,15 +437,20 @@ class RayExecutor(SupervisedExecutor):
         return [r.Noted(level="warning", text=text), *self._count_others()]
 
     def _cannot_ship(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
-        """A job's code could not be brought to nodes: their fault if it ever ran, perhaps if it is the first time."""
+        """A job's code could not be brought to nodes: their fault if it ever ran, and otherwise its own.
+
+        It is tried twice there: what an environment is made of comes over networks.
+        """
         if job_id not in self._wanted:
             return []
         job, nodes = self._wanted[job_id][0], set(document["nodes"])
-        again = job.state.first_started_at_s is None and job_id in self._unshipped
-        if document["certain"] or again:
+        first = job_id not in self._unshipped
+        self._unshipped ^= {job_id}
+        if first and not document["certain"]:
+            return []  # it is asked for again at the next turn
+        if document["certain"] or job.state.first_started_at_s is None:
             del self._wanted[job_id]
             return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
-        self._unshipped.add(job_id)
         used = {slot for running in self._running.values() for slot in running.holds}
         self._release([slot for slot in document["held"] if slot not in used and self._where(slot)[0] in nodes])
         return self._spare(nodes, f"{job_id}: {document['reason']}")
