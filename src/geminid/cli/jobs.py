@@ -471,7 +471,7 @@ def _from_command(words: list[str], folder: Path) -> dict[str, Any]:
             raise InvalidInput(
                 [Problem("script", script, f"must be a file; there is none of this name in {folder.absolute()}")]
             )
-    elif words[0].endswith(".py") and (folder / words[0]).is_file():
+    elif words[0].endswith(".py") and (folder / words[0]).is_file() and not os.access(folder / words[0], os.X_OK):
         hint = f"is a script and not a program; say: geminid submit -- python {' '.join(words)}"
         raise InvalidInput([Problem("command", words[0], hint)])
     is_python = Path(words[0]).name.startswith("python")

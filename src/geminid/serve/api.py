@@ -92,7 +92,7 @@ def make_app(
         redoc_url=None,
         responses={"4XX": {"model": schemas.Errors}, "5XX": {"model": schemas.Errors}},
     )
-    started_s = time.time()
+    started_s = time.monotonic()
     forecaster = Forecaster(service)
     tails = Tails()
 
@@ -514,7 +514,7 @@ def make_app(
             "url": url,
             "pid": os.getpid(),
             "version": __version__,
-            "uptime_s": time.time() - started_s,
+            "uptime_s": time.monotonic() - started_s,
             "user": who(request).user,
             "role": who(request).role,
             "ending": service.ending,

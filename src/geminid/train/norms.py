@@ -100,7 +100,7 @@ class NoiseMeter:
     def take_state(self, state: dict[str, Any]) -> None:
         """Go on from what was kept."""
         self._preconditioned, self._last_count = state["preconditioned"], state["optimizer_steps"]
-        self._last_measured, self._kept_step = state["last_measured"], -2
+        self._last_measured, self._kept_step = state.get("last_measured", 0), -2
 
     # --------------------------------------------------------------------------------------- one step
 

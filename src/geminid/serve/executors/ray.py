@@ -133,7 +133,7 @@ class RayExecutor(SupervisedExecutor):
         self._held: dict[str, Mapping[str, Any]] = {}
         self._pending: dict[int, _Asked] = {}
         self._asked = 0
-        self._trouble = ""
+        self._trouble, self._has_looked = "", False
         self._noted_early: list[r.Record] = []
         self._others_versions: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
@@ -188,7 +188,10 @@ class RayExecutor(SupervisedExecutor):
             elif monotonic() - troubled_since_s > TROUBLE_S:
                 break
         if not self._up:
-            why = self._bridge.trouble or "no node of it has a GPU, a geminid_slot or a CPU"
+            silent = f"Ray has not answered within {FIRST_NODE_S:g} s: is this a machine of the cluster, with a raylet?"
+            nothing = "no node of it has a GPU, a geminid_slot or a CPU"
+            agents = f"no agent of {_several(sorted(self._seen))} has started" if self._seen else nothing
+            why = self._bridge.trouble or (agents if self._has_looked else silent)
             raise NoCluster(f"the Ray cluster cannot be used: {why}")
 
     def _await_agents(self, jobs: Sequence[LiveJob]) -> list[r.Record]:
@@ -379,7 +382,7 @@ class RayExecutor(SupervisedExecutor):
 
     def _look_at(self, document: Mapping[str, Any]) -> list[r.Record]:
         """All nodes that Ray has, and all slots that are held for us."""
-        self._trouble = ""
+        self._trouble, self._has_looked = "", True
         self._seen = {node["name"]: node for node in document["nodes"]}
         told: list[r.Record] = []
         for name in self._up - set(self._seen):
