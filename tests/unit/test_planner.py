@@ -258,6 +258,43 @@ def test_a_wish_that_comes_while_a_job_is_on_its_way_is_granted_soon_after_it_ha
     assert scene.plan()["j1"].num_slots == 2
 
 
+def test_a_job_that_cannot_come_where_it_is_planned_waits_and_takes_nothing_from_others():
+    scene = Scene(nodes(a="cpu"))
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    scene.submit("j1", slots=2)
+    assert scene.plan()["j1"] is not None
+    scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package"))
+    scene.planner.sync(["j1"])
+    assert scene.state.jobs["j1"].story[-1].text == "pending: no such package; it is tried again in 30 s"
+    assert ServiceState.from_dict(scene.state.to_dict()) == scene.state
+    scene.submit("j2", slots=1)
+    assert [scene.plan()[job_id] is None for job_id in ("j1", "j2")] == [True, False]
+    run(scene, "j2")
+    scene.tell(r.JobEnded(job_id="j2", how="succeeded"))
+    clock.at_s += 31.0
+    scene.planner.sync(["j2"])
+    assert scene.plan()["j1"] is not None
+
+
+def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_slots():
+    scene = Scene(nodes(a="cpu", b="cpu"))
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    scene.submit("j1", elastic=True, min_slots=1, max_slots=4)
+    here, there = Placement.of({"a": [0, 1]}), Placement.of({"a": [0, 1], "b": [0, 1]})
+    scene.tell(r.Planned(targets={"j1": here}, reasons={}))
+    run(scene, "j1")
+    scene.tell(r.Planned(targets={"j1": there}, reasons={}))
+    scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package"))
+    scene.planner.sync(["j1"])
+    assert scene.state.jobs["j1"].target == here
+    assert scene.state.jobs["j1"].story[-1].text == "it stays on 2 slots for 30 s: no such package"
+    scene.submit("j2", slots=2)
+    plan = scene.plan()
+    assert (plan["j1"], plan["j2"]) == (here, Placement.of({"b": [0, 1]}))
+
+
 def usable(scene: Scene) -> list[int]:
     return list(scene.planner.engine.view().usable_slots)
 

@@ -596,7 +596,7 @@ def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str], list[st
         told = f"it is being {what}{why}: its processes have been told to end, and hold their slots until they have"
         return told, [], resume if job.wish == "pause" else []
     if job.held_until_s > now_s:
-        return f"it crashed and is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", [], []
+        return f"it is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", [], []
     return "the next decision will consider it", [], []
 
 

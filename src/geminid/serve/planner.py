@@ -162,6 +162,8 @@ class Planner:
                 self._wanted = True
             case r.JobChanged():
                 self._notice_change(now_s, record)
+            case r.JobHeld():
+                self.start_over()
 
     def _notice_change(self, now_s: float, record: r.JobChanged) -> None:
         """Somebody changed what a job asks for: it may have more slots for it, or fewer."""
@@ -393,7 +395,7 @@ class Planner:
             return job.target_since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else job.target_since_s
         changed = replace(view, since_s=max(job.target_since_s, job.formed_at_s), paused_until_s=0.0)
-        return max(settled_s(changed), started_s + job.spec.min_runtime_s)
+        return max(settled_s(changed), started_s + job.spec.min_runtime_s, job.stays_until_s)
 
 
 def _slots(place: Placement | None) -> frozenset[Slot]:

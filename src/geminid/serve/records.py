@@ -181,6 +181,15 @@ class JobWished:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobHeld:
+    """A job cannot come to the slots that it was planned for: it is not tried again, or stays as it is, for a while."""
+
+    job_id: str
+    for_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobChanged:
     """Somebody changed what a job asks for."""
 
@@ -293,6 +302,7 @@ Record = (
     | JobStopping
     | JobEnded
     | JobWished
+    | JobHeld
     | JobChanged
     | NodeJoined
     | NodeLeft

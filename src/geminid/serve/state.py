@@ -100,8 +100,9 @@ class LiveJob:
 
     ``code`` names its code as it was submitted, if the executor has put it by.
     ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``, and ``wished`` tells who does. ``held_until_s``
-    keeps a job that crashed from being started again at once. ``why`` is why the last plan gave it the slots that it
-    has, or took them. It is ``over_budget`` if it is cancelled for having used all the slots × time that it may.
+    keeps a job that crashed from being started again at once, and ``stays_until_s`` one that runs where it is. ``why``
+    is why the last plan gave it the slots that it has, or took them. It is ``over_budget`` if it is cancelled for
+    having used all the slots × time that it may.
     ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
     ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
     ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
@@ -121,6 +122,7 @@ class LiveJob:
     wished: str = ""
     over_budget: bool = False
     held_until_s: float = 0.0
+    stays_until_s: float = 0.0
     limits: Limits | None = None
     measured: tuple[tuple[str, Profile], ...] = ()
     gradient: GradientStats | None = None
@@ -455,6 +457,8 @@ class ServiceState:
                 return self._end(at_s, job, replace(record, reason=printable(record.reason)))
             case r.JobWished():
                 return self._wish(at_s, job, record)
+            case r.JobHeld():
+                return self._hold(at_s, job, record)
             case r.JobChanged():
                 asked = {"priority": record.priority, "min_slots": record.min_slots, "max_slots": record.max_slots}
                 changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
@@ -600,6 +604,21 @@ class ServiceState:
         why = ended.state.reason or record.reason
         text = ended.phase.value if not why or why.startswith(ended.phase.value) else f"{ended.phase.value}: {why}"
         return ended.told(at_s, text)
+
+    def _hold(self, at_s: float, job: LiveJob, record: r.JobHeld) -> LiveJob:
+        """The job where it is, or waiting: it could not come to the slots that it was planned for."""
+        reason, until_s = printable(record.reason), at_s + record.for_s
+        if job.phase is JobPhase.PENDING:
+            held = replace(job, state=replace(job.state, reason=reason), held_until_s=until_s)
+            return self._unplanned(at_s, held).told(at_s, f"pending: {reason}; it is tried again in {record.for_s:g} s")
+        place = job.state.placement
+        if place is None or job.target is None or job.phase is JobPhase.STOPPING:
+            return job
+        slots = f"{place.num_slots} slot{'s' if place.num_slots > 1 else ''}"
+        told = job.told(at_s, f"it stays on {slots} for {record.for_s:g} s: {reason}")
+        return replace(
+            told, target=place, target_since_s=at_s, stays_until_s=until_s, executed_before_s=job.executed_s(at_s)
+        )
 
     def _unplanned(self, at_s: float, job: LiveJob) -> LiveJob:
         """The job without a target: its place in the plan ended with its processes."""

@@ -60,6 +60,9 @@ FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 #: A cluster that says why it cannot be used, and nothing else, is tried for so long.
 TROUBLE_S = 15.0
 
+#: A job that has run, and whose code cannot be brought where it is to go on, is tried again after so long, then twice.
+UNSHIPPED_S, LONGEST_UNSHIPPED_S = 30.0, 600.0
+
 #: A slot that Ray has and did not give us is not asked for again for so long.
 REFUSED_S = 15.0
 
@@ -149,7 +152,7 @@ class RayExecutor(SupervisedExecutor):
         self._storage, self._ship = storage, ship
         self._code = CodeStore(folder / CODE)
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
-        self._unshipped: set[str] = set()  # jobs whose code could not be brought somewhere
+        self._unshipped: dict[str, int] = {}  # how often a job's code could not be brought somewhere
         self._silent_s = silent_s
         self._nodes = Nodes(
             lambda event: self._forward(event),
@@ -348,6 +351,7 @@ class RayExecutor(SupervisedExecutor):
                 job_id = self._pending.pop(document["id"], NOBODY).job_id
                 self._take_seats(document["held"])
                 self._places.setdefault(job_id, {}).update(document["places"])
+                self._unshipped.pop(job_id, None)
             case _Bridged(document={"told": "unshippable"} as document):
                 job_id = self._pending.pop(document["id"], NOBODY).job_id
                 self._take_seats(document["held"])
@@ -440,23 +444,24 @@ class RayExecutor(SupervisedExecutor):
         return [r.Noted(level="warning", text=text), *self._count_others()]
 
     def _cannot_ship(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
-        """A job's code could not be brought to nodes: their fault if it ever ran, and otherwise its own.
+        """A job's code could not be brought to nodes: nobody else's matter, and no reason to take nodes from others.
 
-        It is tried twice there: what an environment is made of comes over networks.
+        It is tried twice at once: what an environment is made of comes over networks. Then a job that has never run has
+        failed, and one that has is tried again later and later; if it runs, it stays as it is until then.
         """
         if job_id not in self._wanted:
             return []
-        job, nodes = self._wanted[job_id][0], set(document["nodes"])
-        first = job_id not in self._unshipped
-        self._unshipped ^= {job_id}
-        if first and not document["certain"]:
+        job, reason = self._wanted[job_id][0], document["reason"]
+        count = self._unshipped[job_id] = self._unshipped.get(job_id, 0) + 1
+        if count == 1 and not document["certain"]:
             return []  # it is asked for again at the next turn
-        if document["certain"] or job.state.first_started_at_s is None:
+        if job_id not in self._running:
             del self._wanted[job_id]
-            return [r.JobEnded(job_id=job_id, how="failed", reason=document["reason"])]
-        used = {slot for running in self._running.values() for slot in running.holds}
-        self._release([slot for slot in document["held"] if slot not in used and self._where(slot)[0] in nodes])
-        return self._spare(nodes, f"{job_id}: {document['reason']}")
+            if document["certain"] or job.state.first_started_at_s is None:
+                return [r.JobEnded(job_id=job_id, how="failed", reason=reason)]
+        for_s = min(UNSHIPPED_S * 2.0 ** max(count - 2, 0), LONGEST_UNSHIPPED_S)
+        warning = f"{job_id}: {reason}; it is tried again in {for_s:g} s"
+        return [r.Noted(level="warning", text=warning), r.JobHeld(job_id=job_id, for_s=for_s, reason=reason)]
 
     def _note_hanging(self, node: str) -> r.Record:
         told = f"the agent of node {node} has not answered for {self._silent_s:g} s: it is ended, with all that it runs"
