@@ -118,6 +118,10 @@ def test_a_policy_with_rounds_is_asked_at_their_end_only() -> None:
         (((0, 2), (2, 2)), "job a was given slots of several GPU types: t4, v100"),
         (((0, 4), (1, 4)), "job a was given 8 slots, outside 1 to 4"),
         (Configuration(gpu_type="h100", nodes=1, slots=1), "job a was given GPU type h100, which the cluster lacks"),
+        (
+            Configuration(gpu_type="v100", nodes=1, slots=99),
+            "job a was given 99 slots of type v100, of which the cluster has 8",
+        ),
     ],
 )
 def test_an_invalid_decision_is_refused_with_a_reason_and_changes_nothing(assignment: object, reason: str) -> None:

@@ -79,7 +79,7 @@ class Guard(AroundAPolicy):
 
     @property
     def solution(self) -> Any:
-        """The last decision about all jobs that may ever change: prices among the few that may now say little."""
+        """The last decision about most of the jobs that may ever change: prices among a few of them say little."""
         return getattr(self.policy, "solution", None) if self._settled is None else self._settled
 
     def decide(self, view: ClusterView) -> Decision:
@@ -101,7 +101,8 @@ class Guard(AroundAPolicy):
         shown = replace(view, jobs=seen, usable_slots=tuple(turn.usable), free_slots=tuple(free))
         decision = self.policy.decide(shown)
         found = getattr(self.policy, "solution", None)
-        if found is not self._last and not any(until[job_id] < inf for job_id in kept):
+        left_out = sum(until[job_id] < inf for job_id in kept)
+        if found is not self._last and (not left_out or left_out < len(seen)):
             self._settled, self._weighed = found, frozenset(job.id for job in seen)
         self._last = found
         wake_at_s = min(
