@@ -295,6 +295,24 @@ def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_s
     assert (plan["j1"], plan["j2"]) == (here, Placement.of({"b": [0, 1]}))
 
 
+def test_a_command_that_crashed_keeps_its_place_among_those_that_wait():
+    scene = Scene(nodes(a="cpu"))
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    scene.submit("j1", slots=2)
+    assert scene.plan()["j1"] is not None
+    run(scene, "j1")
+    scene.tell(r.JobEnded(job_id="j1", how="crashed", reason="it ended with exit code 1"))
+    scene.planner.sync(["j1"])
+    for i in range(2, 6):
+        clock.at_s += 0.1
+        scene.submit(f"j{i}", slots=2)
+    clock.at_s += 20.0
+    scene.planner.sync([])
+    assert [job.id for job in scene.planner.engine.view().jobs] == ["j1", "j2", "j3", "j4", "j5"]
+    assert scene.plan()["j1"] is not None
+
+
 def usable(scene: Scene) -> list[int]:
     return list(scene.planner.engine.view().usable_slots)
 

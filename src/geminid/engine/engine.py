@@ -97,7 +97,10 @@ class Engine:
         """Put back a job that an earlier engine had, as it was: with its service, its allocation and its counts."""
         if job.id in self._jobs:
             raise InvariantBroken(f"job {job.id} is here already")
+        last = next(reversed(self._jobs.values()), None)
         self._jobs[job.id] = job
+        if last is not None and last.facts.submitted_s > job.facts.submitted_s:  # it goes before those that came later
+            self._jobs = dict(sorted(self._jobs.items(), key=lambda item: item[1].facts.submitted_s))
         self._count_held(job, +1)
         self.models.revised(job.id)
 

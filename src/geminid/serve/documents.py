@@ -116,7 +116,7 @@ def changing(job: LiveJob, state: ServiceState, delay: str = "") -> str:
     if job.phase is JobPhase.STARTING:
         return f"it is being started on {held.num_slots} of {count}" + (f", and has all{until}" if until else "")
     if wanted != set(held.slots()):
-        return f"it is on its way from {held.num_slots} to {count}{until}"
+        return f"it is on its way from {held.num_slots} to {count}{until or (f': {delay}' if delay else '')}"
     return ""
 
 

@@ -177,7 +177,10 @@ class LoopbackCluster:
         nodes = self.run(
             "import ray; print(json.dumps([n['NodeName'] for n in ray.nodes() if n['Alive']]))", timeout_s=20.0
         )
-        return set(json.loads(nodes)) if nodes else set()
+        try:
+            return set(json.loads(nodes))
+        except ValueError:  # it did not come that far, or something else was printed as well
+            return set()
 
     def wait_for(self, names: set[str]) -> None:
         """Wait until these nodes are alive."""

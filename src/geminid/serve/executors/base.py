@@ -69,7 +69,7 @@ class Executor(Protocol):
         """Look at something that was posted; what it means for the jobs."""
 
     def delay_of(self, job_id: str) -> str:
-        """What a job waits for whose slots are free and which is not started yet; nothing if for nothing.
+        """What a job waits for whose slots are free and which is not there yet; nothing if for nothing.
 
         Called in any thread.
         """

@@ -285,9 +285,9 @@ class RayExecutor(SupervisedExecutor):
         return told
 
     def delay_of(self, job_id: str) -> str:
-        """What a job waits for whose slots are free: Ray, its code, an agent, or that all of it has ended elsewhere."""
+        """What a job that is to start or to grow waits for: Ray, its code, an agent, or its end elsewhere."""
         wanted = self._wanted.get(job_id)
-        if wanted is None or job_id in self._running:
+        if wanted is None:
             return ""
         if self._trouble:
             return f"Ray is out of reach ({self._trouble})"

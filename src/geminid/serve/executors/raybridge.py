@@ -40,7 +40,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -83,7 +83,10 @@ NAMESPACE = "geminid"
 LOOK_S = 0.4
 
 #: Bringing code to a node, with what has to be installed for it, may take so long.
-SHIP_S = 300.0
+SHIP_S = 900.0
+
+#: And removing it may take so long.
+UNSHIP_S = 60.0
 
 #: A slot that cannot be held within so long is somebody else's; to sit down in it may take so long.
 LEASE_S, SEAT_S = 5.0, 60.0
@@ -132,6 +135,7 @@ class Bridge:
         self._places: dict[str, dict[str, Any]] = {}
         self._others: dict[str, deque[int]] = {}
         self._resting: set[str] = set()
+        self._unshipping: dict[str, Future[None]] = {}
         self._wished = False
         self._said: object = None
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="lease")
@@ -288,9 +292,12 @@ class Bridge:
                 self._tell({"told": "refused", "id": document["id"], **unknown})
             case "lease":
                 self._resting -= {self._units[slot.rpartition("/")[0]][0] for slot in document["slots"]}
-                self._pool.submit(self._lease, document["id"], document["slots"], document["job"], document["code"])
+                before = self._unshipping.get(document["job"])
+                asked = (document["id"], document["slots"], document["job"], document["code"])
+                self._pool.submit(self._lease, *asked, before)
             case "unship":
-                self._pool.submit(self._unship, document["job"])
+                self._unshipping = {job: one for job, one in self._unshipping.items() if not one.done()}
+                self._unshipping[document["job"]] = self._pool.submit(self._unship, document["job"])
             case "release":
                 for slot in document["slots"]:
                     self._release(slot)
@@ -302,8 +309,13 @@ class Bridge:
             case "replace" if document["node"] in self._units:
                 self._end_agent(self._units[document["node"]][0])
 
-    def _lease(self, number: int, slots: list[str], job: str, code: str | None) -> None:
-        """Hold slots, all or none of them, and have a job's code on their nodes."""
+    def _lease(
+        self, number: int, slots: list[str], job: str, code: str | None, before: Future[None] | None = None
+    ) -> None:
+        """Hold slots, all or none of them, and have a job's code on their nodes.
+
+        If its code is being removed, that comes ``before``: it is brought anew.
+        """
         groups: dict[str, PlacementGroup] = {}
         shipping: dict[str, Any] = {}
         told: dict[str, Any] = {"told": "leased", "places": {}}
@@ -323,6 +335,8 @@ class Bridge:
                     groups = {slot: self._leases[slot] for slot in slots}
                 if code is not None:
                     nodes = {slot.rpartition("/")[0] for slot in slots}
+                    if before is not None:
+                        wait([before], UNSHIP_S)
                     try:
                         shipping = self._ship(job, Path(code), nodes)
                     except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
@@ -336,7 +350,10 @@ class Bridge:
         for name, place in shipping.items() if not late else ():
             try:
                 told["places"][name] = ray.get(place, timeout=SHIP_S)
-            except (*GONE, OSError) as problem:  # the node is gone, has no room or is too slow: others may do
+            except ray.exceptions.GetTimeoutError:
+                told = _unshippable(TimeoutError(f"it took longer than {SHIP_S:g} s"), {name}, certain=False)
+                break
+            except (*GONE, OSError) as problem:  # the node is gone, or has no room: others may do
                 if not isinstance(problem, GONE):
                     reason = f"no code could be brought to {name}: {_first_line(problem)}"
                 late = [slot for slot in slots if slot.rpartition("/")[0] == name]
@@ -399,8 +416,10 @@ class Bridge:
         return agent
 
     def _unship(self, job: str) -> None:
-        for agent in list(self._agents.values()):
-            agent.discard.remote(job)
+        """Remove a job's code everywhere; when this returns, nobody removes any of it any more."""
+        removed = [agent.discard.remote(job) for agent in list(self._agents.values())]
+        if removed:
+            ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
         for name in ray.util.list_named_actors():
             if name.startswith(f"{self._service}/{job}/"):
                 with contextlib.suppress(ray.exceptions.RayError, ValueError):
