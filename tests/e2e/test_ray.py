@@ -371,8 +371,6 @@ def test_an_agent_that_hangs_while_there_is_no_service_is_replaced_and_operators
     ray.kill()
     ray.stop_agent(node)
     ray.options += ["--agent-timeout", "25"]  # Ray itself gives up asking after 22 s
-    head = ray.options.index("--address") + 1
-    ray.options[head] = "127.0.0.1:" + ray.cluster.address.partition(":")[2]  # as one would say on the head's machine
     ray.up()
     ray.until(job, lambda job: job["phase"] == "running" and job["slots"] > 1)
     notes = [note["text"] for note in ray.json("status")["notes"]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ def test_baselines_of_polluxs_evaluation(policy: str, number: int, mean_jct_s: f
     assert simulate(policy, experiment)["avg_jct_s"] == pytest.approx(mean_jct_s, rel=0.02)
 
 
+@pytest.mark.skipif("GEMINID_TEST_SLOW" not in os.environ, reason="takes two minutes: set GEMINID_TEST_SLOW=1")
 def test_pollux_on_one_of_its_own_workloads() -> None:
     """The one with the fewest decisions; the others are in ``geminid bench fidelity``, and take minutes each."""
     experiment = Experiment(

@@ -144,11 +144,13 @@ def own_node(address: str) -> str | None:
     host = address.rpartition(":")[0]
     if not host:
         return None
-    nodes = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=NODES_S).values()
-    alive = {node.node_manager_address for node in nodes if node.state == ray.core.generated.gcs_pb2.GcsNodeInfo.ALIVE}
-    if host in alive:
+    known = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=NODES_S).values()
+    alive = [node for node in known if node.state == ray.core.generated.gcs_pb2.GcsNodeInfo.ALIVE]
+    alive.sort(key=lambda node: (not node.is_head_node, node.node_manager_address))
+    addresses = [node.node_manager_address for node in alive]
+    if host in addresses:
         return host if is_of_this_machine(host) else None
-    return next((node for node in sorted(alive) if is_of_this_machine(node)), None)
+    return next(filter(is_of_this_machine, addresses), None)
 
 
 def is_of_this_machine(host: str) -> bool:
