@@ -471,7 +471,8 @@ class Bridge:
             try:
                 seats[slot] = ray.get(answer, timeout=0)
             except ray.exceptions.RayError as problem:
-                print(f"geminid: nobody sits in {slot}: {_first_line(problem)}", file=sys.stderr, flush=True)
+                if slot in self._ours(groups):  # otherwise it was given back meanwhile
+                    print(f"geminid: nobody sits in {slot}: {_first_line(problem)}", file=sys.stderr, flush=True)
         with self._lock:
             mine = [slot for slot in self._ours(groups) if slot in seats]
             self._stays |= {slot: actors[slot].stay.remote() for slot in mine}
