@@ -4,7 +4,6 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from itertools import pairwise
@@ -347,17 +346,12 @@ def test_another_supervisor_takes_over_at_the_same_port(tmp_path, launcher):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
+def small_disk(tmp_path, small_file_system):
     """A folder for a job on a file system of its own of 1 MiB, and what fills it."""
     folder = tmp_path / "job"
     folder.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=False).returncode
-    ):
-        pytest.skip("a file system of a chosen size can only be mounted by root")
-    yield folder / "ballast"
-    subprocess.run(["umount", "-l", folder], check=True)
+    small_file_system(folder, "1m")
+    return folder / "ballast"
 
 
 @pytest.mark.parametrize("afresh", [False, True])

@@ -487,23 +487,16 @@ def test_status_tells_what_is_out_of_service_and_a_job_how_late_it_is():
     assert (told["drained"], told["cordoned"]) == ([NODE], [f"{NODE}/1"])
 
 
-def test_how_a_command_ended_is_written_down_though_the_disk_is_full_by_then(tmp_path):
+def test_how_a_command_ended_is_written_down_though_the_disk_is_full_by_then(tmp_path, small_file_system):
     """There is room for it, kept before the command was started: it is not run again for want of room."""
     folder = tmp_path / "j1"
     folder.mkdir()
-    if (
-        os.geteuid()
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], check=False).returncode
-    ):
-        pytest.skip("a file system of a chosen size can only be mounted by root")
-    try:
-        ended = queue.Queue()
-        fill = f"yes > {folder}/ballast; echo full > {tmp_path}/said"
-        PlainCommand.start(folder, ("sh", "-c", fill), dict(os.environ), tmp_path, ended.put)
-        ended.get(timeout=60)
-        assert (tmp_path / "said").exists()
-        found = exit_of(folder)
-        assert found is not None
-        assert found.code == 0
-    finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+    small_file_system(folder, "256k")
+    ended = queue.Queue()
+    fill = f"yes > {folder}/ballast; echo full > {tmp_path}/said"
+    PlainCommand.start(folder, ("sh", "-c", fill), dict(os.environ), tmp_path, ended.put)
+    ended.get(timeout=60)
+    assert (tmp_path / "said").exists()
+    found = exit_of(folder)
+    assert found is not None
+    assert found.code == 0

@@ -129,6 +129,13 @@ class ByHand:
         return self.at_s
 
 
+def by_hand(scene: Scene) -> ByHand:
+    """Have a scene's clock set by hand, from now on."""
+    clock = ByHand(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    return clock
+
+
 def test_a_job_that_crashed_waits_for_its_turn_under_a_new_planner_as_well():
     """Started at once, it was withdrawn as soon as it was looked at, and others were given the slots that it had."""
     scene = Scene(nodes(a="cpu"))
@@ -149,8 +156,7 @@ def test_a_job_that_crashed_waits_for_its_turn_under_a_new_planner_as_well():
 def test_a_job_that_took_long_to_start_is_not_stopped_the_moment_it_trains():
     """It is left alone for some seconds of training, not for some seconds since it was planned."""
     scene = Scene(Cluster.of_groups([NodeGroup(gpu_type="cpu", slots=1, name="a")]))
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    clock = by_hand(scene)
     scene.submit("j1", elastic=True, epochs=1000, dataset_samples=1000, initial_batch_size=10)
     place = scene.plan()["j1"]
     assert place is not None
@@ -219,8 +225,7 @@ def test_a_drain_stops_a_plain_command_even_on_a_cordoned_slot():
 def test_whoever_was_paused_has_not_waited_meanwhile():
     """A wide job that comes back from a long pause holds nobody back."""
     scene = Scene(nodes(a="cpu"))
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    clock = by_hand(scene)
     scene.submit("j1", slots=1)
     scene.plan()
     run(scene, "j1")
@@ -242,8 +247,7 @@ def test_whoever_was_paused_has_not_waited_meanwhile():
 
 def test_a_wish_that_comes_while_a_job_is_on_its_way_is_granted_soon_after_it_has_arrived():
     scene = Scene(nodes(a="cpu", b="cpu"), make_policy("geminid:gap=0,fill=true", load_policy))
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    clock = by_hand(scene)
     scene.submit("j1", elastic=True, min_slots=1, max_slots=1)
     target = scene.plan()["j1"]
     scene.tell(r.JobStarting(job_id="j1", placement=target))
@@ -260,8 +264,7 @@ def test_a_wish_that_comes_while_a_job_is_on_its_way_is_granted_soon_after_it_ha
 
 def test_a_job_that_cannot_come_where_it_is_planned_waits_and_takes_nothing_from_others():
     scene = Scene(nodes(a="cpu"))
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    clock = by_hand(scene)
     scene.submit("j1", slots=2)
     assert scene.plan()["j1"] is not None
     scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package"))
@@ -279,8 +282,7 @@ def test_a_job_that_cannot_come_where_it_is_planned_waits_and_takes_nothing_from
 
 def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_slots():
     scene = Scene(nodes(a="cpu", b="cpu"))
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    by_hand(scene)
     scene.submit("j1", elastic=True, min_slots=1, max_slots=4)
     here, there = Placement.of({"a": [0, 1]}), Placement.of({"a": [0, 1], "b": [0, 1]})
     scene.tell(r.Planned(targets={"j1": here}, reasons={}))
@@ -297,8 +299,7 @@ def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_s
 
 def test_a_command_that_crashed_keeps_its_place_among_those_that_wait():
     scene = Scene(nodes(a="cpu"))
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    clock = by_hand(scene)
     scene.submit("j1", slots=2)
     assert scene.plan()["j1"] is not None
     run(scene, "j1")
@@ -355,8 +356,7 @@ def test_a_node_that_is_gone_is_not_there_again_because_it_is_not_drained_any_mo
 
 def test_an_elastic_job_that_has_nowhere_to_go_stays_on_a_cordoned_slot_and_leaves_when_it_can():
     scene = Scene(nodes(a="cpu"))
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    clock = by_hand(scene)
     for job_id in ("j1", "j2"):
         scene.submit(job_id, elastic=True, min_slots=1, max_slots=1)
     scene.plan()

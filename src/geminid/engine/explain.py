@@ -174,7 +174,7 @@ def _waiting(
     strict = [quota for quota in quotas if not quota.borrow]
     tightest = min(strict, key=lambda quota: quota.left, default=None)
     if tightest is not None and tightest.slots < need:
-        reason = f"it needs {_count(need, 'slot')}, and the quota of {tightest.of} is {tightest.slots}: it cannot start"
+        reason = forbidden_by_quota(need, tightest.of, tightest.slots)
         return reason, numbers, [_raise(tightest, need), f"ask for fewer slots (min_slots is {need})"]
     if tightest is not None and tightest.left < need:
         hints = [f"it starts when other jobs of {tightest.of} end or shrink", _raise(tightest, tightest.used + need)]
@@ -192,6 +192,11 @@ def _waiting(
     held = f"all but {free} of {usable} slots are" if free else f"all {usable} slots are"
     held = "the only slot in service is" if usable == 1 else held
     return f"{held} held by {_count(len(holders), 'other job')}", numbers, suggestions
+
+
+def forbidden_by_quota(need: int, of: str, slots: int) -> str:
+    """Why a job that needs more slots than a quota allows cannot start."""
+    return f"it needs {_count(need, 'slot')}, and the quota of {of} is {slots}: it cannot start"
 
 
 def _priority(other: JobView, job: JobView) -> str:

@@ -20,6 +20,7 @@ from operator import sub
 from typing import Any
 
 from geminid.cluster import Cluster
+from geminid.engine.explain import forbidden_by_quota
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.policies.base import ClusterView, Decision, JobView
@@ -247,7 +248,8 @@ def standing(job: LiveJob) -> tuple[Any, ...]:
 
 def bounds_of(state: ServiceState) -> tuple[Any, ...]:
     """What all jobs together may have: whoever could not start for it may when it changes."""
-    return state.emptied, state.down, state.out_of_service, tuple(sorted(state.quotas.items())), state.borrowers
+    closed = (state.drained, state.leaving, state.down, state.cordoned, state.taken)  # asked for every job: as they are
+    return *closed, state.quotas, state.borrowers
 
 
 class Forecaster:
@@ -419,7 +421,7 @@ def _never(job: LiveJob, state: ServiceState, cluster: Cluster) -> str | None:
     need = job.spec.min_slots
     for name, slots in state.quotas_of(job.id).items():
         if slots < need and not state.may_borrow(name):
-            return f"it needs {need} slot{'s' if need > 1 else ''}, and the quota of {name} is {slots}: it cannot start"
+            return forbidden_by_quota(need, name, slots)
     return None
 
 

@@ -424,13 +424,14 @@ class RayExecutor(SupervisedExecutor):
         now_s = monotonic()
         self._unfit_until_s = {name: until_s for name, until_s in self._unfit_until_s.items() if now_s < until_s}
         self._refused_until_s = {slot: until_s for slot, until_s in self._refused_until_s.items() if now_s < until_s}
+        refused = set(map(self._where, self._refused_until_s.keys() - self._held.keys()))
         for name in sorted(self._up & set(self._seen)):
             node = self._seen[name]
             unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._held]
-            unheld.sort(key=lambda index: (self._slot(name, index) not in self._refused_until_s, -index))
-            refused = sum(self._slot(name, index) in self._refused_until_s for index in unheld)
-            others = len(unheld) if name in self._unfit_until_s else max(node["others"], refused)
-            taken = tuple(sorted(unheld[:others]))
+            withheld = [index for index in unheld if (name, index) in refused]
+            others = len(unheld) if name in self._unfit_until_s else max(node["others"], len(withheld))
+            first = [*withheld, *(index for index in reversed(unheld) if (name, index) not in refused)]
+            taken = tuple(sorted(first[:others]))
             if taken != self._taken.get(name, ()):
                 self._taken[name] = taken
                 told.append(r.SlotsTaken(node=name, slots=list(taken)))

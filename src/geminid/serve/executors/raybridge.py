@@ -420,10 +420,7 @@ class Bridge:
         removed = [agent.discard.remote(job) for agent in list(self._agents.values())]
         if removed:
             ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
-        for name in ray.util.list_named_actors():
-            if name.startswith(f"{self._service}/{job}/"):
-                with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                    _end(ray.get_actor(name))
+        _end_named(f"{self._service}/{job}/")
 
     def _hold(self, slot: str) -> PlacementGroup:
         name, _, index = slot.rpartition("/")
@@ -570,10 +567,7 @@ class Bridge:
             self._release(slot)
         if leaving := [agent.leave.remote() for agent in self._agents.values()]:
             ray.wait(leaving, num_returns=len(leaving), timeout=2.0)
-        for name in ray.util.list_named_actors():
-            if name.startswith(f"{self._service}/"):
-                with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                    _end(ray.get_actor(name))
+        _end_named(f"{self._service}/")
 
 
 class _Code:
@@ -590,6 +584,14 @@ def _end(actor: Any) -> None:
     """End an actor, or have it not be started."""
     with contextlib.suppress(ray.exceptions.RayError, ValueError):
         ray.kill(actor)
+
+
+def _end_named(prefix: str) -> None:
+    """End all actors whose names begin so."""
+    for name in ray.util.list_named_actors():
+        if name.startswith(prefix):
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(ray.get_actor(name))
 
 
 def _wish(wished: list[dict[str, Any]]) -> None:
