@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from elastic import PATIENCE, Job, exactly_once
 
 from geminid.train.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
-from geminid.train.jobevents import CheckpointWritten, GroupFormed, JobEnded, WorkerEnded
+from geminid.train.jobevents import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, WorkerEnded
 from geminid.train.launcher import Launch, PlainLauncher
 from geminid.train.takeover import Handover
 from geminid.train.zygote import Zygote
@@ -261,6 +261,40 @@ def test_workers_that_fail_again_and_again_are_started_later_and_later(tmp_path,
         job.resize(["b"])
         job.stop()
         assert job.ended() == "stopped"
+
+
+def test_workers_that_live_but_cannot_reach_each_other_are_told_of_and_not_formed_without_end(tmp_path, launcher):
+    """With a network interface that there is none of: a job trains on without newcomers, and grows once it can."""
+    healed = tmp_path / "healed"
+
+    def interface(slot):
+        return {} if healed.exists() else {"GLOO_SOCKET_IFNAME": "no-such-interface"}
+
+    counting = ("counting.py", "--samples", 400, "--epochs", 30, "--pause", 0.05, "--until", tmp_path / "enough")
+    with Job(tmp_path, *counting, launcher=launcher, slot_environment=interface) as job:
+        job.resized("a")
+        job.trained(20)
+        job.resize(["a", "b"])
+        job.wait(lambda status: len(job.of_kind(CouldNotGrow)) >= 2)
+        formed = len(job.of_kind(GroupFormed))
+        assert formed <= 1 + len(job.of_kind(CouldNotGrow))
+        assert all("no-such-interface" in reason for reason in reasons(job))
+        assert job.status.slots == ("a",)
+        job.resized("a")
+        job.trained(job.status.progress.samples + 20)
+        job.stop()
+        assert job.ended() == "stopped"
+    with Job(tmp_path, *counting, launcher=launcher, slot_environment=interface, most_failures=2) as job:
+        job.resize(["a", "b"])
+        assert job.ended() == "failed"
+        assert "could not work together" in job.status.reason
+        assert "3 failures without progress" in job.status.reason
+    healed.touch()
+    with Job(tmp_path, *counting, launcher=launcher, slot_environment=interface) as job:
+        job.resized("ab")
+        (tmp_path / "enough").touch()
+        assert job.ended() == "finished"
+    assert exactly_once(job, 400, 30)
 
 
 def test_members_that_died_while_nobody_supervised_are_replaced(tmp_path, launcher):

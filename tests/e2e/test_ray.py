@@ -1,5 +1,6 @@
 """The service on a real Ray cluster of several raylets on loopback addresses, and what can go wrong there."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -412,7 +413,16 @@ def test_everything_is_given_back_at_the_end(ray):
     code = "print(json.dumps([ray.cluster_resources().get('CPU'), ray.available_resources().get('CPU')]))"
     until(lambda: json.loads(ray.cluster.run(code)), [8.0, 8.0])
     left = ("n1", "n2", "n3", "n4")  # agents hold no slots, and what they started ends after them
-    until(lambda: [pid for name in left for pid in ray.cluster.pids(name) if "zygote" in command_of(pid)], [])
+    until(lambda: [about(pid) for name in left for pid in ray.cluster.pids(name) if "zygote" in command_of(pid)], [])
+
+
+def about(pid: int) -> str:
+    """A process that should not be there: who it is, and who its parent."""
+    with contextlib.suppress(OSError):
+        state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ours = Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        return f"{pid} ({state}: {command_of(pid)}) of {parent} ({ours}: {command_of(int(parent))})"
+    return str(pid)
 
 
 def until(told, expected: object, timeout_s: float = 60.0) -> None:

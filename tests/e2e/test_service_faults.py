@@ -196,6 +196,22 @@ def test_crashes_are_named_counted_and_given_up():
         assert live.over(live.submit(sys.executable, "-c", "bytearray(1 << 30)"))["phase"] == "succeeded"
 
 
+def test_a_job_whose_workers_cannot_reach_each_other_stays_as_it_is_and_says_why():
+    """With a network interface that there is none of; one that needs two slots fails for it."""
+    with Live(2, "geminid:gap=1,refresh=5,fill=true") as live:
+        nowhere = {"GLOO_SOCKET_IFNAME": "no-such-interface"}
+        job_id = live.patient("out", env=nowhere, min_slots=1, max_slots=2)
+        live.until(job_id, lambda job: "stays on 1 slot for 30 s" in json.dumps(job["story"]))
+        (story,) = [line["text"] for line in live.job(job_id)["story"] if "stays on" in line["text"]]
+        assert "could not go on to" in story
+        assert "no-such-interface" in story
+        assert "tried again in 30 s" in live.run("status").stdout
+        job = live.hurry(job_id, "out")
+        assert (job["slots"], job["failures"]) == (0, 0)
+        wide = live.counting("wide", env=nowhere, min_slots=2, max_slots=2, max_retries=0)
+        assert "could not work together" in live.over(wide)["reason"]
+
+
 def test_flapping_slots_and_sizes_do_not_make_a_storm_of_resizes():
     """Row 18: a slot comes and goes many times a second; a job that has changed is left alone for a while."""
     with Live(slots=2) as live:

@@ -1,6 +1,6 @@
 """Who is in a job's group: decisions about membership, without any process."""
 
-from geminid.train.group import ElasticGroup, EndWorker, Standing, StartWorker, Tell
+from geminid.train.group import CannotWork, ElasticGroup, EndWorker, Standing, StartWorker, Tell
 from geminid.train.messages import Form
 
 
@@ -33,6 +33,8 @@ def running(slots: str) -> ElasticGroup:
     assert form is not None
     assert formed(group, form) == []
     assert group.settled
+    for member in form.members:
+        group.stepped(member, form.generation)
     return group
 
 
@@ -145,6 +147,44 @@ def test_workers_that_lost_each_other_form_again_when_all_have_noticed():
     form, _ = told(group.lost("w2", 1))
     assert form.members == ("w1", "w2")
     assert group.lost("w1", 1) == []  # an old message changes nothing
+
+
+def test_whoever_lives_and_cannot_work_with_the_others_is_parted_from_them():
+    """Whether that shows when they form a group, or only in its first step."""
+    for joined in (False, True):
+        group = running("ab")
+        group.want(["a", "b", "c"])
+        form, _ = told(group.ready("w3"))
+        if joined:
+            formed(group, form)
+            group.stepped("w9", form.generation)  # a stranger's step proves nothing
+        assert [group.lost(worker, form.generation) for worker in ("w1", "w3")] == [[], []]
+        assert group.lost("w2", form.generation) == [CannotWork(("w3",))]
+        actions = group.gone("w3")
+        assert started(actions) == [("w4", "c")]
+        alone, _ = told(actions)
+        assert alone.members == ("w1", "w2")
+        # They cannot either: nobody is new among them, and they are to try again.
+        assert group.lost("w1", alone.generation) + group.lost("w2", alone.generation) == [CannotWork(())]
+        again, _ = told(group.break_up())
+        assert again.members == ("w1", "w2")
+        formed(group, again)
+        group.stepped("w1", again.generation)
+        group.stepped("w2", again.generation)
+        assert group.lost("w1", again.generation) == []
+        once_more, _ = told(group.lost("w2", again.generation))  # they could work: it was the line
+        assert once_more.members == ("w1", "w2")
+
+
+def test_workers_of_a_new_job_that_cannot_work_together_all_begin_anew():
+    group = ElasticGroup("file:/x/")
+    group.want(["a", "b"])
+    group.ready("w1")
+    form, _ = told(group.ready("w2"))
+    assert group.lost("w2", form.generation) == []
+    assert group.lost("w1", form.generation) == [CannotWork(("w1", "w2"))]
+    assert started(group.gone("w1")) == [("w3", "a")]
+    assert started(group.gone("w2")) == [("w4", "b")]
 
 
 def test_who_is_not_wanted_any_more_before_it_joined_is_ended():

@@ -269,9 +269,9 @@ def test_what_may_run_on_a_node_that_nobody_reaches_is_waited_for(monkeypatch):
     nodes.close()
 
 
-def test_a_server_that_hangs_is_noticed(tmp_path, monkeypatch):
+def test_a_server_that_hangs_is_noticed_and_ended_by_the_next(tmp_path, monkeypatch):
     child = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path / "node")], stdout=subprocess.PIPE)
-    port, _ = map(int, child.stdout.readline().split())
+    port, warm = map(int, child.stdout.readline().split())
     events = []
     monkeypatch.setattr(remote, "PING_S", 0.1)
     nodes = Nodes(events.append, silent_s=1.0)
@@ -284,7 +284,9 @@ def test_a_server_that_hangs_is_noticed(tmp_path, monkeypatch):
     assert NodeSilent("n") not in events
     child.send_signal(signal.SIGSTOP)
     until(lambda: NodeSilent("n") in events)
-    child.kill()
-    child.wait()
+    assert runs(warm)
+    NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ).close()
+    assert child.wait() == -signal.SIGKILL
+    until(lambda: not runs(warm))
     child.stdout.close()
     nodes.close()

@@ -10,6 +10,8 @@ the membership makes a new one. The rules:
 - If a member dies, the others form the next generation from what they have in memory, and newcomers join them after
   that: survivors may be anywhere in the script, newcomers begin between two steps. If none is left, new workers begin
   from the last checkpoint, all together.
+- If all members live and yet cannot work together (before their first step, every one of them lost its peers), those
+  who were no part of the last group that could are ended, and the others go on without them.
 - Members on the same node have ranks next to each other, and so have those in the same rack and zone. A slot is named
   ``node/slot``, or by its own name alone where there is only one node.
 - A generation meets in the store of its first member, if that has one, and otherwise in a file.
@@ -56,7 +58,14 @@ class Tell:
     form: Form
 
 
-Action = StartWorker | EndWorker | Tell
+@dataclass(frozen=True, slots=True)
+class CannotWork:
+    """All members live but cannot work together: end the newcomers; if there are none, have all try again, later."""
+
+    newcomers: tuple[str, ...]
+
+
+Action = StartWorker | EndWorker | Tell | CannotWork
 
 
 @dataclass(slots=True)
@@ -89,6 +98,8 @@ class ElasticGroup:
         self._wanted: tuple[str, ...] = ()
         self._workers: dict[str, _Worker] = {}
         self._joined: set[str] = set()
+        self._stepped: set[str] = set()
+        self._proven: frozenset[str] = frozenset()
         self._broken = False
         self._started = 0
 
@@ -149,6 +160,12 @@ class ElasticGroup:
         self._workers[worker].lost, self._workers[worker].has_state = False, True
         return self._settle()
 
+    def stepped(self, worker: str, generation: int) -> None:
+        """A member has made the first step of a generation; when all have, they can work together."""
+        if generation == self.generation and worker in self.members:
+            self._stepped.add(worker)
+            self._proven = frozenset(self.members) if self._stepped >= set(self.members) else self._proven
+
     def lost(self, worker: str, generation: int) -> list[Action]:
         """A member's peers stopped answering. When all who live say so, they form the next generation."""
         if generation != self.generation or worker not in self.members:
@@ -156,8 +173,17 @@ class ElasticGroup:
         self._workers[worker].lost = True
         alive = self._alive()
         if all(self._workers[member].lost for member in alive):
+            if len(alive) == len(self.members) and not self._stepped:
+                return [self._part()]
             self._broken = True
         return self._settle()
+
+    def _part(self) -> CannotWork:
+        """Whoever was not in the last group that worked is to go, with whatever state it was given."""
+        newcomers = tuple(member for member in self.members if member not in self._proven)
+        for worker in newcomers:
+            self._workers[worker].has_state = False
+        return CannotWork(newcomers)
 
     def silent(self) -> list[str]:
         """Members that have not noticed what a peer of theirs has: that the group is broken."""
@@ -191,7 +217,7 @@ class ElasticGroup:
         """
         self._started = max([self._started, *map(_number, members), *map(_number, known)])
         self.generation, self.members, self._wanted = generation, tuple(members), tuple(wanted)
-        self._joined = set(members)
+        self._joined, self._stepped, self._proven = set(members), set(members), frozenset(members)
         self._broken = len(self._alive()) < len(self.members)
 
     def resumed(self) -> list[Action]:
@@ -246,7 +272,7 @@ class ElasticGroup:
         meeting = self._workers[members[0]].meeting
         broken = self._broken
         self.generation += 1
-        self.members, self._joined, self._broken = tuple(members), set(), False
+        self.members, self._joined, self._stepped, self._broken = tuple(members), set(), set(), False
         for member in members:
             self._workers[member].standing, self._workers[member].lost = Standing.MEMBER, False
         for worker in others:

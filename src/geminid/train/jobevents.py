@@ -62,6 +62,14 @@ class FirstStepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CouldNotGrow:
+    """Newcomers on these slots live, but the others could not work together with them, and go on without."""
+
+    slots: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Reported:
     """The leader reported step times, noise, progress and metrics."""
 
@@ -109,7 +117,17 @@ class JobPhase(StrEnum):
         return self in (JobPhase.FINISHED, JobPhase.STOPPED, JobPhase.FAILED)
 
 
-JobEvent = WorkerStarted | WorkerEnded | Resized | GroupFormed | FirstStepDone | Reported | CheckpointWritten | JobEnded
+JobEvent = (
+    WorkerStarted
+    | WorkerEnded
+    | Resized
+    | GroupFormed
+    | FirstStepDone
+    | CouldNotGrow
+    | Reported
+    | CheckpointWritten
+    | JobEnded
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,8 +215,8 @@ def _backend(store: Any, rank: int, size: int, device: torch.device) -> str:
     """NCCL for what is on GPUs, unless workers share one, which it does not support; gloo for the rest."""
     if device.type != "cuda":
         return "gloo"
-    own = torch.cuda.get_device_properties(device)
-    store.set(f"gpu {rank}", f"{this_host()} {getattr(own, 'uuid', device.index)}")
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    store.set(f"gpu {rank}", str(uuid) if uuid is not None else f"{this_host()} {device.index}")
     gpus = {store.get(f"gpu {other}") for other in range(size)}
     return "cpu:gloo,cuda:nccl" if len(gpus) == size else "gloo"
 

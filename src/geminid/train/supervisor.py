@@ -34,10 +34,11 @@ from typing import Self
 from geminid.train import channel, hangs, messages
 from geminid.train.channel import Address
 from geminid.train.group import Action as GroupAction
-from geminid.train.group import ElasticGroup, EndWorker, Standing, StartWorker, Tell
+from geminid.train.group import CannotWork, ElasticGroup, EndWorker, Standing, StartWorker, Tell
 from geminid.train.hangs import Hung, Seen
 from geminid.train.jobevents import (
     CheckpointWritten,
+    CouldNotGrow,
     FirstStepDone,
     GroupFormed,
     JobEnded,
@@ -114,6 +115,7 @@ class Supervisor:
         self._failed_at_s: deque[float] = deque(maxlen=10)
         self._start_at_s: dict[str, tuple[float, str]] = {}
         self._lost_since_s: float | None = None
+        self._lost_why, self._form_again_at_s = "", math.inf
         self._stopped_at_s: float | None = None
         self._stop_by_s: float | None = None
         self._detached = False
@@ -399,13 +401,32 @@ class Supervisor:
                     self._end(worker, "was not needed any more")
                 case Tell(worker, form):
                     self._joined, self._first_steps, self._forming_since_s = {}, {}, monotonic()
-                    self._last_form = form
+                    self._last_form, self._lost_why, self._form_again_at_s = form, "", math.inf
                     if worker not in form.members and worker in self._workers:
                         self._workers[worker].ending = "left"
                     self._lines.send(worker, form)
+                case CannotWork(newcomers):
+                    self._part_from(newcomers)
         self._start_due()
         if actions:
             self._save()
+
+    def _part_from(self, newcomers: Sequence[str]) -> None:
+        """The members cannot work together: without the newcomers, or if there are none, together once more.
+
+        They are started anew, later and later, and it counts as one failure, of the first.
+        """
+        why = f"could not work together with its peers: {self._lost_why}"
+        for worker in newcomers:
+            known = self._workers[worker]
+            known.ending = "was ended with its peers" if worker != newcomers[0] else known.ending
+            known.last_words = known.last_words or (why if worker == newcomers[0] else "")
+            known.process.signal(signal.SIGKILL)
+        if 0 < len(newcomers) < len(self._group.members):
+            self._emit(CouldNotGrow(tuple(self._group.slot(worker) for worker in newcomers), self._lost_why))
+        if not newcomers:
+            self._count_failure(f"the workers could not work together: {self._lost_why}")
+            self._form_again_at_s = monotonic() + self._delay_s()
 
     def _delay_s(self) -> float:
         """How long to wait before a worker is started: not at all, unless they have failed again and again."""
@@ -560,6 +581,7 @@ class Supervisor:
                 self._on_first_step(worker, message)
             case messages.Lost():
                 self._lost_since_s = self._lost_since_s or monotonic()
+                self._lost_why = self._lost_why or message.reason
                 self._phase = JobPhase.RECOVERING if self._phase is JobPhase.RUNNING else self._phase
                 self._carry_out(self._group.lost(worker, message.generation))
             case messages.Leaving():
@@ -625,6 +647,7 @@ class Supervisor:
         )
 
     def _on_first_step(self, worker: str, message: messages.FirstStep) -> None:
+        self._group.stepped(worker, message.generation)
         if message.generation != self._group.generation:
             return
         self._first_steps[worker] = message.ended_at_s
@@ -655,6 +678,8 @@ class Supervisor:
                 found += hangs.late(seen, now - self._forming_since_s, now - self._busy_at_s, patience)
             if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
                 found += self._unaware(seen)
+            if now > self._form_again_at_s:
+                self._carry_out(self._group.break_up())
             if self._group.members and hangs.deadlocked(seen, patience):
                 self._count_failure("the workers waited for each other")
                 if not self._phase.over:

@@ -82,7 +82,7 @@ class Counter(torch.nn.Embedding):
         return super().forward(index)
 
 
-model = Counter(args.samples, 1)
+model = Counter(args.samples, 1).to(run.device)
 torch.nn.init.zeros_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 if args.stream:
@@ -106,7 +106,7 @@ for epoch in run.epochs(args.epochs):
         optimizer.zero_grad()
         if args.hang == "before":
             hang_once()
-        loss = model(index).mean() * loader.step_samples
+        loss = model(index.to(run.device)).mean() * loader.step_samples
         loss.backward()
         optimizer.step()
         if args.hang == "after":
@@ -125,11 +125,11 @@ for epoch in run.epochs(args.epochs):
         time.sleep(0.0 if args.until is not None and args.until.exists() else args.pause)
     assert passes > 0, "an epoch without batches"
     if run.is_leader and args.evaluate:  # with gradients that are nobody else's
-        model(torch.arange(3)).sum().backward()
+        model(torch.arange(3, device=run.device)).sum().backward()
         for _ in range(20):
             time.sleep(args.evaluate / 20)
             if args.lively:
-                model(torch.arange(3))
+                model(torch.arange(3, device=run.device))
     if args.agree:
         assert run.agree({"rank": run.rank}) == {"rank": 0}
     if args.leave_after is not None and epoch >= args.leave_after:

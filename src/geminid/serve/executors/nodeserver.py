@@ -70,6 +70,9 @@ PING_S, LEASE_S, FENCE_S = 2.0, 6.0, 9.0
 #: In a server's folder: what runs, and on which slots.
 PROCESSES = "processes.json"
 
+#: In a server's folder: its own process, and the warm one.
+SERVER = "server.json"
+
 #: A process that could not be started is said to have ended so.
 NOT_STARTED = 127
 
@@ -129,6 +132,7 @@ class NodeServer:
         self._end_leftovers()
         self._listener = socket.create_server((host, 0))
         self._launcher = WarmLauncher(keep=True, hold=[self._listener.fileno()])  # who is refused knows: all have ended
+        self._introduce_itself()
         self._watches_launcher = False
         self._kept: dict[str, _Kept] = {}
         self._holders: dict[str, _Holder | None] = {}
@@ -160,7 +164,7 @@ class NodeServer:
 
     def watch(self, descriptor: int) -> None:
         """End when this descriptor becomes readable: a pidfd of whoever this server must not outlive."""
-        self._selector.register(descriptor, selectors.EVENT_READ, self._end)
+        self._selector.register(descriptor, selectors.EVENT_READ, self.end)
 
     def close(self) -> None:
         """End all processes."""
@@ -177,7 +181,8 @@ class NodeServer:
         self._listener.close()
         self._launcher.close()
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """End soon, with all processes; from any thread."""
         self._ended = True
 
     @property
@@ -341,7 +346,7 @@ class NodeServer:
             with contextlib.suppress(ProcessLookupError):
                 self.watch(os.pidfd_open(warm))
                 return
-            self._end()
+            self.end()
 
     def _hold(self, slot: str, identity: Mapping[str, Any] | None) -> None:
         """A slot is held by this process, or by one that will be named."""
@@ -421,8 +426,20 @@ class NodeServer:
         made.write_text(json.dumps(living), encoding="utf-8")
         made.replace(self._folder / PROCESSES)
 
+    def _introduce_itself(self) -> None:
+        """Write down who this is, for the next server of this folder."""
+        ours = [pid for pid in (os.getpid(), self._launcher.pid) if pid is not None]
+        named = [{"pid": pid, "started_at": started_at(pid)} for pid in ours]
+        (self._folder / SERVER).write_text(json.dumps(named), encoding="utf-8")
+
     def _end_leftovers(self) -> None:
-        """A server that was killed may have left processes: their slots are ours now."""
+        """A server that was killed, or hangs, may have left processes: their slots are ours now."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            for one in json.loads((self._folder / SERVER).read_text(encoding="utf-8")):
+                known = one["started_at"] is not None and started_at(one["pid"]) == one["started_at"]
+                if known and one["pid"] != os.getpid():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(one["pid"], signal.SIGKILL)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for one in json.loads((self._folder / PROCESSES).read_text(encoding="utf-8")):
                 if one["started_at"] is not None and started_at(one["pid"]) == one["started_at"]:

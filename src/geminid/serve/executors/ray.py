@@ -37,7 +37,15 @@ from geminid.serve.executors.raycode import CannotPack, CodeStore
 from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
 from geminid.serve.executors.remotecommand import RemoteCommand
 from geminid.serve.executors.shim import write
-from geminid.serve.executors.supervised import JOBS, ORPHANS_S, Command, SupervisedExecutor, _Elastic, worker_options
+from geminid.serve.executors.supervised import (
+    JOBS,
+    ORPHANS_S,
+    Command,
+    SupervisedExecutor,
+    _Elastic,
+    held,
+    worker_options,
+)
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
 from geminid.train.launcher import SLOT_GONE, Launch
@@ -59,9 +67,6 @@ FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 
 #: A cluster that says why it cannot be used, and nothing else, is tried for so long.
 TROUBLE_S = 15.0
-
-#: A job that has run, and whose code cannot be brought where it is to go on, is tried again after so long, then twice.
-UNSHIPPED_S, LONGEST_UNSHIPPED_S = 30.0, 600.0
 
 #: A slot that Ray has and did not give us is not asked for again for so long.
 REFUSED_S = 15.0
@@ -460,9 +465,7 @@ class RayExecutor(SupervisedExecutor):
             del self._wanted[job_id]
             if document["certain"] or job.state.first_started_at_s is None:
                 return [r.JobEnded(job_id=job_id, how="failed", reason=reason)]
-        for_s = min(UNSHIPPED_S * 2.0 ** max(count - 2, 0), LONGEST_UNSHIPPED_S)
-        warning = f"{job_id}: {reason}; it is tried again in {for_s:g} s"
-        return [r.Noted(level="warning", text=warning), r.JobHeld(job_id=job_id, for_s=for_s, reason=reason)]
+        return held(job_id, reason, count - 1)
 
     def _note_hanging(self, node: str) -> r.Record:
         told = f"the agent of node {node} has not answered for {self._silent_s:g} s: it is ended, with all that it runs"

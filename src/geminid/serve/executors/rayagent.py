@@ -74,6 +74,7 @@ class NodeAgent:
     def leave(self) -> None:
         """The service ends, and with it this agent: nothing of it stays."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._server.end()
 
     def _counts(self) -> bool:
         """Whether Ray says that this node is alive: one that is cut off is not, nor one that was given up."""

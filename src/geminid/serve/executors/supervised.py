@@ -48,6 +48,10 @@ SILENT_TICKS = 6
 #: Workers train on for so long while the service is away.
 ORPHANS_S = 600.0
 
+#: A job that cannot come to the slots that it was planned for is left as it is: at first so long, and then twice as
+#: long each time, but no longer than that.
+HELD_S, LONGEST_HELD_S = 30.0, 600.0
+
 #: Where the folders of jobs are, in the service's.
 JOBS = "jobs"
 
@@ -108,7 +112,8 @@ class _Elastic:
     ``asked`` are the slots that it is to train on, ``formed`` those that it does train on, and ``told`` those that the
     records say it holds; ``settled`` tells whether they say that it trains on them, and ``lost`` whether a worker was
     lost since it was formed. ``left`` are slots that it was to train on before, where a worker may still be started: as
-    long as of what was asked of the supervisor something is ``unheard``.
+    long as of what was asked of the supervisor something is ``unheard``. ``refused`` is why it could not grow just now,
+    and ``refusals`` how often in a row it could not, on more slots than ``refused_on``.
     """
 
     supervisor: Supervisor
@@ -128,6 +133,9 @@ class _Elastic:
     unreported: r.JobProgressed | None = None
     silent_ticks: int = 0
     reason: str = ""
+    refused: str = ""
+    refusals: int = 0
+    refused_on: int = 0
 
     @property
     def holds(self) -> set[str]:
@@ -522,7 +530,12 @@ class SupervisedExecutor(ABC):
                     restored=restored,
                     samples=event.samples if restored else None,
                 )
-                return [*self._ready(job_id, running), *self._report(running, now=True), formed]
+                stays = self._stays(job_id, running)
+                return [*self._ready(job_id, running), *self._report(running, now=True), formed, *stays]
+            case j.CouldNotGrow(reason=reason):
+                running.refused = reason
+            case j.FirstStepDone() if len(running.formed) > running.refused_on:
+                running.refusals = 0
             case j.Reported(progress=progress):
                 running.unreported = r.JobProgressed(
                     job_id=job_id,
@@ -572,6 +585,18 @@ class SupervisedExecutor(ABC):
         if running.holds and running.holds < running.told and not running.stopping:
             return self._moving(job_id, running, running.holds)
         return []
+
+    def _stays(self, job_id: str, running: _Elastic) -> list[r.Record]:
+        """A job that could not grow stays as it is for a while, unless that is less than it needs."""
+        why, running.refused = running.refused, ""
+        if not why or job_id not in self._wanted or set(running.formed) == set(running.asked):
+            return []
+        running.refusals, running.refused_on = running.refusals + 1, len(running.formed)
+        if len(running.formed) < self._wanted[job_id][0].spec.min_slots:
+            return []  # it is tried again at once, and then later and later
+        where = self._placed(slot for slot in running.asked if slot not in running.formed)
+        slots = ", ".join(f"{node}/{slot}" for node, slot in where.slots())
+        return held(job_id, f"it could not go on to {slots}: {why}", running.refusals)
 
     def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
         """A job that was taken over reports: it was formed when nobody was there to hear it.
@@ -674,6 +699,13 @@ def _problem(problem: Exception) -> str:
     if not isinstance(problem, OSError) or problem.strerror is None:
         return str(problem)
     return f"{problem.filename}: {problem.strerror}" if problem.filename is not None else problem.strerror
+
+
+def held(job_id: str, reason: str, times: int) -> list[r.Record]:
+    """A job could not come to its slots, so many times in a row: it is left as it is, the longer the more often."""
+    for_s = min(HELD_S * 2.0 ** max(times - 1, 0), LONGEST_HELD_S)
+    warning = f"{job_id}: {reason}; it is tried again in {for_s:g} s"
+    return [r.Noted(level="warning", text=warning), r.JobHeld(job_id=job_id, for_s=for_s, reason=reason)]
 
 
 def placement_of(places: Iterable[tuple[str, int]]) -> Placement:
