@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 
-from geminid.serve.executors.raybridge import _first_line
+from geminid.serve.executors.rayactors import in_a_line
 from geminid.serve.executors.raynodes import Known
 
 
@@ -57,5 +57,7 @@ def test_what_an_installer_could_not_do_is_told_in_its_words():
     told = (
         "Failed to set up.\nTraceback …\n    ERROR: tip\n    \x1b[31mERROR: No matching distribution found for x\nend"
     )
-    assert _first_line(RuntimeError(told)) == "RuntimeError: ERROR: No matching distribution found for x"
-    assert _first_line(ValueError("one\ntwo")) == "ValueError: one"
+    assert in_a_line(RuntimeError(told)) == "ERROR: No matching distribution found for x"
+    missing = "The actor died\nTraceback …\nModuleNotFoundError: No module named 'geminid'\nat least it was not found"
+    assert in_a_line(RuntimeError(missing)) == "ModuleNotFoundError: No module named 'geminid'"
+    assert in_a_line(ValueError("one\ntwo")) == "ValueError: one"

@@ -60,33 +60,55 @@ class Bridge:
     def _serve(self) -> None:
         pause_s = BRIDGE_S
         while not self._closing.is_set():
-            ours, theirs = socket.socketpair()
+            try:
+                line = self._start()
+            except OSError as problem:  # there is no descriptor, or no process, to be had just now
+                self.trouble = f"the process that talks with Ray cannot be started: {problem.strerror or problem}"
+            else:
+                try:
+                    while True:
+                        for document in line.receive():
+                            if document["told"] == "trouble":
+                                self.trouble = document["text"]
+                            elif document["told"] != "looked":
+                                self.trouble, pause_s = "", BRIDGE_S
+                                self._on_document(document)
+                except TimeoutError:
+                    told = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
+                    self.trouble = f"{told}: it is ended, and another one is started"
+                except (OSError, EOFError, ValueError, KeyError):
+                    pass
+                self._end(line)
+            self._on_document({"told": "away", "bridge": self._started, "trouble": self.trouble})
+            self._closing.wait(pause_s)
+            pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)
+
+    def _start(self) -> Line:
+        """Start the process; the line to it.
+
+        Raises:
+            OSError: there is not enough of something.
+        """
+        ours, theirs = socket.socketpair()
+        try:
             with theirs:
                 command = [*self._command, str(theirs.fileno())]
                 self._process = subprocess.Popen(
                     command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
                 )
-            line = Line(ours, timeout_s=BRIDGE_SILENT_S)
-            with self._lock:
-                self._line, self._started = line, self._started + 1
-            try:
-                while True:
-                    for document in line.receive():
-                        if document["told"] == "trouble":
-                            self.trouble = document["text"]
-                        elif document["told"] != "looked":
-                            self.trouble, pause_s = "", BRIDGE_S
-                            self._on_document(document)
-            except TimeoutError:
-                told = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
-                self.trouble = f"{told}: it is ended, and another one is started"
-            except (OSError, EOFError, ValueError, KeyError):
-                pass
-            with self._lock:
-                self._line = None
-            line.close()
+        except OSError:
+            ours.close()
+            raise
+        line = Line(ours, timeout_s=BRIDGE_SILENT_S)
+        with self._lock:
+            self._line, self._started = line, self._started + 1
+        return line
+
+    def _end(self, line: Line) -> None:
+        """End the process, if it has not."""
+        with self._lock:
+            self._line = None
+        line.close()
+        if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._on_document({"told": "away", "bridge": self._started, "trouble": self.trouble})
-            self._closing.wait(pause_s)
-            pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)

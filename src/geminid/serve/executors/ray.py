@@ -15,7 +15,7 @@ import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -109,8 +109,13 @@ class _Asked:
     slots: tuple[str, ...]
 
 
-#: Who has asked for slots of which nobody knows any more.
-NOBODY = _Asked(0, "", ())
+@dataclass(frozen=True, slots=True)
+class _Bringing:
+    """Nodes that a bridge was asked to bring a job's code to."""
+
+    bridge: int
+    job_id: str
+    nodes: tuple[str, ...]
 
 
 class RayExecutor(SupervisedExecutor):
@@ -140,14 +145,17 @@ class RayExecutor(SupervisedExecutor):
         self._draining: frozenset[str] = frozenset()
         self._held: dict[str, Mapping[str, Any]] = {}
         self._pending: dict[int, _Asked] = {}
+        self._bringing: dict[int, _Bringing] = {}
         self._asked = 0
         self._trouble, self._has_looked = "", False
         self._noted_early: list[r.Record] = []
         self._others_versions: dict[str, str] = {}
+        self._agentless: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
         self._autoscale = autoscale
         self._kinds: dict[str, tuple[Mapping[str, float], str | None]] = {}
-        self._wished: list[Mapping[str, Any]] | None = None
+        self._wishes: list[Mapping[str, Any]] | None = None  # None: to take back whatever was wished for
+        self._wishes_told = False
         self._resting: dict[str, str] = {}  # and the token of the agent that was ended
         self._unneeded_since_s: dict[str, float] = {}
         self._unfit_until_s: dict[str, float] = {}
@@ -198,7 +206,9 @@ class RayExecutor(SupervisedExecutor):
         if not self._up:
             silent = f"Ray has not answered within {FIRST_NODE_S:g} s: is this a machine of the cluster, with a raylet?"
             nothing = "no node of it has a GPU, a geminid_slot or a CPU"
-            agents = f"no agent of {_several(sorted(self._seen))} has started" if self._seen else nothing
+            whys = {f": {why}" for why in self._agentless.values()}
+            why = whys.pop() if len(whys) == 1 else ""
+            agents = f"no agent of {_several(sorted(self._seen))} has started{why}" if self._seen else nothing
             why = self._bridge.trouble or (agents if self._has_looked else silent)
             raise NoCluster(f"the Ray cluster cannot be used: {why}")
 
@@ -282,9 +292,12 @@ class RayExecutor(SupervisedExecutor):
             self._rest(now_s)
         if any(until_s <= now_s for until_s in (*self._unfit_until_s.values(), *self._refused_until_s.values())):
             told += self._count_others()
-        for job_id in self._places.keys() - self._wanted.keys() - self._running.keys():
-            if self._places.pop(job_id):
-                self._bridge.send({"do": "unship", "job": job_id})
+        self._send_wishes()
+        brought = self._places.keys() | {one.job_id for one in self._bringing.values()}
+        for job_id in brought - self._wanted.keys() - self._running.keys():
+            if self._bridge.send({"do": "unship", "job": job_id}) is not None:
+                self._places.pop(job_id, None)
+                self._bringing = {number: one for number, one in self._bringing.items() if one.job_id != job_id}
         for job_id in list(self._wanted):
             told += self._lead(job_id)
         return told
@@ -298,10 +311,11 @@ class RayExecutor(SupervisedExecutor):
             return f"Ray is out of reach ({self._trouble})"
         if fenced := sorted(filter(None, self._fences.get(job_id, ()))):
             return f"some of it may still run on {_several(fenced)}, out of reach; it starts when that is over"
-        job, slots = wanted
-        if asked := [asked for asked in list(self._pending.values()) if asked.job_id == job_id]:
-            shipped = ", and its code is brought there" if job.code and self._ship else ""
-            return f"Ray is asked for {_several(slot for one in asked for slot in one.slots)}{shipped}"
+        slots = wanted[1]
+        if asked := sorted({slot for one in list(self._pending.values()) for slot in one.slots} & set(slots)):
+            return f"Ray is asked for {_several(asked)}"
+        if bringing := [node for one in list(self._bringing.values()) if one.job_id == job_id for node in one.nodes]:
+            return f"its code, with the environment that it asks for, is brought to {_several(sorted(bringing))}"
         nodes = {self._where(slot)[0] for slot in slots}
         if agentless := sorted((nodes - self._up) | (nodes & self._resting.keys())):
             return f"the agent of {_several(agentless)} is being started"
@@ -316,9 +330,15 @@ class RayExecutor(SupervisedExecutor):
             never = ({"geminid_slot": 1.0}, None) if gpu_type == "cpu" else ({"GPU": 1.0}, gpu_type.upper())
             bundle, accelerator = self._kinds.get(gpu_type, never)
             wished.append({"bundle": bundle, "accelerator": accelerator, "slots": slots})
-        if wished != self._wished:
-            self._wished = wished
-            self._bridge.send({"do": "wish", "wished": wished})
+        if wished != self._wishes:
+            self._wishes, self._wishes_told = wished, False
+            self._send_wishes()
+
+    def _send_wishes(self) -> None:
+        """Tell a bridge that does not know them yet what is wished for; or that nothing is, whoever wished before."""
+        if not self._wishes_told and self._has_looked and (self._wishes is not None or not self._autoscale):
+            wishes = {"do": "wish nothing"} if self._wishes is None else {"do": "wish", "wished": self._wishes}
+            self._wishes_told = self._bridge.send(wishes) is not None
 
     def close(self, *, detach: bool) -> None:
         """End with all processes and agents, or leave them to the next service."""
@@ -353,25 +373,21 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "nodes"} as document):
                 return self._look_at(document)
             case _Bridged(document={"told": "leased"} as document):
-                job_id = self._pending.pop(document["id"], NOBODY).job_id
+                self._pending.pop(document["id"], None)
                 self._take_seats(document["held"])
-                self._places.setdefault(job_id, {}).update(document["places"])
-                self._unshipped.pop(job_id, None)
-            case _Bridged(document={"told": "unshippable"} as document):
-                job_id = self._pending.pop(document["id"], NOBODY).job_id
-                self._take_seats(document["held"])
-                return self._cannot_ship(job_id, document)
+            case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
+                brought = self._bringing.pop(document["id"], None)
+                return [] if brought is None else self._brought(brought.job_id, document)
             case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
                 # Whatever it was asked for is asked for again, of the next one as soon as that is there.
                 self._pending = {number: asked for number, asked in self._pending.items() if asked.bridge > bridge}
-                self._wished = None
+                self._bringing = {number: one for number, one in self._bringing.items() if one.bridge > bridge}
+                self._wishes_told = False
                 if trouble and trouble != self._trouble:
                     self._trouble = trouble
                     return [r.Noted(level="warning", text=f"Ray is out of reach: {trouble}")]
             case _Bridged(document={"told": "refused"} as document):
                 self._pending.pop(document["id"], None)
-                if document["reason"]:
-                    return self._spare({self._where(slot)[0] for slot in document["slots"]}, document["reason"])
                 if document["withheld"]:
                     self._refused_until_s |= dict.fromkeys(document["slots"], monotonic() + REFUSED_S)
                 return self._mark_taken(document["slots"])
@@ -384,6 +400,11 @@ class RayExecutor(SupervisedExecutor):
                 if self._others_versions.get(name) != version:
                     self._others_versions[name] = str(version)
                     told = f"node {name} has geminid {version}, and the service {__version__}: it is not used"
+                    return [r.Noted(level="warning", text=told)]
+            case _Bridged(document={"told": "no agent", "node": str(name), "reason": str(reason)}):
+                if self._agentless.get(name) != reason:
+                    self._agentless[name] = reason
+                    told = f"node {name} is not used, for its agent cannot be started: {reason}"
                     return [r.Noted(level="warning", text=told)]
             case _Bridged(document={"told": "lost"} as document):
                 return self._lose_slots(document["slots"])
@@ -412,6 +433,8 @@ class RayExecutor(SupervisedExecutor):
             changed = [slot for slot, seat in self._held.items() if _is_another(found.get(slot), seat)]
             told += self._lose_slots([slot for slot in changed if self._where(slot)[0] in self._seen])
             self._take_seats({slot: seat for slot, seat in found.items() if slot not in changed})
+            for name in [name for name, token in self._resting.items() if token and name in self._seen]:
+                self._bridge.send({"do": "rest", "node": name})
         draining = frozenset(name for name, node in self._seen.items() if node["draining"])
         told += [r.NodeLeaving(node=name, leaving=True) for name in sorted(draining - self._draining)]
         told += [r.NodeLeaving(node=name, leaving=False) for name in sorted(self._draining - draining)]
@@ -449,23 +472,35 @@ class RayExecutor(SupervisedExecutor):
         text = f"{reason}; {names} is not given to jobs for {UNFIT_S:g} s"
         return [r.Noted(level="warning", text=text), *self._count_others()]
 
+    def _brought(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
+        """A job's code was brought to nodes, or could not be."""
+        match document:
+            case {"told": "shipped", "places": places}:
+                self._places.setdefault(job_id, {}).update(places)
+                self._unshipped.pop(job_id, None)
+            case {"told": "unshippable"}:
+                return self._cannot_ship(job_id, document)
+            case {"nodes": nodes, "reason": str(reason)} if reason:
+                return self._spare(nodes, reason)
+            case {"nodes": nodes} if job_id in self._wanted:  # they may be about to go
+                return self._mark_taken([slot for slot in self._wanted[job_id][1] if self._where(slot)[0] in nodes])
+        return []
+
     def _cannot_ship(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
         """A job's code could not be brought to nodes: nobody else's matter, and no reason to take nodes from others.
 
-        It is tried twice at once: what an environment is made of comes over networks. Then a job that has never run has
-        failed, and one that has is tried again later and later; if it runs, it stays as it is until then.
+        Ray has tried three times, since what an environment is made of comes over networks. A job that has never run
+        has failed then, and one that has is tried again later and later; if it runs, it stays as it is until then.
         """
         if job_id not in self._wanted:
             return []
         job, reason = self._wanted[job_id][0], document["reason"]
         count = self._unshipped[job_id] = self._unshipped.get(job_id, 0) + 1
-        if count == 1 and not document["certain"]:
-            return []  # it is asked for again at the next turn
         if job_id not in self._running:
             del self._wanted[job_id]
             if document["certain"] or job.state.first_started_at_s is None:
                 return [r.JobEnded(job_id=job_id, how="failed", reason=reason)]
-        return held(job_id, reason, count - 1)
+        return held(job_id, reason, count)
 
     def _note_hanging(self, node: str) -> r.Record:
         told = f"the agent of node {node} has not answered for {self._silent_s:g} s: it is ended, with all that it runs"
@@ -577,24 +612,42 @@ class RayExecutor(SupervisedExecutor):
 
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].code if self._ship else ""
-        here = self._places.get(job_id, {})
-        held = {slot for slot in slots if slot in self._held and (not code or self._where(slot)[0] in here)}
-        ready = {slot for slot in held if self._where(slot)[0] in self._up - self._resting.keys()}
-        missing = tuple(slot for slot in slots if slot not in held and self._where(slot)[0] in self._up)
+        missing = tuple(slot for slot in slots if slot not in self._held and self._where(slot)[0] in self._up)
         pending = {slot for asked in self._pending.values() for slot in asked.slots}
-        taken = {self._slot(node, index) for node, indices in self._taken.items() for index in indices}
-        if missing and not pending & set(missing) and not taken & set(missing):
-            self._lease(job_id, missing, code)
-        return tuple(slot for slot in slots if slot in ready)
+        if missing and not pending & set(missing) and not any(map(self._is_taken, missing)):
+            self._lease(job_id, missing)
+        here = self._up - self._resting.keys()
+        if code:
+            ours = [slot for slot in slots if slot in self._held or self._is_asked(job_id, slot)]
+            self._bring(job_id, {self._where(slot)[0] for slot in ours}, code)
+            here &= self._places.get(job_id, {}).keys()
+        return tuple(slot for slot in slots if slot in self._held and self._where(slot)[0] in here)
 
-    def _lease(self, job_id: str, slots: Sequence[str], code: str) -> None:
+    def _is_taken(self, slot: str) -> bool:
+        node, index = self._where(slot)
+        return index in self._taken.get(node, ())
+
+    def _is_asked(self, job_id: str, slot: str) -> bool:
+        return any(asked.job_id == job_id and slot in asked.slots for asked in self._pending.values())
+
+    def _lease(self, job_id: str, slots: Sequence[str]) -> None:
         self._asked += 1
         self._resting |= dict.fromkeys(self._resting.keys() & {self._where(slot)[0] for slot in slots}, "")
-        package = str(self._code.package(code)) if code else None
-        request = {"do": "lease", "id": self._asked, "slots": list(slots), "job": job_id, "code": package}
-        bridge = self._bridge.send(request)
+        bridge = self._bridge.send({"do": "lease", "id": self._asked, "slots": list(slots)})
         if bridge is not None:  # otherwise there is none, and it is asked for again at the next turn
             self._pending[self._asked] = _Asked(bridge, job_id, tuple(slots))
+
+    def _bring(self, job_id: str, nodes: Set[str], code: str) -> None:
+        """Have a job's code on some nodes, where it is neither here nor on its way."""
+        on_its_way = {node for one in self._bringing.values() if one.job_id == job_id for node in one.nodes}
+        lacking = sorted(nodes - self._places.get(job_id, {}).keys() - on_its_way)
+        if lacking:
+            self._asked += 1
+            package = str(self._code.package(code))
+            request = {"do": "ship", "id": self._asked, "job": job_id, "code": package, "nodes": lacking}
+            bridge = self._bridge.send(request)
+            if bridge is not None:
+                self._bringing[self._asked] = _Bringing(bridge, job_id, tuple(lacking))
 
     def _release(self, slots: Sequence[str]) -> None:
         if slots:

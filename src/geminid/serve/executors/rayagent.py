@@ -148,11 +148,14 @@ def lease_name(service: str, node: str, index: int) -> str:
 
 
 def give_back(service: str, node: str) -> None:
-    """Give a node's slots back to Ray: the service that held them is gone for good."""
+    """Give a node's slots back to Ray, and take back what was wished for: the service is gone for good."""
     import ray
     from ray.util.placement_group import placement_group_table
+
+    from geminid.serve.executors.raywishes import wish_nothing
 
     for group in placement_group_table().values():
         if group["name"].startswith(f"geminid/{service}/{node}/") and group["state"] != "REMOVED":
             with suppress(ValueError):
                 ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
+    wish_nothing(service)

@@ -6,10 +6,12 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 
 | from the service | meaning |
 |---|---|
-| ``{"do": "lease", "id", "slots", "job", "code"}`` | hold these slots, all or none, with a job's package there |
-| ``{"do": "unship", "job"}`` | its code is not needed any more |
+| ``{"do": "lease", "id", "slots"}`` | hold these slots, all or none |
+| ``{"do": "ship", "id", "job", "code", "nodes"}`` | have a job's package on these nodes, with what it asks for |
+| ``{"do": "unship", "job"}`` | its code is not needed any more, nor is it to be brought anywhere |
 | ``{"do": "release", "slots"}`` | give them back |
 | ``{"do": "wish", "wished": [{"bundle", "accelerator", "slots"}]}`` | the autoscaler is to make room for this |
+| ``{"do": "wish nothing"}`` | what was wished for is not needed any more |
 | ``{"do": "rest", "node"}`` | end its agent; another one is started when slots of it are to be held |
 | ``{"do": "replace", "node"}`` | its agent does not answer: end it, and start another one |
 | ``{"do": "end"}`` | give everything back and end the agents |
@@ -17,11 +19,14 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | to the service | meaning |
 |---|---|
 | ``{"told": "nodes", "nodes", "found"}`` | all nodes with slots; at first, all slots that an earlier bridge held, too |
-| ``{"told": "leased", "id", "held", "places"}`` | by whom each slot is held, and where the code is on each node |
+| ``{"told": "leased", "id", "held"}`` | by whom each slot is held |
 | ``{"told": "seated", "held"}`` | by whom CPU slots are held, for whose actors nobody had to wait |
-| ``{"told": "refused", "id", "slots", "reason", "withheld"}`` | not to be had; ``withheld``: Ray has them, for others |
+| ``{"told": "refused", "id", "slots", "withheld"}`` | not to be had; ``withheld``: Ray has them, for others |
 | ``{"told": "lost", "slots"}`` | these were taken back: what held them for us has ended |
-| ``{"told": "unshippable", "id", "held", "nodes", "reason", "certain"}`` | slots are held, but code cannot be there |
+| ``{"told": "shipped", "id", "places"}`` | where a job's code is on each node |
+| ``{"told": "unshippable", "id", "nodes", "reason", "certain"}`` | code, with what it asks for, cannot be there |
+| ``{"told": "unfit", "id", "nodes", "reason"}`` | no code can be brought to these nodes; without a reason, for now |
+| ``{"told": "no agent", "node", "reason"}`` | none can be started there |
 | ``{"told": "hangs", "node"}`` | its agent has not answered for too long, and was ended; another one is started |
 | ``{"told": "other version", "node", "version"}`` | it has another version of Geminid, and is not used |
 | ``{"told": "looked"}`` | it lives, and has looked at the cluster |
@@ -33,14 +38,13 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import select
 import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic, sleep
@@ -48,24 +52,14 @@ from typing import Any
 
 import ray
 from ray._private import state as ray_state
-from ray._private.runtime_env.packaging import (
-    RAY_PKG_PREFIX,
-    package_exists,
-    pin_runtime_env_uri,
-    upload_package_to_gcs,
-)
-from ray.autoscaler.sdk import request_resources
-from ray.autoscaler.v2.utils import is_autoscaler_v2
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from geminid import __version__
 from geminid.serve.executors.nodeserver import Line
-from geminid.serve.executors.rayagent import NodeAgent, lease_name, own_path
-from geminid.serve.executors.raycode import CodeStore
+from geminid.serve.executors.rayactors import NAMESPACE, end_actor, end_named, in_a_line
+from geminid.serve.executors.rayagent import NodeAgent, lease_name
 from geminid.serve.executors.raynodes import (
-    ACCELERATOR,
-    ACCELERATOR_LABEL,
     Known,
     SeenNode,
     accelerator_of,
@@ -74,34 +68,28 @@ from geminid.serve.executors.raynodes import (
     slots_of,
     type_of,
 )
+from geminid.serve.executors.rayshipping import Shipping
 from geminid.serve.executors.rayslot import GeminidSlot
-
-#: Where Geminid's actors live.
-NAMESPACE = "geminid"
+from geminid.serve.executors.raywishes import wish, wish_nothing
 
 #: The cluster is looked at so often.
 LOOK_S = 0.4
 
-#: Bringing code to a node, with what has to be installed for it, may take so long.
-SHIP_S = 900.0
-
-#: And removing it may take so long.
-UNSHIP_S = 60.0
-
-#: A slot that cannot be held within so long is somebody else's; to sit down in it may take so long.
-LEASE_S, SEAT_S = 5.0, 60.0
+#: A slot that cannot be held within so long is somebody else's; to sit down in it may take so long, and for those that
+#: an earlier bridge held it must not: nothing else happens meanwhile, and a bridge that is silent for long is ended.
+LEASE_S, SEAT_S, SEAT_AGAIN_S = 5.0, 60.0, 15.0
 
 #: What is told of a CPU slot before its actor is there: that it has no devices.
 UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
 
-#: How Ray says that whoever was asked has ended, or could not be started, and not that it could not do it.
-GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
-
 #: A node that has another version of Geminid is looked at again after so long.
 OTHER_VERSION_S = 60.0
 
-#: So many requests are carried out at a time; those that bring code to nodes take long.
+#: So many requests for slots are carried out at a time.
 WORKERS = 32
+
+#: An agent that cannot be started is tried again after so long, and twice as long each time up to a limit.
+AGENT_S, AGENT_LIMIT_S = 1.0, 60.0
 
 #: Slots of others are believed in when they have been seen so many times in a row: counts of Ray lag a little.
 LOOKS_TO_BELIEVE = 3
@@ -135,10 +123,16 @@ class Bridge:
         self._places: dict[str, dict[str, Any]] = {}
         self._others: dict[str, deque[int]] = {}
         self._resting: set[str] = set()
-        self._unshipping: dict[str, Future[None]] = {}
-        self._wished = False
+        self._failed: dict[str, int] = {}  # how often in a row the agent of a node could not be started
         self._said: object = None
         self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="lease")
+        self._shipping = Shipping(
+            service,
+            self._tell,
+            lambda name: self._units[name][0],
+            self._agent,
+            lambda: list(self._agents.values()),
+        )
         self._lock = threading.Lock()
 
     def serve(self) -> None:
@@ -252,9 +246,10 @@ class Bridge:
             place = ray.get(asked.answer) if done else None
         except ray.exceptions.ActorUnavailableError:  # that it did not answer is no answer
             asked.answer = self._agents[node_id].place.remote()
-        except ray.exceptions.RayError:  # it ended: another one is made at the next look
+        except ray.exceptions.RayError as problem:  # it ended: another one is made at the next look, or later
             for known in (self._asked, self._places, self._agents):
                 known.pop(node_id, None)
+            self._put_off(node_id, name, in_a_line(problem))
             return None
         if place is None and asked.looks > self._patient_looks:
             self._end_agent(node_id)
@@ -267,8 +262,16 @@ class Bridge:
             return None
         if place is not None:
             del self._asked[node_id]
+            self._failed.pop(node_id, None)
             self._places[node_id] = place
         return self._places.get(node_id)
+
+    def _put_off(self, node_id: str, name: str, reason: str) -> None:
+        """An agent has ended. If it never came to be, and the one before did not either, say so, and wait a while."""
+        failed = self._failed[node_id] = self._failed.get(node_id, 0) + 1
+        if failed > 1:
+            self._again_at_s[node_id] = monotonic() + min(AGENT_S * 2.0 ** (failed - 2), AGENT_LIMIT_S)
+            self._tell({"told": "no agent", "node": name, "reason": reason})
 
     def _rest(self, node_id: str) -> None:
         """End the agent of a node until it is needed again."""
@@ -288,38 +291,33 @@ class Bridge:
     def _obey(self, document: dict[str, Any]) -> None:
         match document["do"]:
             case "lease" if not {slot.rpartition("/")[0] for slot in document["slots"]} <= self._units.keys():
-                unknown = {"slots": document["slots"], "reason": "", "withheld": False}
-                self._tell({"told": "refused", "id": document["id"], **unknown})
+                slots = document["slots"]
+                self._tell({"told": "refused", "id": document["id"], "slots": slots, "withheld": False})
             case "lease":
                 self._resting -= {self._units[slot.rpartition("/")[0]][0] for slot in document["slots"]}
-                before = self._unshipping.get(document["job"])
-                asked = (document["id"], document["slots"], document["job"], document["code"])
-                self._pool.submit(self._lease, *asked, before)
+                self._pool.submit(self._lease, document["id"], document["slots"])
+            case "ship" if not set(document["nodes"]) <= self._units.keys():
+                self._tell({"told": "unfit", "id": document["id"], "nodes": document["nodes"], "reason": ""})
+            case "ship":
+                self._shipping.bring(document["id"], document["job"], Path(document["code"]), document["nodes"])
             case "unship":
-                self._unshipping = {job: one for job, one in self._unshipping.items() if not one.done()}
-                self._unshipping[document["job"]] = self._pool.submit(self._unship, document["job"])
+                self._shipping.remove(document["job"])
             case "release":
                 for slot in document["slots"]:
                     self._release(slot)
             case "wish":
-                self._wished = True
-                _wish(document["wished"])
+                wish(self._service, document["wished"])
+            case "wish nothing":
+                wish_nothing(self._service)
             case "rest" if document["node"] in self._units:
                 self._rest(self._units[document["node"]][0])
             case "replace" if document["node"] in self._units:
                 self._end_agent(self._units[document["node"]][0])
 
-    def _lease(
-        self, number: int, slots: list[str], job: str, code: str | None, before: Future[None] | None = None
-    ) -> None:
-        """Hold slots, all or none of them, and have a job's code on their nodes.
-
-        If its code is being removed, that comes ``before``: it is brought anew.
-        """
+    def _lease(self, number: int, slots: list[str]) -> None:
+        """Hold slots, all or none of them."""
         groups: dict[str, PlacementGroup] = {}
-        shipping: dict[str, Any] = {}
-        told: dict[str, Any] = {"told": "leased", "places": {}}
-        reason, withheld = "", False
+        withheld = False
         try:
             with self._lock:
                 missing = [slot for slot in slots if slot not in self._leases]
@@ -333,74 +331,24 @@ class Bridge:
                 with self._lock:
                     self._leases |= groups  # now they count as ours
                     groups = {slot: self._leases[slot] for slot in slots}
-                if code is not None:
-                    nodes = {slot.rpartition("/")[0] for slot in slots}
-                    if before is not None:
-                        wait([before], UNSHIP_S)
-                    try:
-                        shipping = self._ship(job, Path(code), nodes)
-                    except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
-                        told = _unshippable(problem, nodes, certain=True)
                 held = dict.fromkeys(slots, UNSEATED) if later else self._sit(groups)
                 if held.keys() != set(slots):
                     raise RuntimeError("nobody could sit down in some of them")
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
             late = slots
-        for name, place in shipping.items() if not late else ():
-            try:
-                told["places"][name] = ray.get(place, timeout=SHIP_S)
-            except ray.exceptions.GetTimeoutError:
-                told = _unshippable(TimeoutError(f"it took longer than {SHIP_S:g} s"), {name}, certain=False)
-                break
-            except (*GONE, OSError) as problem:  # the node is gone, or has no room: others may do
-                if not isinstance(problem, GONE):
-                    reason = f"no code could be brought to {name}: {_first_line(problem)}"
-                late = [slot for slot in slots if slot.rpartition("/")[0] == name]
-                break
-            except Exception as problem:  # what it asks for cannot be had there
-                told = _unshippable(problem, {name}, certain=False)
-                break
         if late:
             for slot in missing:
                 self._release(slot, groups.get(slot))
             self._said = None
-            self._tell({"told": "refused", "id": number, "slots": late, "reason": reason, "withheld": withheld})
+            self._tell({"told": "refused", "id": number, "slots": late, "withheld": withheld})
             return
         with self._send_lock:  # what is told of losses comes before, or after
             with self._lock:
                 held = {slot: seat for slot, seat in held.items() if slot in self._leases}
-            self._line.send({**told, "id": number, "held": held})
+            self._line.send({"told": "leased", "id": number, "held": held})
         if later:
             self._sit_later(groups)
-
-    def _ship(self, job: str, code: Path, nodes: set[str]) -> dict[str, Any]:
-        """Have Ray bring a job's code to some nodes, with the environment that it asks for; their answers.
-
-        Code alone is unpacked by the agents: Ray takes seconds to start a process in an environment.
-        """
-        uri = f"gcs://{RAY_PKG_PREFIX}{code.name}"  # whose name stands for what is in it
-        pin_runtime_env_uri(uri)
-        if not package_exists(uri):
-            upload_package_to_gcs(uri, code.read_bytes())
-        environment = CodeStore(code.parent).environment(code.stem)
-        if not environment:
-            return {name: self._agent(name).unpack.remote(job, uri) for name in nodes}
-        environment["working_dir"] = uri
-        asked = {}
-        for name in nodes:
-            options = {
-                "name": f"{self._service}/{job}/{self._units[name][0]}",
-                "namespace": NAMESPACE,
-                "lifetime": "detached",
-                "get_if_exists": True,
-                "num_cpus": 0,
-                "scheduling_strategy": NodeAffinitySchedulingStrategy(self._units[name][0], soft=False),
-                "runtime_env": environment,
-            }
-            names = list(environment.get("env_vars", {}))
-            asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
-        return asked
 
     def _agent(self, name: str) -> Any:
         """The agent of a node; one that was let go is about to be started again.
@@ -415,13 +363,6 @@ class Bridge:
             sleep(0.1)
         return agent
 
-    def _unship(self, job: str) -> None:
-        """Remove a job's code everywhere; when this returns, nobody removes any of it any more."""
-        removed = [agent.discard.remote(job) for agent in list(self._agents.values())]
-        if removed:
-            ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
-        _end_named(f"{self._service}/{job}/")
-
     def _hold(self, slot: str) -> PlacementGroup:
         name, _, index = slot.rpartition("/")
         node_id, _ = self._units[name]
@@ -432,7 +373,7 @@ class Bridge:
             bundle_label_selector=[{"ray.io/node-id": node_id}],
         )
 
-    def _sit(self, groups: Mapping[str, PlacementGroup]) -> dict[str, Any]:
+    def _sit(self, groups: Mapping[str, PlacementGroup], patience_s: float = SEAT_S) -> dict[str, Any]:
         """Have an actor in each of some slots that are held for us; who they are, and what they have.
 
         Slots are left out of it that were given back meanwhile, and those that nobody could sit down in.
@@ -459,17 +400,17 @@ class Bridge:
             mine = self._ours(groups)
             self._seats |= {slot: actors[slot] for slot in mine}
         for slot in groups.keys() - set(mine):  # given back meanwhile: it would wait for ever, and count as wanted
-            _end(actors.pop(slot))
+            end_actor(actors.pop(slot))
         asked = {slot: actor.seat.remote() for slot, actor in actors.items()}
         if asked:
-            ray.wait(list(asked.values()), num_returns=len(asked), timeout=SEAT_S)
+            ray.wait(list(asked.values()), num_returns=len(asked), timeout=patience_s)
         seats: dict[str, Any] = {}
         for slot, answer in asked.items():
             try:
                 seats[slot] = ray.get(answer, timeout=0)
             except ray.exceptions.RayError as problem:
                 if slot in self._ours(groups):  # otherwise it was given back meanwhile
-                    print(f"geminid: nobody sits in {slot}: {_first_line(problem)}", file=sys.stderr, flush=True)
+                    print(f"geminid: nobody sits in {slot}: {in_a_line(problem)}", file=sys.stderr, flush=True)
         with self._lock:
             mine = [slot for slot in self._ours(groups) if slot in seats]
             self._stays |= {slot: actors[slot].stay.remote() for slot in mine}
@@ -485,7 +426,7 @@ class Bridge:
         try:
             held = self._sit(groups)
         except Exception as problem:  # whatever it is, nobody else would know that nobody sits there
-            print(f"geminid: nobody sits in {', '.join(groups)}: {_first_line(problem)}", file=sys.stderr, flush=True)
+            print(f"geminid: nobody sits in {', '.join(groups)}: {in_a_line(problem)}", file=sys.stderr, flush=True)
         with self._lock:
             lost = [slot for slot in self._ours(groups) if slot not in held]
         self._tell({"told": "seated", "held": held})
@@ -529,7 +470,7 @@ class Bridge:
             seat = self._seats.pop(slot, None)
             self._stays.pop(slot, None)
         if seat is not None:
-            _end(seat)
+            end_actor(seat)
         if group is not None:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
                 remove_placement_group(group)
@@ -549,83 +490,26 @@ class Bridge:
                     remove_placement_group(known)
 
     def _sit_again(self) -> dict[str, Any]:
-        """By whom the slots are held that an earlier bridge held; those that cannot be sat in are given up."""
-        found: dict[str, Any] = {}
-        for slot, group in list(self._leases.items()):
-            self._tell({"told": "looked"})
-            with contextlib.suppress(ray.exceptions.RayError, KeyError, ValueError):
-                found |= self._sit({slot: group})
-            if slot not in found:
-                self._release(slot)
+        """By whom the slots are held that an earlier bridge held; those that cannot be sat in are given up.
+
+        Those who sit there answer at once. Whoever does not was stopped, or was being started when the head of the
+        cluster ended, which Ray never gets over: only a new placement group will do.
+        """
+        self._tell({"told": "looked"})
+        groups = {slot: group for slot, group in self._leases.items() if slot.rpartition("/")[0] in self._units}
+        found = self._sit(groups, SEAT_AGAIN_S)
+        for slot in self._leases.keys() - found.keys():
+            self._release(slot)
         return found
 
     def _give_all_back(self) -> None:
-        if self._wished:
-            _wish([])
+        wish_nothing(self._service)
         Known.forget(self._service)
         for slot in list(self._leases):
             self._release(slot)
         if leaving := [agent.leave.remote() for agent in self._agents.values()]:
             ray.wait(leaving, num_returns=len(leaving), timeout=2.0)
-        _end_named(f"{self._service}/")
-
-
-class _Code:
-    """Stays where a job's code is for as long as it is needed: Ray removes code that nobody uses."""
-
-    def place(self, names: list[str]) -> dict[str, Any]:
-        """Where it is, and what makes it run; with these variables, which its environment sets."""
-        names = ["PYTHONPATH", "VIRTUAL_ENV", *names]
-        environment = {"PATH": own_path()} | {name: os.environ[name] for name in names if name in os.environ}
-        return {"folder": os.getcwd(), "environment": environment}
-
-
-def _end(actor: Any) -> None:
-    """End an actor, or have it not be started."""
-    with contextlib.suppress(ray.exceptions.RayError, ValueError):
-        ray.kill(actor)
-
-
-def _end_named(prefix: str) -> None:
-    """End all actors whose names begin so."""
-    for name in ray.util.list_named_actors():
-        if name.startswith(prefix):
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(ray.get_actor(name))
-
-
-def _wish(wished: list[dict[str, Any]]) -> None:
-    """Have Ray's autoscaler make room: GPU types are labels to its second version, and resources to the first."""
-    bundles: list[dict[str, float]] = []
-    selectors: list[dict[str, str]] = []
-    by_label = is_autoscaler_v2()
-    for kind in wished:
-        bundle, selector = dict(kind["bundle"]), {}
-        if kind["accelerator"] is not None and by_label:
-            selector = {ACCELERATOR_LABEL: kind["accelerator"]}
-        elif kind["accelerator"] is not None:
-            bundle[ACCELERATOR + kind["accelerator"]] = 0.001
-        bundles += [bundle] * kind["slots"]
-        selectors += [selector] * kind["slots"]
-    request_resources(bundles=bundles, bundle_label_selectors=selectors)
-
-
-def _unshippable(problem: Exception, nodes: set[str], *, certain: bool) -> dict[str, Any]:
-    """That a job's code, with what it asks for, cannot be had on some nodes; ``certain`` if it could nowhere."""
-    reason = f"its code could not be brought to {', '.join(sorted(nodes))}: {_first_line(problem)}"
-    return {"told": "unshippable", "nodes": sorted(nodes), "reason": reason, "certain": certain}
-
-
-def _first_line(problem: BaseException) -> str:
-    """A problem in a line; that of the process that was asked, not that it was asked through Ray.
-
-    Of what an installer printed, it is the last line that it calls an error.
-    """
-    problem = getattr(problem, "cause", None) or problem
-    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))  # Ray's are coloured
-    lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    errors = [line for line in lines if line.lower().startswith("error")]
-    return f"{type(problem).__name__}: {(errors[-1:] or lines[:1] or [''])[0]}"[:300]
+        end_named(f"{self._service}/")
 
 
 def main(address: str, service: str, forsaken_s: float, silent_s: float, descriptor: int) -> None:
@@ -640,7 +524,7 @@ def main(address: str, service: str, forsaken_s: float, silent_s: float, descrip
         pass  # the service is gone; agents and slots stay for the next one
     except BaseException as problem:
         with contextlib.suppress(OSError):
-            line.send({"told": "trouble", "text": _first_line(problem)})
+            line.send({"told": "trouble", "text": in_a_line(problem)})
     os._exit(0)  # Ray's own way out may wait for a raylet that is gone
 
 

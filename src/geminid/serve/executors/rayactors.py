@@ -1,0 +1,44 @@
+"""Geminid's actors on a Ray cluster: where they live, how they are ended, and what Ray says if it cannot have them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import ray
+
+#: Where Geminid's actors live.
+NAMESPACE = "geminid"
+
+#: How Ray says that whoever was asked has ended, or could not be started, and not that it could not do it.
+GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
+
+#: What a line begins with that says what an installer, or Python, thinks is wrong.
+WRONG = re.compile(r"(error\b|[\w.]*(Error|Exception)\b:)", re.IGNORECASE)
+
+
+def end_actor(actor: Any) -> None:
+    """End an actor, or have it not be started."""
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(actor)
+
+
+def end_named(prefix: str) -> None:
+    """End all actors whose names begin so."""
+    for name in ray.util.list_named_actors():
+        if name.startswith(prefix):
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.kill(ray.get_actor(name))
+
+
+def in_a_line(problem: BaseException) -> str:
+    """A problem in a line; that of the process that was asked, not that it was asked through Ray.
+
+    Of what an installer printed, or of a stack of calls, it is the last line that says what is wrong.
+    """
+    problem = getattr(problem, "cause", None) or problem
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))  # Ray's are coloured
+    lines = [line.strip() for line in plain.splitlines() if line.strip()]
+    wrong = [line for line in lines[1:] if WRONG.match(line)]
+    return (wrong[-1] if wrong else f"{type(problem).__name__}: {(lines or [''])[0]}")[:300]

@@ -1,0 +1,188 @@
+"""Bringing jobs' code to the nodes of a Ray cluster, with the environments that they ask for, and removing it again.
+
+Setting an environment up may take minutes. It holds up nobody but its own job: the slots that the job is planned for
+are held without it, and whatever is not wanted any more is given up at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import ray
+from ray._private.runtime_env.packaging import (
+    RAY_PKG_PREFIX,
+    package_exists,
+    pin_runtime_env_uri,
+    upload_package_to_gcs,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from geminid.serve.executors.rayactors import GONE, NAMESPACE, end_named, in_a_line
+from geminid.serve.executors.rayagent import own_path
+from geminid.serve.executors.raycode import CodeStore
+
+#: Bringing code to a node, with what has to be installed for it, may take so long.
+SHIP_S = 900.0
+
+#: And removing it may take so long.
+UNSHIP_S = 60.0
+
+#: For so many jobs at a time.
+SHIPPERS = 512
+
+#: That code is not to be brought any more is noticed within so long.
+GIVEN_UP_S = 0.5
+
+
+@dataclass(slots=True)
+class _Shipment:
+    """Code of a job that is to be brought to some nodes, unless it is ``given_up``."""
+
+    number: int
+    job: str
+    code: Path
+    nodes: list[str]
+    given_up: bool = False
+
+
+class Shipping:
+    """See the module. ``tell`` is told what became of it; nodes are known by name, and have an id and an agent."""
+
+    def __init__(
+        self,
+        service: str,
+        tell: Callable[[dict[str, Any]], None],
+        node_id_of: Callable[[str], str],
+        agent_of: Callable[[str], Any],
+        agents: Callable[[], Iterable[Any]],
+    ) -> None:
+        self._service, self._tell = service, tell
+        self._node_id_of, self._agent_of, self._agents = node_id_of, agent_of, agents
+        self._bringing: list[tuple[_Shipment, Future[None]]] = []
+        self._removing: dict[str, Future[None]] = {}
+        self._tries: dict[str, int] = {}  # how often the environment of a job could not be set up
+        self._pool = ThreadPoolExecutor(SHIPPERS, thread_name_prefix="ship")
+
+    def bring(self, number: int, job: str, code: Path, nodes: list[str]) -> None:
+        """Have a job's code on some nodes; if it is being removed, after that."""
+        shipment = _Shipment(number, job, code, nodes)
+        under_way = self._pool.submit(self._bring, shipment, self._removing.get(job))
+        self._bringing = [(one, future) for one, future in self._bringing if not future.done()]
+        self._bringing.append((shipment, under_way))
+
+    def remove(self, job: str) -> None:
+        """A job's code is not needed any more; what is still being brought is given up."""
+        under_way = []
+        for shipment, future in self._bringing:
+            if shipment.job == job:
+                shipment.given_up = True
+                under_way.append(future)
+        self._removing = {other: future for other, future in self._removing.items() if not future.done()}
+        self._removing[job] = self._pool.submit(self._remove, job, under_way)
+
+    def _bring(self, shipment: _Shipment, before: Future[None] | None) -> None:
+        told: dict[str, Any] = {"told": "shipped", "places": {}}
+        waiting: dict[str, Any] = {}
+        try:
+            if before is not None:
+                wait([before], UNSHIP_S)
+            if not shipment.given_up:
+                waiting = self._ask_for(shipment)
+        except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
+            told = _unshippable(problem, shipment.nodes, certain=True)
+        except Exception as problem:  # a node that has just gone, for example
+            print(f"geminid: code could not be brought: {in_a_line(problem)}", file=sys.stderr, flush=True)
+            told = {"told": "unfit", "nodes": shipment.nodes, "reason": ""}
+        deadline_s = monotonic() + SHIP_S
+        while waiting and told["told"] == "shipped" and not shipment.given_up:
+            ready, _ = ray.wait(list(waiting.values()), timeout=GIVEN_UP_S)
+            for name in [name for name, place in waiting.items() if place in ready]:
+                if not (told := self._answered(name, waiting.pop(name), told)).get("places"):
+                    break
+            if waiting and monotonic() > deadline_s:
+                late = TimeoutError(f"it took longer than {SHIP_S:g} s")
+                told = _unshippable(late, sorted(waiting), certain=False)
+        if told["told"] == "unshippable":
+            self._tries[shipment.job] = self._tries.get(shipment.job, 0) + 1
+        if not shipment.given_up:
+            self._tell({**told, "id": shipment.number})
+
+    def _answered(self, node: str, answer: Any, told: dict[str, Any]) -> dict[str, Any]:
+        """What is to be told after a node's answer."""
+        try:
+            return {**told, "places": {**told["places"], node: ray.get(answer)}}
+        except GONE:  # the node is gone: others may do
+            return {"told": "unfit", "nodes": [node], "reason": ""}
+        except OSError as problem:  # it has no room: others may
+            return {
+                "told": "unfit",
+                "nodes": [node],
+                "reason": f"no code could be brought to {node}: {in_a_line(problem)}",
+            }
+        except Exception as problem:  # what it asks for cannot be had there
+            return _unshippable(problem, [node], certain=False)
+
+    def _ask_for(self, shipment: _Shipment) -> dict[str, Any]:
+        """Have Ray bring a job's code to some nodes, with the environment that it asks for; what will be their answers.
+
+        Code alone is unpacked by the agents: Ray takes seconds to start a process in an environment. That an
+        environment could not be set up Ray believes for ten minutes: another try is of another environment to it.
+        """
+        job, code = shipment.job, shipment.code
+        uri = f"gcs://{RAY_PKG_PREFIX}{code.name}"  # whose name stands for what is in it
+        pin_runtime_env_uri(uri)
+        if not package_exists(uri):
+            upload_package_to_gcs(uri, code.read_bytes())
+        environment = CodeStore(code.parent).environment(code.stem)
+        if not environment:
+            return {name: self._agent_of(name).unpack.remote(job, uri) for name in shipment.nodes}
+        names = list(environment.get("env_vars", {}))
+        environment["working_dir"] = uri
+        if tries := self._tries.get(job, 0):
+            environment["env_vars"] = {**environment.get("env_vars", {}), "GEMINID_SETUP_TRY": str(tries + 1)}
+        asked = {}
+        for name in shipment.nodes:
+            node_id = self._node_id_of(name)
+            options = {
+                "name": f"{self._service}/{job}/{node_id}",
+                "namespace": NAMESPACE,
+                "lifetime": "detached",
+                "get_if_exists": True,
+                "num_cpus": 0,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
+                "runtime_env": environment,
+            }
+            asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
+        return asked
+
+    def _remove(self, job: str, bringing: Sequence[Future[None]]) -> None:
+        """Remove a job's code everywhere; when this returns, nobody removes any of it any more."""
+        wait(bringing, UNSHIP_S)
+        self._tries.pop(job, None)
+        removed = [agent.discard.remote(job) for agent in self._agents()]
+        if removed:
+            ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
+        end_named(f"{self._service}/{job}/")
+
+
+class _Code:
+    """Stays where a job's code is for as long as it is needed: Ray removes code that nobody uses."""
+
+    def place(self, names: list[str]) -> dict[str, Any]:
+        """Where it is, and what makes it run; with these variables, which its environment sets."""
+        names = ["PYTHONPATH", "VIRTUAL_ENV", *names]
+        environment = {"PATH": own_path()} | {name: os.environ[name] for name in names if name in os.environ}
+        return {"folder": os.getcwd(), "environment": environment}
+
+
+def _unshippable(problem: Exception, nodes: Sequence[str], *, certain: bool) -> dict[str, Any]:
+    """That a job's code, with what it asks for, cannot be had on some nodes; ``certain`` if it could nowhere."""
+    reason = f"its code could not be brought to {', '.join(sorted(nodes))}: {in_a_line(problem)}"
+    return {"told": "unshippable", "nodes": sorted(nodes), "reason": reason, "certain": certain}
