@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -126,6 +127,22 @@ def test_the_environment_that_a_job_asks_for_is_there_for_elastic_jobs_too(ray):
     assert ray.over(job)["phase"] == "succeeded", ray.run("logs", job).stdout[-3000:]
     assert "from its own package its-environment False" in ray.run("logs", job).stdout
     assert ray.exactly_once("q", 50, 2)
+
+
+def test_a_job_that_is_cancelled_while_its_environment_is_set_up_leaves_its_slots_at_once(ray):
+    """What it asks for is at a server that never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        code = ray.home / "slow"
+        code.mkdir()
+        port = silent.getsockname()[1]
+        (code / "runtime_env.yaml").write_text(f"pip: ['http://127.0.0.1:{port}/slow-1.0-py3-none-any.whl']\n")
+        job = ray.submit("python", "-c", "print('never')", working_dir=str(code), name="slow")
+        told = "its code, with the environment that it asks for, is brought to"
+        ray.wait_for(lambda: told in ray.run("explain", job).stdout)
+        assert ray.run("cancel", job).returncode == 0
+        all_slots = ray.submit("true", min_slots=8, max_slots=8, name="all")
+        assert ray.over(all_slots)["phase"] == "succeeded"
+        assert ray.job(job)["phase"] == "cancelled"
 
 
 def test_a_job_has_the_code_that_was_submitted_wherever_and_whenever_it_comes(ray):
@@ -362,8 +379,17 @@ def test_a_restarted_head_disturbs_nobody(ray):
     later = ray.counting("i", "--samples", 50, "--epochs", 2, min_slots=5, max_slots=5)
     assert ray.over(later)["phase"] == "succeeded"
     assert ray.worker_pids(job) == workers
-    ray.finish("h", job)
     assert ray.exactly_once("i", 50, 2)
+    # Together with the service, and at a moment when actors of slots are being started.
+    plain = ray.submit("sleep", "300", min_slots=5, max_slots=5)
+    ray.until(plain, lambda job: job["phase"] == "running")
+    ray.kill()
+    ray.cluster.restart_head()
+    ray.up()
+    assert ray.worker_pids(job) == workers
+    ray.until(plain, lambda job: job["phase"] == "running")
+    assert ray.run("cancel", plain).returncode == 0
+    ray.finish("h", job)
 
 
 def test_an_agent_that_hangs_while_there_is_no_service_is_replaced_and_operators_are_told(ray):
@@ -381,12 +407,16 @@ def test_an_agent_that_hangs_while_there_is_no_service_is_replaced_and_operators
     assert "from its last checkpoint" not in ray.story(job)
 
 
-def test_a_second_service_finds_the_cluster_keeps_to_itself_and_leaves_out_nodes_of_another_version(ray):
+def test_a_second_service_finds_the_cluster_keeps_to_itself_and_leaves_out_nodes_of_another_version_or_none(ray):
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(Path(geminid.__file__).parent, Path(folder, "geminid"))
         init = Path(folder, "geminid", "__init__.py")
         init.write_text(init.read_text().replace(f'"{geminid.__version__}"', '"9.9.9"'))
         ray.cluster.start_node("n6", environment={"PYTHONPATH": folder})
+        nothing = Path(folder, "nothing", "geminid", "__init__.py")
+        nothing.parent.mkdir(parents=True)
+        nothing.write_text("raise ImportError('not installed')")
+        ray.cluster.start_node("n7", environment={"PYTHONPATH": str(nothing.parents[1])})
         other = OnRay(ray.cluster, "--storage", f"local://{ray.storage}")
         del other.options[(place := other.options.index("--address")) : place + 2]
         other.env["RAY_ADDRESS"] = ray.cluster.address
@@ -402,8 +432,10 @@ def test_a_second_service_finds_the_cluster_keeps_to_itself_and_leaves_out_nodes
             for service in (ray, other):
                 notes = [note["text"] for note in service.json("status")["notes"]]
                 assert any("node n6 has geminid 9.9.9" in text for text in notes), notes
-                assert "n6" not in service.nodes()
+                assert any("node n7 is not used" in text and "not installed" in text for text in notes), notes
+                assert not {"n6", "n7"} & service.nodes().keys()
         ray.cluster.kill("n6")
+        ray.cluster.kill("n7")
 
 
 def test_everything_is_given_back_at_the_end(ray):

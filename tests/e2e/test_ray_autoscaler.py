@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 
 import pytest
 
@@ -36,7 +38,11 @@ def kinds(ray: OnRay) -> list[str]:
 def test_nodes_of_a_type_come_when_jobs_wait_for_it_and_go_when_they_are_done():
     with ScaledCluster(TYPES, version=VERSION) as cluster, OnRay(cluster, "--autoscale") as ray:
         ray.wait_for(lambda: kinds(ray) == ["cpu"])
+        bridge = ray.bridge()
+        os.kill(bridge, signal.SIGSTOP)  # what is wished for meanwhile is told to the next one
         job = ray.submit("sh", "-c", "echo on $GEMINID_NODE", gpu_types=["a100"], min_slots=3, max_slots=3)
+        time.sleep(2.0)
+        os.kill(bridge, signal.SIGKILL)
         assert ray.job(job)["phase"] == "pending"
         assert ray.over(job)["phase"] == "succeeded"
         assert len(ray.log_files(job)) == 2  # on both nodes that have come
