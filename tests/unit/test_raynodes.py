@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
 
 from geminid.serve.executors.rayactors import in_a_line
-from geminid.serve.executors.raynodes import Known
+from geminid.serve.executors.raynodes import Known, successors
 
 
 def node(node_id: str, name: str, address: str = "", **resources: float) -> dict:
@@ -25,6 +25,14 @@ def test_a_node_keeps_its_name_when_a_namesake_comes_and_goes():
     assert both.names == {"1": "a", "2": "10.0.0.2"}
     assert both.after([namesake]).names == {"2": "10.0.0.2"}
     assert both.after([first]).names == {"1": "a"}
+
+
+def test_a_node_that_is_started_anew_waits_until_what_it_was_before_is_given_up():
+    before, anew, namesake = node("1", "a", "10.0.0.1"), node("2", "a", "10.0.0.1"), node("3", "a", "10.0.0.3")
+    known = Known().after([before])
+    assert successors([before, anew, namesake], known.names) == {"2"}
+    assert successors([anew, namesake], known.names) == set()
+    assert known.after([anew]).names == {"2": "a"}
 
 
 @pytest.mark.parametrize(

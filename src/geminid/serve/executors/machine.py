@@ -1,4 +1,4 @@
-"""What slots this machine has: its CUDA devices, or as many CPU slots as are wanted."""
+"""What this machine has: its CUDA devices, or as many CPU slots as are wanted, and its addresses."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import os
 import re
 import shutil
+import socket
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -152,3 +153,12 @@ def uses_library(command: Sequence[str], working_dir: str | None) -> bool:
         if any(name == "geminid" or name.startswith("geminid.") for name in names):
             return True
     return False
+
+
+def is_of_this_machine(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError:
+        return False
+    return True

@@ -31,7 +31,7 @@ from geminid.nodes import NodeGroup
 from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.bridge import Bridge
-from geminid.serve.executors.machine import slot_environment
+from geminid.serve.executors.machine import is_of_this_machine, slot_environment
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.raycode import CannotPack, CodeStore
 from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
@@ -217,6 +217,15 @@ class RayExecutor(SupervisedExecutor):
         places = [job.state.placement for job in jobs if job.phase.holds_slots and job.state.placement is not None]
         needed = {name for place in places for name in place.node_names}
         told, self._noted_early = self._noted_early, []
+        elsewhere = sorted(name for name, node in self._seen.items() if not is_of_this_machine(node["address"]))
+        if self._storage is None and elsewhere:
+            seen = f"{_several(elsewhere)} must see that folder" if len(elsewhere) < 4 else "all nodes must see it"
+            told.append(
+                r.Noted(
+                    level="warning",
+                    text=f"checkpoints are kept in {self._folder / JOBS}: {seen}; 'geminid up --storage' names another",
+                )
+            )
         deadline_s = monotonic() + JOBS_AGENTS_S
         while (needed & self._seen.keys()) - self._up and monotonic() < deadline_s:
             with contextlib.suppress(Empty):

@@ -66,6 +66,7 @@ from geminid.serve.executors.raynodes import (
     bundle_of,
     own_node,
     slots_of,
+    successors,
     type_of,
 )
 from geminid.serve.executors.rayshipping import Shipping
@@ -81,6 +82,9 @@ LEASE_S, SEAT_S, SEAT_AGAIN_S = 5.0, 60.0, 15.0
 
 #: What is told of a CPU slot before its actor is there: that it has no devices.
 UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
+
+#: A node that seems to be one that we know, started anew, is not used before that is given up, or for so long.
+SUCCESSION_S = 60.0
 
 #: A node that has another version of Geminid is looked at again after so long.
 OTHER_VERSION_S = 60.0
@@ -117,6 +121,7 @@ class Bridge:
         self._units: dict[str, tuple[str, str]] = {}
         self._bundles: dict[str, dict[str, float]] = {}
         self._known = Known.recalled(service)
+        self._succeeding: dict[str, float] = {}
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, _Question] = {}
         self._again_at_s: dict[str, float] = {}
@@ -162,7 +167,7 @@ class Bridge:
 
     def _look(self) -> None:
         """Tell of all nodes that are alive, if anything has changed, and of slots of theirs that were taken back."""
-        alive = [node for node in ray.nodes() if node["Alive"]]
+        alive = self._without_successors([node for node in ray.nodes() if node["Alive"]])
         self._lose({node["NodeID"] for node in alive})
         free = ray_state.available_resources_per_node()
         draining = ray_state.state.get_draining_nodes()
@@ -203,6 +208,14 @@ class Bridge:
             again = None if self._found else self._sit_again()
             self._found = True
             self._tell({"told": "nodes", "nodes": [asdict(node) for node in seen], "found": again})
+
+    def _without_successors(self, alive: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Nodes that were started anew are to have the names of what they were before, which Ray will give up soon."""
+        new = successors(alive, self._known.names)
+        now_s = monotonic()
+        self._succeeding = {node_id: self._succeeding.get(node_id, now_s) for node_id in new}
+        waiting = {node_id for node_id, since_s in self._succeeding.items() if now_s - since_s < SUCCESSION_S}
+        return [node for node in alive if node["NodeID"] not in waiting]
 
     def _know(self, alive: list[dict[str, Any]]) -> None:
         """Keep what nodes are called, and which offer their CPUs; written down where the next bridge finds it."""

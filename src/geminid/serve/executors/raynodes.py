@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ from typing import Any
 
 import ray
 from ray.experimental import internal_kv
+
+from geminid.serve.executors.machine import is_of_this_machine
 
 #: The resource that says how many CPU slots a node has.
 SLOTS = "geminid_slot"
@@ -136,6 +137,16 @@ def names(nodes: list[dict[str, Any]], known: Mapping[str, str]) -> dict[str, st
     return found
 
 
+def successors(nodes: list[dict[str, Any]], known: Mapping[str, str]) -> set[str]:
+    """Nodes, by id, that seem to have been started anew before Ray has given up what they were before.
+
+    They have both the name and the address of one that is known.
+    """
+    before = {(node.get("NodeName"), node["NodeManagerAddress"]) for node in nodes if node["NodeID"] in known}
+    new = [node for node in nodes if node["NodeID"] not in known]
+    return {node["NodeID"] for node in new if (node.get("NodeName"), node["NodeManagerAddress"]) in before}
+
+
 def own_node(address: str) -> str | None:
     """The address of the node of a cluster that this machine is, which may not be the one at which its head is asked.
 
@@ -151,12 +162,3 @@ def own_node(address: str) -> str | None:
     if host in addresses:
         return host if is_of_this_machine(host) else None
     return next(filter(is_of_this_machine, addresses), None)
-
-
-def is_of_this_machine(host: str) -> bool:
-    """Whether an address is one of this machine's."""
-    try:
-        socket.create_server((host, 0)).close()
-    except OSError:
-        return False
-    return True
