@@ -1,6 +1,8 @@
 """Processes on a node, started and watched from elsewhere; without Ray."""
 
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from geminid.serve.executors import remote
+from geminid.serve.executors import nodelog, remote
 from geminid.serve.executors.machine import SLOTS
+from geminid.serve.executors.nodelog import KEPT_BYTES, STEP_BYTES, NodeLog
 from geminid.serve.executors.nodeserver import NodeServer
 from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
 from geminid.train.launcher import SLOT_GONE, Launch, started_at
@@ -145,6 +148,155 @@ def test_a_process_is_taken_over_with_the_rest_of_its_log(nodes, server, tmp_pat
     assert (tmp_path / "logs" / "w1.log").read_text().startswith("one\n")
     for one in (process, adopted, later):
         one.close()
+
+
+def on_node(server, process) -> Path:
+    """The log of a process on its node."""
+    job, _, worker = process.key.partition("/")
+    return server._folder / job / "logs" / f"{worker}.log"
+
+
+#: What is printed by ``seq`` with these: lines of nine bytes, in which every place can be told from any other.
+NUMBERS = (10_000_000, 14_999_999)
+LEFT_OUT = re.compile(rb"\n==> (\d+) bytes are left out here <==\n")
+
+
+def brought(log: Path) -> tuple[int, int]:
+    """How much of the numbers a log accounts for, and how much of that it says to be left out; the rest is right."""
+    first, *others = LEFT_OUT.split(log.read_bytes()) if log.exists() else [b""]
+    at, left_out = 0, 0
+    for gap, piece in [(0, first), *zip(map(int, others[::2]), others[1::2], strict=True)]:
+        left_out += gap
+        at += gap
+        number = NUMBERS[0] + at // 9
+        expected = "".join(f"{number + more}\n" for more in range(len(piece) // 9 + 2)).encode()
+        assert expected[at % 9 :].startswith(piece)
+        at += len(piece)
+    return at, left_out
+
+
+def test_of_a_log_that_outruns_the_line_the_middle_is_left_out_and_the_rest_comes_once(nodes, server, tmp_path):
+    command = ("sh", "-c", f"seq {NUMBERS[0]} {NUMBERS[1]}; exec sleep 600")
+    process = started(nodes, launch(tmp_path, *command, name="j6/w1"))
+    log, printed = tmp_path / "logs" / "w1.log", 9 * (NUMBERS[1] - NUMBERS[0] + 1)
+    until(lambda: log.exists() and log.stat().st_size)
+    nodes.close()  # in the middle of it
+    there = on_node(server, process)
+    until(lambda: there.stat().st_size == printed)
+    until(lambda: there.stat().st_blocks * 512 < KEPT_BYTES + 2 * STEP_BYTES)  # though nobody has taken it
+    events = []
+    later = Nodes(events.append)
+    later.know("n", *server.address, "secret")
+    until(lambda: NodeHere("n") in events)
+    adopted = later.adopt(process.identity)
+    until(lambda: adopted.collected.bytes == printed)
+    accounted, left_out = brought(log)
+    assert accounted == printed
+    assert printed - left_out >= KEPT_BYTES
+    assert left_out > 0
+    adopted.signal(signal.SIGKILL)
+    until(lambda: adopted.exit_code() is not None)
+    assert brought(log) == (accounted, left_out)
+    for one in (process, adopted, later):
+        one.close()
+
+
+#: Prints as fast as it can for as long as it lives, and does not end when it is asked to.
+FLOOD = ("sh", "-c", "trap '' TERM; exec yes 'a line that somebody forgot in an inner loop'")
+
+
+def test_a_process_that_never_stops_printing_is_ended_and_delays_nobody(nodes, server, tmp_path):
+    flood = started(nodes, replace(launch(tmp_path, *FLOOD, name="j7/w1"), log=tmp_path / "flood.log"))
+    until(lambda: flood.pid and on_node(server, flood).stat().st_size > 4 * KEPT_BYTES)
+    other = started(nodes, launch(tmp_path, "seq", "100000", name="j8/w1"))
+    until(lambda: other.exit_code() is not None)
+    assert (tmp_path / "logs" / "w1.log").read_text() == "".join(f"{number}\n" for number in range(1, 100_001))
+    assert flood.exit_code() is None
+    flood.signal(signal.SIGTERM)
+    flood.signal(signal.SIGKILL)
+    until(lambda: flood.exit_code() is not None)
+    assert flood.exit_code() == -signal.SIGKILL
+    assert LEFT_OUT.search((tmp_path / "flood.log").read_bytes())
+    for one in (flood, other):
+        one.close()
+
+
+def test_a_service_that_takes_nothing_is_obeyed_all_the_same(server, tmp_path):
+    def start(key: str, *command: str) -> dict:
+        return {"do": "start", "key": key, "command": command, "environment": {}, "folder": "", "slots": []}
+
+    with socket.create_connection(server.address) as line:
+
+        def tell(*documents: dict) -> None:
+            line.sendall("".join(f"{json.dumps(document)}\n" for document in documents).encode())
+
+        tell({"token": "secret"}, start("j9/w1", *FLOOD), {"do": "more", "bytes": 32 << 20})
+        there = server._folder / "j9" / "logs" / "w1.log"
+        until(lambda: there.exists() and there.stat().st_size > 4 * KEPT_BYTES)
+        tell(start("j9/w2", "touch", str(tmp_path / "ran")))
+        until(lambda: (tmp_path / "ran").exists())
+        pid = server._kept["j9/w1"].process.pid
+        tell({"do": "signal", "key": "j9/w1", "signal": int(signal.SIGKILL)})
+        until(lambda: not runs(pid))
+
+
+def test_a_log_goes_on_where_files_can_only_be_emptied(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodelog, "give_back", lambda descriptor, length: False)
+    log = NodeLog(tmp_path / "w1.log", sent=0)
+    with log.path.open("ab") as file:
+        file.write(b"x" * (KEPT_BYTES + STEP_BYTES))
+    log.trim()
+    assert log.path.stat().st_size == 0
+    assert log.piece(100) == (KEPT_BYTES + STEP_BYTES, b"")
+    with log.path.open("ab") as file:
+        file.write(b"yz")
+    assert log.piece(1) == (KEPT_BYTES + STEP_BYTES, b"y")
+    log.finish()
+    assert not log.complete
+    with log.path.open("ab") as file:
+        file.write(b"by whoever outlived the process")
+    assert log.piece(100) == (KEPT_BYTES + STEP_BYTES + 1, b"z")
+    assert log.complete
+
+
+def test_nodes_that_nobody_reaches_delay_no_other(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "ATTEMPT_S", 3600.0)
+    events = []
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        before = []
+        for _ in range(8):  # when its queue is full, whoever else comes hears nothing
+            before.append(socket.socket())
+            before[-1].setblocking(False)
+            before[-1].connect_ex(full.getsockname())
+        nodes = Nodes(events.append)
+        for name in "abc":
+            nodes.know(name, *full.getsockname(), "secret")
+        nodes.know("n", *server.address, "secret")
+        process = started(nodes, launch(tmp_path, "true"))
+        until(lambda: process.exit_code() == 0)
+        assert events == [NodeHere("n")]
+        process.close()
+        nodes.close()
+        for one in before:
+            one.close()
+
+
+def test_a_server_that_sends_logs_and_answers_nothing_hangs(monkeypatch):
+    monkeypatch.setattr(remote, "PING_S", 0.1)
+    events = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        nodes = Nodes(events.append, silent_s=1.0)
+        nodes.know("n", *listener.getsockname(), "secret")
+        line, _ = listener.accept()
+        line.sendall(b'{"told": "here", "running": {}, "ended": {}, "well": []}\n')
+
+        def silent() -> bool:
+            line.sendall(b'{"told": "log", "key": "j1/w1.00", "offset": 0, "text": "x"}\n')
+            return NodeSilent("n") in events
+
+        until(silent)
+        line.close()
+        nodes.close()
 
 
 def test_a_stranger_is_not_heard(server):

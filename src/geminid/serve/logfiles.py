@@ -214,11 +214,12 @@ def rotate(logs: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
                 _put_aside(log)
 
 
-def _give_back(descriptor: int, length: int) -> None:
-    """Make a hole of the beginning of a file, where the system can."""
-    if length > 0:
-        with contextlib.suppress(AttributeError):
-            ctypes.CDLL(None).fallocate(descriptor, PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
+def give_back(descriptor: int, length: int) -> bool:
+    """Make a hole of the beginning of a file; whether the system can."""
+    with contextlib.suppress(AttributeError):
+        made = ctypes.CDLL(None).fallocate(descriptor, PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
+        return bool(made == 0)
+    return False
 
 
 def _put_aside(log: Path) -> None:
@@ -235,6 +236,6 @@ def _put_aside(log: Path) -> None:
                 target.write(rest)
             os.truncate(log, 0)
             target.flush()
-            _give_back(target.fileno(), target.tell() - LARGEST_LOG_BYTES)  # for what came while it was copied
+            give_back(target.fileno(), target.tell() - LARGEST_LOG_BYTES)  # for what came while it was copied
     finally:
         made.unlink(missing_ok=True)

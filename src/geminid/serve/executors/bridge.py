@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from geminid.serve.executors.nodeserver import Line
+from geminid.serve.executors.line import Line
 
 #: A bridge that ended is started again after so long, twice as long each time, up to a limit.
 BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0

@@ -2,7 +2,8 @@
 
 Several processes may write to one log after another (the tries of a command), and a log that has grown too large is put
 aside, so that how much of a process is here cannot be told from the log alone. It is written down beside it, with how
-long the log was then: whatever it has grown since is of the same process.
+long the log was then: whatever it has grown since is of the same process. What does not come, because it was printed
+faster than it could be brought, is told in the log.
 """
 
 from __future__ import annotations
@@ -40,6 +41,11 @@ class Collected:
             with open(os.open(self._log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as file:
                 if self.bytes == 0:
                     self._note(file.tell())
+                if offset > self.bytes:
+                    file.write(left_out(offset - self.bytes))
+                    file.flush()
+                    self.bytes = offset
+                    self._note(file.tell())
                 file.write(new)
                 file.flush()
                 self.bytes = offset + len(piece)
@@ -56,3 +62,8 @@ class Collected:
             os.pwrite(descriptor, text.encode(), 0)
         finally:
             os.close(descriptor)
+
+
+def left_out(length: int) -> bytes:
+    """What stands in a log in place of so many bytes."""
+    return f"\n==> {length} bytes are left out here <==\n".encode()

@@ -9,6 +9,7 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"do": "hold", "slots": {slot: {"pid", "started_at"}}}`` | which processes hold slots; null: one will |
 | ``{"do": "follow", "key", "offset"}`` | send the log from there on |
 | ``{"do": "signal", "key", "signal"}`` | to the process and all that it started |
+| ``{"do": "more", "bytes"}`` | so much more of logs may be sent than what was allowed before |
 | ``{"do": "forget", "key"}`` | how it ended has been heard, and its log is complete |
 | ``{"do": "ping"}`` | the service is there; ``{"told": "pong"}`` says that the server is |
 | ``{"do": "end"}`` | the service has given this node up: end everything |
@@ -19,6 +20,9 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"told": "started", "key", "pid"}`` | |
 | ``{"told": "log", "key", "offset", "text"}`` | a piece of a log (bytes as Latin-1) |
 | ``{"told": "ended", "key", "code", "reason"}`` | after the last piece of its log |
+
+Nobody waits for logs: the service says how much of them it will take (``LOGS_ON_THE_WAY_BYTES`` at first), which is
+shared out among the processes piece by piece, and a process that prints faster is left out in parts (``nodelog.py``).
 
 The processes end with the server, whichever way that ends, and with them all that they have started; and the server
 ends with the warm process that they are forked from, and when no service has come for long. What an earlier server of
@@ -48,6 +52,8 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from geminid.serve.executors.line import PatientLine
+from geminid.serve.executors.nodelog import NodeLog
 from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.train.channel import ENDED
@@ -57,11 +63,8 @@ from geminid.train.offspring import MARK, signal_marked
 #: Logs are looked at so often, and passed on in pieces of at most so many bytes.
 LOGS_S, PIECE_BYTES = 0.3, 1 << 16
 
-#: A log that has been passed on is dropped here when it is larger.
-LARGEST_LOG_BYTES = 16 << 20
-
-#: A line from the service must not be longer.
-LONGEST_LINE_BYTES = 1 << 22
+#: So much of a node's logs may be on its way to the service: whatever else is told comes behind it.
+LOGS_ON_THE_WAY_BYTES = 1 << 20
 
 #: The service says so often that it is there. Processes run for so long after the last sign that this node counts, and
 #: jobs are not started again elsewhere before so long after it was given up.
@@ -81,15 +84,12 @@ NOT_STARTED = 127
 class _Kept:
     """A process and its log.
 
-    ``sent`` is how much of the log the service has, None if it does not follow; ``cut`` how much was dropped here;
     ``slots`` are those that it runs on, and ``unheld`` tells whether one of them was taken away; ``well`` whether it
     has left word that its script ended well after training.
     """
 
-    log: Path
-    cut: int = 0
+    log: NodeLog
     process: WorkerProcess | None = None
-    sent: int | None = None
     code: int | None = None
     reason: str = ""
     told: bool = False
@@ -100,7 +100,7 @@ class _Kept:
     @property
     def word(self) -> Path:
         """What a worker leaves when its script has ended well after training."""
-        return self.log.with_suffix(".ended")
+        return self.log.path.with_suffix(".ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,8 @@ class NodeServer:
         self._kept: dict[str, _Kept] = {}
         self._holders: dict[str, _Holder | None] = {}
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._line: Line | None = None
+        self._line: PatientLine | None = None
+        self._logs_at_s, self._logs_left_bytes = monotonic(), 0
         self._selector = selectors.DefaultSelector()
         self._alone_since_s = self._heard_at_s = self._vouched_at_s = monotonic()
         self._stopped_at_s: float | None = None
@@ -147,7 +148,6 @@ class NodeServer:
         """Serve until no service has come for long, or until told to end; then end everything."""
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         threading.Thread(target=self._ask, name="geminid lease", daemon=True).start()
-        logs_at_s = monotonic()
         try:
             while not (self._ended or self.forsaken):
                 ready = self._selector.select(LOGS_S)
@@ -155,10 +155,11 @@ class NodeServer:
                     key.data()
                 if not ready or self._stopped_at_s is not None:  # before it stops anything, it hears all that came
                     self._mind_lease()
-                if monotonic() >= logs_at_s:
-                    logs_at_s = monotonic() + LOGS_S
-                    for name in list(self._kept):
-                        self._send_log(name)
+                if monotonic() >= self._logs_at_s:
+                    self._logs_at_s = monotonic() + LOGS_S
+                    for kept in self._kept.values():
+                        kept.log.trim()
+                    self._send_logs()
         finally:
             self.close()
 
@@ -172,7 +173,7 @@ class NodeServer:
         for name in self._kept:
             self._signal(name, signal.SIGKILL)
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, Line):  # of the service, and of those who have not said yet who they are
+            if isinstance(key.fileobj, PatientLine):  # of the service, and of those who have not said yet who they are
                 key.fileobj.close()
         for holder in self._holders.values():
             if holder is not None:
@@ -237,10 +238,9 @@ class NodeServer:
 
     def _accept(self) -> None:
         opened, _ = self._listener.accept()
-        line = Line(opened)
-        self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(line))
+        PatientLine(opened, self._selector, self._hear)
 
-    def _hear(self, line: Line) -> None:
+    def _hear(self, line: PatientLine) -> None:
         try:
             for document in line.receive():
                 if line is not self._line:
@@ -251,23 +251,21 @@ class NodeServer:
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             self._drop(line)
 
-    def _admit(self, line: Line, document: Mapping[str, Any]) -> None:
+    def _admit(self, line: PatientLine, document: Mapping[str, Any]) -> None:
         """The newest service with the right token is the one that counts."""
         if not hmac.compare_digest(str(document.get("token", "")).encode(), self._token.encode()):
             raise ValueError("the token is wrong")
         if self._line is not None:
             self._drop(self._line)
-        self._line = line
+        self._line, self._logs_left_bytes = line, LOGS_ON_THE_WAY_BYTES
         running = {key: kept.process.pid for key, kept in self._kept.items() if kept.code is None and kept.process}
         ended = {key: kept.code for key, kept in self._kept.items() if kept.code is not None}
         for kept in self._kept.values():
-            kept.sent, kept.told = None, False
+            kept.log.sent, kept.told = None, False
         well = [key for key, kept in self._kept.items() if kept.well]
         self._tell({"told": "here", "running": running, "ended": ended, "well": well})
 
-    def _drop(self, line: Line) -> None:
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(line)
+    def _drop(self, line: PatientLine) -> None:
         line.close()
         if line is self._line:
             self._line = None
@@ -282,31 +280,35 @@ class NodeServer:
     # --- Processes ---
 
     def _obey(self, document: Mapping[str, Any]) -> None:
-        if document["do"] == "end":
-            self._ended = True
-        if document["do"] == "hold":
-            for slot, holder in document["slots"].items():
-                self._hold(slot, holder)
-            return
-        if document["do"] == "ping":
-            self._tell({"told": "pong"})
-        if document["do"] in ("end", "ping"):
-            return
-        key = document["key"]
+        match document["do"]:
+            case "end":
+                self._ended = True
+            case "ping":
+                self._tell({"told": "pong"})
+            case "more":
+                self._logs_left_bytes += int(document["bytes"])
+                self._logs_at_s = monotonic()
+            case "hold":
+                for slot, holder in document["slots"].items():
+                    self._hold(slot, holder)
+            case _:
+                self._obey_about(document["key"], document)
+
+    def _obey_about(self, key: str, document: Mapping[str, Any]) -> None:
+        """Do something with one process."""
         match document["do"]:
             case "start":
                 self._start(key, document)
             case "follow" if key in self._kept:
-                self._kept[key].sent = int(document["offset"])
-                self._send_log(key)
-                self._tell_end(key)
+                self._kept[key].log.sent = int(document["offset"])
+                self._logs_at_s = monotonic()
             case "signal" if key in self._kept:
                 if self._kept[key].code is None:
                     self._signal(key, signal.Signals(document["signal"]))
             case "forget":
                 kept = self._kept.get(key)
                 if kept is not None and kept.code is not None:
-                    for old in (kept.log, kept.word):
+                    for old in (kept.log.path, kept.word):
                         old.unlink(missing_ok=True)
                     del self._kept[key]
 
@@ -316,12 +318,12 @@ class NodeServer:
         job, _, worker = key.partition("/")
         logs = self._folder / job / "logs"
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kept = self._kept[key] = _Kept(logs / f"{worker}.log", sent=0, slots=frozenset(document["slots"]))
+        kept = self._kept[key] = _Kept(NodeLog(logs / f"{worker}.log", sent=0), slots=frozenset(document["slots"]))
         folder = Path(document["folder"] or self._folder / job)
         environment = {**self._environment, **document["environment"], MARK: self._mark(key), ENDED: str(kept.word)}
-        launch = Launch(tuple(document["command"]), environment, folder, kept.log)
+        launch = Launch(tuple(document["command"]), environment, folder, kept.log.path)
         try:
-            for old in (kept.log, kept.word):
+            for old in (kept.log.path, kept.word):
                 old.unlink(missing_ok=True)
             if kept.slots <= self._holders.keys():
                 kept.process = self._launcher.start(launch)
@@ -330,8 +332,9 @@ class NodeServer:
         except OSError as problem:
             kept.code, kept.reason = NOT_STARTED, f"could not be started: {problem.strerror or problem}"
         if kept.process is None:
-            kept.log.touch()
-            self._tell_end(key)
+            kept.log.path.touch()
+            kept.log.finish()
+            self._send_logs()
             return
         self._remember()
         kept.process.begin()
@@ -390,29 +393,38 @@ class NodeServer:
         self._signal(key, signal.SIGKILL)  # whatever it left ends with it
         kept.process.close()
         kept.code, kept.well = SLOT_GONE if kept.unheld else code, kept.word.exists()
+        kept.log.finish()
         self._remember()
-        self._send_log(key)
-        self._tell_end(key)
+        self._send_logs()
+
+    def _send_logs(self) -> None:
+        """Send what there is of logs, a piece of each in turn, until the service takes no more; and which are over."""
+        sending = True
+        while sending and self._logs_left_bytes > 0 and self._line is not None:
+            sending = False
+            for key in list(self._kept):
+                sending = self._send_piece(key) or sending
+        for key in list(self._kept):
+            self._tell_end(key)
+
+    def _send_piece(self, key: str) -> bool:
+        """Send the next piece of a log, if there is one; next time it is the last one's turn."""
+        kept = self._kept[key]
+        if kept.log.sent is None or self._logs_left_bytes <= 0 or self._line is None:
+            return False
+        offset, piece = kept.log.piece(min(PIECE_BYTES, self._logs_left_bytes))
+        if piece:
+            self._kept[key] = self._kept.pop(key)
+            self._logs_left_bytes -= len(piece)
+            self._tell({"told": "log", "key": key, "offset": offset, "text": piece.decode("latin-1")})
+        return bool(piece)
 
     def _tell_end(self, key: str) -> None:
+        """Say how a process has ended, once all of its log has been sent."""
         kept = self._kept[key]
-        if kept.code is not None and not kept.told and kept.sent is not None and self._line is not None:
+        if kept.code is not None and not kept.told and kept.log.complete and self._line is not None:
             kept.told = True
             self._tell({"told": "ended", "key": key, "code": kept.code, "reason": kept.reason, "well": kept.well})
-
-    def _send_log(self, key: str) -> None:
-        kept = self._kept[key]
-        if kept.sent is None or self._line is None:
-            return
-        kept.sent = max(kept.sent, kept.cut)
-        with contextlib.suppress(OSError), kept.log.open("rb") as file:
-            file.seek(kept.sent - kept.cut)
-            while self._line is not None and (piece := file.read(PIECE_BYTES)):
-                self._tell({"told": "log", "key": key, "offset": kept.sent, "text": piece.decode("latin-1")})
-                kept.sent += len(piece)
-            if kept.sent - kept.cut > LARGEST_LOG_BYTES:  # its writer appends, so it goes on at the beginning
-                os.truncate(kept.log, 0)
-                kept.cut = kept.sent
 
     # --- What an earlier server left ---
 
@@ -454,50 +466,3 @@ def _say(text: str) -> None:
     """Something for whoever reads the log of this process."""
     with contextlib.suppress(OSError):
         print(f"geminid: {text}", file=sys.stderr, flush=True)
-
-
-class Line:
-    """JSON objects over a socket, one a line."""
-
-    def __init__(self, opened: socket.socket, timeout_s: float | None = 5.0) -> None:
-        opened.settimeout(timeout_s)
-        if opened.family == socket.AF_INET:
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._buffer = opened, bytearray()
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._socket.fileno()
-
-    def send(self, document: Mapping[str, Any]) -> None:
-        """Send one object.
-
-        Raises:
-            OSError: the other side is gone, or does not take it.
-        """
-        self._socket.sendall(json.dumps(document).encode() + b"\n")
-
-    def receive(self) -> list[dict[str, Any]]:
-        """All whole objects that have arrived. Call it when the socket is readable.
-
-        Raises:
-            EOFError: the other side closed the connection.
-            OSError: the connection broke.
-            ValueError: what arrived is no object.
-        """
-        chunk = self._socket.recv(1 << 18)
-        if not chunk:
-            raise EOFError("the connection was closed")
-        self._buffer += chunk
-        *lines, rest = self._buffer.split(b"\n")
-        if len(rest) > LONGEST_LINE_BYTES:
-            raise ValueError("a line is too long")
-        self._buffer = bytearray(rest)
-        documents = [json.loads(line) for line in lines]
-        if not all(isinstance(document, dict) for document in documents):
-            raise ValueError("what came is no object")
-        return documents
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()

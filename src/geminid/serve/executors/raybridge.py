@@ -56,7 +56,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from geminid import __version__
-from geminid.serve.executors.nodeserver import Line
+from geminid.serve.executors.line import Line
 from geminid.serve.executors.rayactors import NAMESPACE, end_actor, end_named, in_a_line
 from geminid.serve.executors.rayagent import NodeAgent, lease_name
 from geminid.serve.executors.raynodes import (

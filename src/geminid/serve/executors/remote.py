@@ -1,7 +1,9 @@
 """Processes on the nodes of a cluster, as a supervisor sees them: started, watched and signalled from here.
 
 One thread has a line to the :class:`~geminid.serve.executors.nodeserver.NodeServer` of each node. A line that breaks is
-opened again: a server that is there tells what became of its processes meanwhile. One that refuses connections is gone,
+opened again: a server that is there tells what became of its processes meanwhile. Nothing that a node does or leaves
+undone delays the others: nobody waits for a line to open or to take something, and of logs so much is let through that
+the rest comes through as well. One that refuses connections is gone,
 and all processes with it: :class:`NodeGone` is told, which is for the executor to act on. It knows which jobs go on
 without them. Of a node that was given up because others say that it is gone, processes may run for a while:
 :class:`NodeEnded` is told when none does any more. Of one that does not answer, :class:`NodeSilent`.
@@ -24,21 +26,25 @@ from time import monotonic
 from typing import Any
 
 from geminid.serve.executors.collected import Collected
+from geminid.serve.executors.line import PatientLine
 from geminid.serve.executors.machine import SLOTS
-from geminid.serve.executors.nodeserver import FENCE_S, PING_S, Line
+from geminid.serve.executors.nodeserver import FENCE_S, LOGS_ON_THE_WAY_BYTES, PING_S
 from geminid.train.launcher import AdoptedProcess, Launch
 
 #: A line that broke is opened again after so long, and an attempt takes at most so long.
-AGAIN_S, ATTEMPT_S = 0.2, 1.0
+AGAIN_S, ATTEMPT_S = 0.2, 5.0
 
-#: A server that may be gone is looked at so often and for so long, and so many at a time.
-PROBE_S, PROBE_TIMEOUT_S, MOST_PROBES = 0.5, 0.1, 4
+#: A server that may be gone is looked at so often, which is how long such a look may take.
+PROBE_S = 0.5
 
 #: A server that has not answered for so long hangs, unless told otherwise. Importing PyTorch may keep it for long.
 SILENT_S = 120.0
 
-#: So often, attempts and refusals are looked at.
+#: So often, attempts and refusals are looked at, and nodes are told how much more of their logs they may send.
 TICK_S = 0.1
+
+#: So much of all logs together is taken in a second.
+LOGS_PER_S_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +82,29 @@ class _Doubt:
     until_s: float
     place: tuple[str, int] | None
     probe_at_s: float = 0.0
+    probe: PatientLine | None = None
 
 
 @dataclass(slots=True)
 class _Node:
-    """A node's server, and the line to it, if there is one."""
+    """A node's server, and the line to it, if there is one; ``greeted`` if the server has said on it what there is.
+
+    A line that is not open by ``open_by_s`` is given up. ``logs_bytes`` came on it and may come anew.
+    """
 
     host: str
     port: int
     token: str
-    line: Line | None = None
+    line: PatientLine | None = None
+    greeted: bool = False
+    open_by_s: float = 0.0
     here: bool = False
     running: set[str] = field(default_factory=set)
     ended: dict[str, int] = field(default_factory=dict)
     unsent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     again_at_s: float = 0.0
     unanswered: int = 0
+    logs_bytes: int = 0
 
 
 class RemoteProcess:
@@ -171,7 +184,8 @@ class Nodes:
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
         self._doubts: dict[str, _Doubt] = {}
-        self._ping_at_s = 0.0
+        self._printing: dict[str, None] = {}
+        self._ping_at_s = self._more_at_s = 0.0
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._commands: deque[Callable[[], None]] = deque()
@@ -343,7 +357,12 @@ class Nodes:
             for name, node in list(self._nodes.items()):
                 if node.line is None and now_s >= node.again_at_s:
                     self._connect(name, node)
+                elif node.line is not None and not node.greeted and now_s >= node.open_by_s and not node.line.is_open:
+                    self._hang_up(node)
             self._resolve_doubts(now_s)
+            if now_s >= self._more_at_s:
+                self._more_at_s = now_s + TICK_S
+                self._ask_for_logs()
             if now_s >= self._ping_at_s:
                 self._ping_at_s = now_s + PING_S
                 for name, node in list(self._nodes.items()):
@@ -352,9 +371,10 @@ class Nodes:
                     if node.unanswered > self._silent_s / PING_S:
                         node.unanswered = 0
                         self._on_event(NodeSilent(name))
-        for node in self._nodes.values():
-            if node.line is not None:
-                node.line.close()
+        lines = [node.line for node in self._nodes.values()] + [doubt.probe for doubt in self._doubts.values()]
+        for line in lines:
+            if line is not None:
+                line.close()
         for part in (self._selector, self._wake_in, self._wake_out):
             part.close()
 
@@ -366,18 +386,22 @@ class Nodes:
             self._nodes[name] = node
 
     def _connect(self, name: str, node: _Node) -> None:
+        """Begin to open a line; nobody waits for it."""
         try:
-            opened = socket.create_connection((node.host, node.port), timeout=ATTEMPT_S)
+            ready = lambda line: self._hear(name, node, line)  # noqa: E731
+            node.line = PatientLine.to(node.host, node.port, self._selector, ready)
         except ConnectionRefusedError:
-            self._lose(name)  # nobody listens where it was
-            self._on_event(NodeEnded(name))
-            return
+            self._refused(name)
         except OSError:
             node.again_at_s = monotonic() + AGAIN_S
-            return
-        node.line = Line(opened)
-        self._selector.register(node.line, selectors.EVENT_READ, lambda: self._hear(name, node))
-        self._send(name, {"token": node.token})
+        else:
+            node.open_by_s = monotonic() + ATTEMPT_S
+            self._send(name, {"token": node.token})
+
+    def _refused(self, name: str) -> None:
+        """Nobody listens where a node's server was."""
+        self._lose(name)
+        self._on_event(NodeEnded(name))
 
     def _lose(self, name: str, *, tell: bool = True) -> None:
         with self._changed:
@@ -396,30 +420,80 @@ class Nodes:
             self._lose(name)
             self._begin_doubt(name, (node.host, node.port))
 
+    def _ask_for_logs(self) -> None:
+        """Tell nodes whose logs came how much more of them may, in the order in which they came."""
+        left_bytes = int(LOGS_PER_S_BYTES * TICK_S)
+        for name in list(self._printing):
+            node = self._nodes.get(name)
+            more_bytes = 0 if node is None else min(node.logs_bytes, left_bytes)
+            if node is not None and more_bytes > 0:
+                node.logs_bytes -= more_bytes
+                left_bytes -= more_bytes
+                self._send(name, {"do": "more", "bytes": more_bytes})
+            if left_bytes <= 0:
+                return
+            del self._printing[name]
+
     def _begin_doubt(self, name: str, place: tuple[str, int] | None) -> None:
         self._doubts.setdefault(name, _Doubt(monotonic() + FENCE_S, place))
 
     def _resolve_doubts(self, now_s: float) -> None:
-        """See which servers are proven to be gone; a few at a time."""
-        due = [(name, doubt) for name, doubt in self._doubts.items() if now_s >= min(doubt.probe_at_s, doubt.until_s)]
-        for name, doubt in due[:MOST_PROBES]:
-            doubt.probe_at_s = now_s + PROBE_S
-            if now_s >= doubt.until_s or (doubt.place is not None and _refuses(doubt.place)):
-                del self._doubts[name]
-                self._on_event(NodeEnded(name))
+        """See which servers are proven to be gone."""
+        for name, doubt in list(self._doubts.items()):
+            if now_s >= doubt.until_s:
+                self._settle(name)
+            elif doubt.place is not None and now_s >= doubt.probe_at_s:
+                doubt.probe_at_s = now_s + PROBE_S
+                self._probe(name, doubt, *doubt.place)
+
+    def _probe(self, name: str, doubt: _Doubt, host: str, port: int) -> None:
+        """Look whether nobody listens there any more, on a machine that answers; nobody waits for it."""
+        if doubt.probe is not None:
+            doubt.probe.close()
+            doubt.probe = None
+        try:
+            doubt.probe = PatientLine.to(host, port, self._selector, lambda line: self._probed(name, line))
+        except ConnectionRefusedError:
+            self._settle(name)
+        except OSError:
+            pass  # later, perhaps
+
+    def _probed(self, name: str, line: PatientLine) -> None:
+        doubt = self._doubts.get(name)
+        if doubt is None or doubt.probe is not line:
+            return
+        try:
+            line.receive()
+        except ConnectionRefusedError:
+            self._settle(name)
+        except (OSError, EOFError, ValueError):
+            line.close()
+            doubt.probe = None
+
+    def _settle(self, name: str) -> None:
+        """Nothing runs any more on a node that is gone."""
+        self._end_doubt(name)
+        self._on_event(NodeEnded(name))
+
+    def _end_doubt(self, name: str) -> None:
+        doubt = self._doubts.pop(name, None)
+        if doubt is not None and doubt.probe is not None:
+            doubt.probe.close()
 
     def _hang_up(self, node: _Node) -> None:
         if node.line is not None:
-            self._selector.unregister(node.line)
             node.line.close()
             node.line = None
-        node.again_at_s = 0.0
+        node.again_at_s = 0.0 if node.greeted else monotonic() + AGAIN_S
+        node.greeted, node.logs_bytes = False, 0
 
     def _send(self, name: str, document: Mapping[str, Any]) -> None:
         node = self._nodes.get(name)
         if node is not None and node.line is not None:
             try:
                 node.line.send(document)
+            except ConnectionRefusedError:
+                self._refused(name)
             except OSError:
                 self._hang_up(node)
 
@@ -434,18 +508,19 @@ class Nodes:
         else:
             node = self._nodes[process.node]
             node.running.add(process.key)
-            if node.line is not None and node.here:
+            if node.greeted:
                 self._send(process.node, document)
             else:
                 node.unsent[process.key] = document
 
-    def _hear(self, name: str, node: _Node) -> None:
-        if node.line is None:
+    def _hear(self, name: str, node: _Node, line: PatientLine) -> None:
+        if node.line is not line:
             return
         try:
-            for document in node.line.receive():
-                node.unanswered = 0
+            for document in line.receive():
                 self._listen(name, node, document)
+        except ConnectionRefusedError:
+            self._refused(name)
         except (OSError, EOFError, ValueError, KeyError):
             self._hang_up(node)
 
@@ -453,7 +528,8 @@ class Nodes:
         if document["told"] == "here":
             self._greet(name, node, document)
             return
-        if document["told"] == "pong":
+        if document["told"] == "pong":  # nothing else shows that it hears, least of all logs
+            node.unanswered = 0
             return
         key = document["key"]
         with self._lock:
@@ -461,8 +537,13 @@ class Nodes:
         match document["told"]:
             case "started" if process is not None:
                 process.pid = int(document["pid"])
-            case "log" if process is not None:
-                process.collected.take(int(document["offset"]), document["text"].encode("latin-1"))
+            case "log":
+                piece = document["text"].encode("latin-1")
+                node.logs_bytes += len(piece)
+                if node.logs_bytes >= LOGS_ON_THE_WAY_BYTES // 4:
+                    self._printing[name] = None
+                if process is not None:
+                    process.collected.take(int(document["offset"]), piece)
             case "ended":
                 if document["well"]:
                     self._on_well(key)
@@ -480,7 +561,7 @@ class Nodes:
         for key in document["well"]:
             self._on_well(key)
         with self._changed:
-            first, node.here = not node.here, True
+            first, node.here, node.greeted, node.unanswered = not node.here, True, True, 0
             node.running, node.ended = set(document["running"]), dict(document["ended"])
             mine = [one for one in self._processes.values() if one.node == name and one.key not in node.unsent]
             self._changed.notify_all()
@@ -495,16 +576,5 @@ class Nodes:
             elif not first:
                 process.over(AdoptedProcess.UNKNOWN_CODE, "it was gone when the line to its node was back")
         if first:
-            self._doubts.pop(name, None)
+            self._end_doubt(name)
             self._on_event(NodeHere(name))
-
-
-def _refuses(place: tuple[str, int]) -> bool:
-    """Whether nobody listens there any more, on a machine that answers."""
-    try:
-        socket.create_connection(place, timeout=PROBE_TIMEOUT_S).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
