@@ -200,6 +200,43 @@ def test_ranks_follow_the_racks_and_an_agent_that_dies_with_code_on_its_way_fail
     assert nodes in (racks[0] + racks[1], racks[1] + racks[0])  # whichever of them has the leader
 
 
+#: How a plain command has PyTorch run on all of its slots, whatever nodes they are on.
+TORCHRUN = (
+    'exec "$0" -m torch.distributed.run --nnodes $GEMINID_NODE_COUNT --node-rank $GEMINID_NODE_RANK'
+    ' --nproc-per-node $GEMINID_SLOT_COUNT --master-addr $MASTER_ADDR --master-port $MASTER_PORT "$@"'
+)
+
+SUM = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([10.0 ** dist.get_rank()])
+dist.all_reduce(total)
+print("sum", int(total))
+dist.destroy_process_group()
+"""
+
+
+def test_a_command_on_several_nodes_meets_by_what_it_is_told_and_ends_though_it_floods_its_log(ray):
+    script = ray.home / "sum.py"
+    script.write_text(SUM)
+    gang = ray.submit("sh", "-c", TORCHRUN, sys.executable, str(script), min_slots=4, max_slots=4)
+    assert ray.over(gang)["phase"] == "succeeded", ray.run("logs", gang).stdout
+    assert ray.run("logs", gang).stdout.count("sum 1111") == 4
+    said = ("sh", "-c", "echo $GEMINID_ADDRESSES $MASTER_ADDR $MASTER_PORT")
+    named = ray.submit(*said, min_slots=8, max_slots=8, env={"MASTER_PORT": "1234"})
+    assert ray.over(named)["phase"] == "succeeded"
+    told = {line for line in ray.run("logs", named).stdout.splitlines() if " 1234" in line}
+    ((addresses, first, _),) = (line.split() for line in told)  # all were told the same
+    assert len(set(addresses.split(","))) == 4
+    assert addresses.split(",")[0] == first
+    flood = ray.submit("sh", "-c", "trap '' TERM; exec yes 'a line that somebody forgot in an inner loop'")
+    ray.wait_for(lambda: "are left out here" in ray.run("logs", flood, "--tail", 100_000).stdout)
+    assert ray.run("cancel", flood).returncode == 0
+    beside = ray.submit("true", min_slots=7, max_slots=7)  # one slot on the same node as well
+    assert ray.over(beside)["phase"] == "succeeded"
+    assert ray.over(flood)["phase"] == "cancelled"
+
+
 def test_a_killed_raylet_costs_a_moment_and_no_sample(ray):
     job = ray.spread("b", 5, "--clock")
     victim = sorted(ray.on(job))[0]

@@ -96,12 +96,17 @@ def test_elastic_jobs_and_plain_commands_run_to_their_end(live):
     second = live.counting("b", "--samples", 200, "--epochs", 12, "--max-batch", 64, name="second")
     submitted = live.run("submit", "--name", "hello", "--env", "WORD=secret", "--", "sh", "-c", 'echo "word is $WORD"')
     plain = submitted.stdout.split()[1]
+    said = "echo $GEMINID_ADDRESSES $GEMINID_NODE_RANK $GEMINID_SLOT_COUNT $MASTER_ADDR $MASTER_PORT"
+    where = live.submit("sh", "-c", said, min_slots=2, max_slots=2)
     failing = live.submit("sh", "-c", "exit 3", max_retries=0)
     waited = live.run("wait", first, second, plain, "--timeout", 90)
     assert waited.returncode == 0, waited.stderr + live.run("status").stdout + live.run("show", first).stdout
     assert live.exactly_once("a", 200, 12)
     assert live.exactly_once("b", 200, 12)
     assert live.run("logs", plain).stdout == "word is secret\n"
+    assert live.run("wait", where, "--timeout", 60).returncode == 0
+    *named, port = live.run("logs", where).stdout.split()
+    assert (named, port.isdigit()) == (["127.0.0.1", "0", "2", "127.0.0.1"], True)
     assert live.run("wait", failing, "--timeout", 60).returncode == 1
     told = live.job(failing)
     assert (told["phase"], told["reason"]) == ("failed", "it ended with exit code 3")

@@ -18,6 +18,7 @@ from geminid.job import JobSpec
 from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.machine import slot_environment
+from geminid.serve.executors.meeting import meeting_place, place_among
 from geminid.serve.executors.plain import (
     PlainCommand,
     PlainExit,
@@ -47,6 +48,9 @@ from geminid.train.pythonline import PythonLine
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 from geminid.train.takeover import worker_marks
+
+#: Where the processes of a plain command reach each other.
+LOOPBACK = "127.0.0.1"
 
 
 class LocalExecutor(SupervisedExecutor):
@@ -180,8 +184,10 @@ class LocalExecutor(SupervisedExecutor):
         )
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
-        environment = job_environment(job, cpu=not self._devices) | {"GEMINID_JOB": job.id}
+        addresses = {self._where(slots[0])[0]: LOOPBACK}  # a command is on one node here
+        environment = job_environment(job, cpu=not self._devices) | meeting_place(addresses) | dict(job.spec.env)
         environment |= slot_environment(list(map(int, slots)), self._devices)
+        environment |= place_among(addresses, next(iter(addresses)), len(slots)) | {"GEMINID_JOB": job.id}
         if self._slot_memory_bytes is not None:
             environment[MEMORY] = str(self._slot_memory_bytes * len(slots))
         folder = self.folder_of(job.id)

@@ -32,6 +32,7 @@ from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.bridge import Bridge
 from geminid.serve.executors.machine import is_of_this_machine, slot_environment
+from geminid.serve.executors.meeting import meeting_place, place_among
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.raycode import CannotPack, CodeStore
 from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
@@ -735,13 +736,15 @@ class RayExecutor(SupervisedExecutor):
         for slot in slots:
             by_node.setdefault(self._where(slot)[0], []).append(slot)
         by_node = {node: by_node[node] for node in sorted(by_node, key=lambda node: (self._topology(node), node))}
+        addresses = {node: self._nodes.host(node) for node in by_node}
+        meeting = meeting_place(addresses)
         launches = []
-        for rank, (node, mine) in enumerate(by_node.items()):
+        for node, mine in by_node.items():
             environment = {
+                **meeting,
                 **self._environment_of(job, node, mine),
+                **place_among(addresses, node, len(mine)),
                 "GEMINID_JOB": job.id,
-                "GEMINID_NODES": ",".join(by_node),
-                "GEMINID_NODE_RANK": str(rank),
             }
             out = self.folder_of(job.id) / "logs" / ("out.log" if len(by_node) == 1 else f"{node}.log")
             folder = Path(job.spec.working_dir or "")

@@ -44,7 +44,7 @@ SILENT_S = 120.0
 TICK_S = 0.1
 
 #: So much of all logs together is taken in a second.
-LOGS_PER_S_BYTES = 32 << 20
+LOGS_PER_S_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +221,12 @@ class Nodes:
         """Whether a node has a server, as far as is known."""
         with self._lock:
             return node in self._nodes
+
+    def host(self, node: str) -> str:
+        """The address of a node, by which the others reach it; none if it has no server, as far as is known."""
+        with self._lock:
+            known = self._nodes.get(node)
+        return "" if known is None else known.host
 
     def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until something is so; whether it is."""
