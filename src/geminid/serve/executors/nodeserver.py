@@ -22,7 +22,7 @@ the key of the process that they are about, and may be repeated: a key is starte
 | ``{"told": "ended", "key", "code", "reason"}`` | after the last piece of its log |
 
 Nobody waits for logs: the service says how much of them it will take (``LOGS_ON_THE_WAY_BYTES`` at first), which is
-shared out among the processes piece by piece, and a process that prints faster is left out in parts (``nodelog.py``).
+shared out among the processes piece by piece. Of one that prints faster than that, parts are left out (``nodelog.py``).
 
 The processes end with the server, whichever way that ends, and with them all that they have started; and the server
 ends with the warm process that they are forked from, and when no service has come for long. What an earlier server of
@@ -408,7 +408,7 @@ class NodeServer:
             self._tell_end(key)
 
     def _send_piece(self, key: str) -> bool:
-        """Send the next piece of a log, if there is one; next time it is the last one's turn."""
+        """Send the next piece of a log, if there is one; then it is the turn of all others."""
         kept = self._kept[key]
         if kept.log.sent is None or self._logs_left_bytes <= 0 or self._line is None:
             return False

@@ -1,12 +1,13 @@
 """Processes on the nodes of a cluster, as a supervisor sees them: started, watched and signalled from here.
 
 One thread has a line to the :class:`~geminid.serve.executors.nodeserver.NodeServer` of each node. A line that breaks is
-opened again: a server that is there tells what became of its processes meanwhile. Nothing that a node does or leaves
-undone delays the others: nobody waits for a line to open or to take something, and of logs so much is let through that
-the rest comes through as well. One that refuses connections is gone,
+opened again: a server that is there tells what became of its processes meanwhile. One that refuses connections is gone,
 and all processes with it: :class:`NodeGone` is told, which is for the executor to act on. It knows which jobs go on
 without them. Of a node that was given up because others say that it is gone, processes may run for a while:
 :class:`NodeEnded` is told when none does any more. Of one that does not answer, :class:`NodeSilent`.
+
+No node delays the others: nobody waits until a line is open or takes something, and only so much of logs is asked for
+that whatever else is told comes through.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -32,7 +34,7 @@ from geminid.serve.executors.nodeserver import FENCE_S, LOGS_ON_THE_WAY_BYTES, P
 from geminid.train.launcher import AdoptedProcess, Launch
 
 #: A line that broke is opened again after so long, and an attempt takes at most so long.
-AGAIN_S, ATTEMPT_S = 0.2, 5.0
+AGAIN_S, ATTEMPT_S = 0.2, 2.0
 
 #: A server that may be gone is looked at so often, which is how long such a look may take.
 PROBE_S = 0.5
@@ -97,7 +99,7 @@ class _Node:
     token: str
     line: PatientLine | None = None
     greeted: bool = False
-    open_by_s: float = 0.0
+    open_by_s: float = inf
     here: bool = False
     running: set[str] = field(default_factory=set)
     ended: dict[str, int] = field(default_factory=dict)
@@ -363,8 +365,10 @@ class Nodes:
             for name, node in list(self._nodes.items()):
                 if node.line is None and now_s >= node.again_at_s:
                     self._connect(name, node)
-                elif node.line is not None and not node.greeted and now_s >= node.open_by_s and not node.line.is_open:
-                    self._hang_up(node)
+                elif node.line is not None and now_s >= node.open_by_s:
+                    node.open_by_s = inf
+                    if not node.line.is_open:
+                        self._hang_up(node)
             self._resolve_doubts(now_s)
             if now_s >= self._more_at_s:
                 self._more_at_s = now_s + TICK_S
@@ -394,8 +398,7 @@ class Nodes:
     def _connect(self, name: str, node: _Node) -> None:
         """Begin to open a line; nobody waits for it."""
         try:
-            ready = lambda line: self._hear(name, node, line)  # noqa: E731
-            node.line = PatientLine.to(node.host, node.port, self._selector, ready)
+            node.line = PatientLine.to(node.host, node.port, self._selector, lambda line: self._hear(name, node, line))
         except ConnectionRefusedError:
             self._refused(name)
         except OSError:
