@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from geminid.serve.executors import nodelog, remote
+from geminid.serve.executors import nodelog, remote, remotecommand
 from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodelog import KEPT_BYTES, STEP_BYTES, NodeLog
 from geminid.serve.executors.nodeserver import NodeServer
 from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
+from geminid.serve.executors.remotecommand import RemoteCommand
 from geminid.train.launcher import SLOT_GONE, Launch, started_at
 
 
@@ -87,6 +88,21 @@ def test_nothing_runs_before_it_is_told_to_begin(nodes, tmp_path):
     assert (tmp_path / "ran").exists()
     process.close()
     after.close()
+
+
+def test_a_command_that_is_to_end_is_told_so_until_it_has(nodes, tmp_path, monkeypatch):
+    """Also if its line was cut at the moment when it was told first."""
+    monkeypatch.setattr(remotecommand, "AGAIN_S", 0.0)
+    process, ended = started(nodes, launch(tmp_path, "sleep", "300")), threading.Event()
+    until(lambda: process.pid)
+    command = RemoteCommand([process], lambda command: ended.set())
+    with monkeypatch.context() as cut:
+        cut.setattr(nodes, "tell", lambda node, document: None)
+        command.stop(0.0)
+        command.tick()
+    assert not ended.wait(0.5)
+    until(lambda: command.tick() or ended.is_set())
+    assert command.exit.code == -signal.SIGKILL
 
 
 def test_what_cannot_be_started_says_so(nodes, tmp_path):

@@ -13,6 +13,10 @@ from geminid.serve.executors.remote import RemoteProcess
 from geminid.train.launcher import how_it_ended
 
 
+#: Whoever is to end is told again so often: a line that is cut carries nothing.
+AGAIN_S = 2.0
+
+
 class RemoteCommand:
     """A plain command's processes, one on each of its nodes: when one fails, all end."""
 
@@ -40,13 +44,13 @@ class RemoteCommand:
                 process.signal(signal.SIGTERM)
 
     def tick(self) -> None:
-        """End the command if its grace period is over."""
+        """End the command if its grace period is over; as often as that takes."""
         if self._kill_at_s is not None and monotonic() > self._kill_at_s:
-            self._kill_at_s = None
             self.kill()
 
     def kill(self) -> None:
         """End the command now."""
+        self._kill_at_s = monotonic() + AGAIN_S
         for process in self._processes:
             process.signal(signal.SIGKILL)
 
