@@ -14,6 +14,9 @@ from geminid.serve.executors.line import Line
 #: A bridge that ended is started again after so long, twice as long each time, up to a limit.
 BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
 
+#: It tells of all nodes in one line, with the slots that are held there: a kilobyte or so for each.
+LONGEST_BRIDGE_LINE_BYTES = 1 << 27
+
 #: One that has said nothing for so long hangs, and is ended; it says something at every look at the cluster.
 BRIDGE_SILENT_S = 60.0
 
@@ -99,7 +102,7 @@ class Bridge:
         except OSError:
             ours.close()
             raise
-        line = Line(ours, timeout_s=BRIDGE_SILENT_S)
+        line = Line(ours, BRIDGE_SILENT_S, LONGEST_BRIDGE_LINE_BYTES)
         with self._lock:
             self._line, self._started = line, self._started + 1
         return line

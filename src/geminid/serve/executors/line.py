@@ -9,18 +9,23 @@ import socket
 from collections.abc import Callable, Mapping
 from typing import Any
 
-#: A line that is received must not be longer.
+#: A line that is received must not be longer, unless its receiver takes longer ones.
 LONGEST_LINE_BYTES = 1 << 22
 
 
 class Line:
-    """A connection whose user waits until the other side has taken what is sent, or for ``timeout_s``."""
+    """A connection whose user waits until the other side has taken what is sent, or for ``timeout_s``.
 
-    def __init__(self, opened: socket.socket, timeout_s: float | None = 5.0) -> None:
+    A line that is longer than ``longest_bytes`` is not taken.
+    """
+
+    def __init__(
+        self, opened: socket.socket, timeout_s: float | None = 5.0, longest_bytes: int = LONGEST_LINE_BYTES
+    ) -> None:
         opened.settimeout(timeout_s)
         if opened.family == socket.AF_INET:
             opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._socket, self._buffer = opened, bytearray()
+        self._socket, self._buffer, self._longest_bytes = opened, bytearray(), longest_bytes
 
     def fileno(self) -> int:
         """For selectors."""
@@ -40,16 +45,19 @@ class Line:
         Raises:
             EOFError: the other side closed the connection.
             OSError: the connection broke.
-            ValueError: what arrived is no object.
+            ValueError: what arrived is no object, or too long.
         """
         chunk = self._socket.recv(1 << 18)
         if not chunk:
             raise EOFError("the connection was closed")
-        self._buffer += chunk
-        *lines, rest = self._buffer.split(b"\n")
-        if len(rest) > LONGEST_LINE_BYTES:
+        before, newline, after = chunk.rpartition(b"\n")
+        lines = []
+        if newline:
+            lines = (self._buffer + before).split(b"\n")
+            self._buffer = bytearray()
+        self._buffer += after
+        if len(self._buffer) > self._longest_bytes:
             raise ValueError("a line is too long")
-        self._buffer = bytearray(rest)
         documents = [json.loads(line) for line in lines]
         if not all(isinstance(document, dict) for document in documents):
             raise ValueError("what came is no object")
