@@ -500,3 +500,102 @@ def test_how_a_command_ended_is_written_down_though_the_disk_is_full_by_then(tmp
     found = exit_of(folder)
     assert found is not None
     assert found.code == 0
+
+
+def elastic_on(slots: list[int], job_id: str) -> LiveJob:
+    place = Placement.of({NODE: slots})
+    spec = JobSpec(name="x", command=("true",), working_dir="/", max_slots=4)
+    return LiveJob(state=JobState.submitted(job_id=job_id, spec=spec, at_s=0.0), elastic=True, target=place)
+
+
+class Crowd:
+    """An executor of four slots whose supervisors do nothing, and which jobs it has tried to lead to their slots."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made = LocalExecutor(folder, machine(4), warm=False)
+        self.supervisors: dict[str, MagicMock] = {}
+        self.led: list[str] = []
+        self.made.open(lambda happening: None, [])
+        monkeypatch.setattr(self.made, "_supervise", lambda job, adopt: self.supervisors.setdefault(job.id, self.one()))
+        lead = self.made._lead
+        monkeypatch.setattr(self.made, "_lead", lambda job_id: [self.led.append(job_id), *lead(job_id)][1:])
+
+    @staticmethod
+    def one() -> MagicMock:
+        return MagicMock(status=SimpleNamespace(ready=None, slots=(), reason=""), has_ended=False)
+
+    def run(self, job_id: str, *slots: int) -> list[r.Record]:
+        job = elastic_on(list(slots), job_id)
+        told = self.made.run(job, job.target)
+        self.made.flush()
+        return told
+
+    def hear(self, job_id: str, event: j.JobEvent) -> list[r.Record]:
+        self.led.clear()
+        return self.made.take(_Told(job_id, self.supervisors[job_id], event))
+
+    def start(self, job_id: str, *slots: int) -> None:
+        assert [type(record) for record in self.run(job_id, *slots)] == [r.JobStarting]
+        for slot in slots:
+            self.hear(job_id, j.WorkerStarted(f"w{slot}", str(slot), 0))
+        self.hear(job_id, j.Resized(tuple(map(str, slots))))
+
+
+def progress() -> SimpleNamespace:
+    return SimpleNamespace(
+        **dict.fromkeys(("progress", "samples", "step", "epoch", "accumulation_s", "step_s"), 0),
+        **dict.fromkeys(("squared_gradient", "variance", "learning_rate_factor"), 1.0),
+        size=2,
+        plan=SimpleNamespace(per_slot_batch=1, accumulation_steps=0),
+        metrics={},
+    )
+
+
+def test_whoever_waits_for_a_slot_is_led_when_it_becomes_free_and_nobody_else_is(tmp_path, monkeypatch):
+    crowd = Crowd(tmp_path, monkeypatch)
+    crowd.start("j1", 0, 1)
+    crowd.start("j2", 2)
+    crowd.start("j3", 3)
+    assert crowd.run("j4", 1) == []
+    assert crowd.run("j5", 2) == []
+
+    crowd.hear("j1", j.Reported(progress()))
+    assert crowd.led == []  # as all do every second: it is nobody's business
+    crowd.hear("j3", j.WorkerStarted("w9", "3", 0))
+    assert crowd.led == ["j3"]
+
+    assert [type(record) for record in crowd.run("j1", 0)] == [r.JobRescaling]
+    assert crowd.hear("j1", j.Resized(("0",))) == []  # its worker is there still
+    left, started = crowd.hear("j1", j.WorkerEnded("w1", "1", "was not needed any more", expected=True))
+    assert left == r.JobRescaling(job_id="j1", placement=Placement.of({NODE: [0]}))
+    assert started == r.JobStarting(job_id="j4", placement=Placement.of({NODE: [1]}))
+    assert crowd.led == ["j1", "j4"]
+
+    told = crowd.hear("j2", j.JobEnded(j.JobPhase.FINISHED, ""))
+    assert [(type(record), record.job_id) for record in told] == [(r.JobEnded, "j2"), (r.JobStarting, "j5")]
+    held = [running.holds for running in crowd.made._running.values()]
+    assert sum(map(len, held)) == len(set().union(*held)) == 4
+
+
+def test_whoever_can_start_beside_one_that_is_told_to_stop_does_not_wait_for_it(tmp_path, monkeypatch):
+    crowd = Crowd(tmp_path, monkeypatch)
+    crowd.start("j1", 0)
+    assert crowd.run("j2", 0, 1) == []
+    assert crowd.made.tick() == []
+    assert [type(record) for record in crowd.made.stop(elastic_on([0], "j1"), "paused")] == [r.JobStopping]
+    assert crowd.made.tick() == [r.JobStarting(job_id="j2", placement=Placement.of({NODE: [1]}))]
+    crowd.made.flush()
+    grown = crowd.hear("j1", j.JobEnded(j.JobPhase.STOPPED, ""))[-1]
+    assert grown == r.JobRescaling(job_id="j2", placement=Placement.of({NODE: [0, 1]}))
+
+
+def test_logs_of_many_jobs_are_looked_at_in_turn(tmp_path, monkeypatch):
+    looked: list[str] = []
+    monkeypatch.setattr("geminid.serve.executors.supervised.MOST_LOGS", 2)
+    monkeypatch.setattr("geminid.serve.executors.supervised.rotate", lambda logs: looked.append(logs.parent.name))
+    crowd = Crowd(tmp_path, monkeypatch)
+    for number in range(3):
+        crowd.start(f"j{number}", number)
+    for _ in range(3):
+        crowd.made._look_at_logs()
+    assert looked == ["j0", "j1", "j2", "j0", "j1"]

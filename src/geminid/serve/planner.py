@@ -320,7 +320,7 @@ class Planner:
             engine.take(e.NodeDrained(now_s, self.cluster.node_index[node]))
         for node in self._state.down & set(self.cluster.node_index):
             engine.take(e.NodeDown(now_s, self.cluster.node_index[node]))
-        for job in self._state.jobs.values():
+        for job in sorted(self._state.jobs.values(), key=lambda job: job.state.submitted_at_s):
             if self._can_run(job) and job.held_until_s <= now_s:
                 self._restore(engine, job, now_s)
         self._count_cordons(engine)

@@ -143,6 +143,7 @@ class Service:
             patience_s=patience_s,
         )
         self._keep, self._forget_at_s = keep or Retention(), 0.0
+        self._tick_at_s = 0.0
         self._unsaved: list[r.Record] = []
         self._touched: set[str] = set()
         self._nodes_changed = False
@@ -364,7 +365,7 @@ class Service:
 
     def _wait(self) -> list[Any]:
         """What came in; at least one thing, or nothing if it is time to look at the clock."""
-        due_s = min(TICK_S, max(0.0, self._planner.due_s() - self.clock.now_s()))
+        due_s = max(0.0, min(self._tick_at_s - time.monotonic(), self._planner.due_s() - self.clock.now_s()))
         items: list[Any] = []
         with contextlib.suppress(queue.Empty):
             items.append(self._inbox.get(timeout=due_s) if due_s > 0 else self._inbox.get_nowait())
@@ -396,8 +397,7 @@ class Service:
         for item in items:
             if isinstance(item, tuple):
                 happened += self.executor.take(item[0])
-        happened += self.executor.tick()
-        happened += self._spent()
+        happened += self._tick()
         self._unsaved = []
         trial = self._state.copy()
         records: list[r.Record] = list(happened)
@@ -437,6 +437,13 @@ class Service:
         if outdated and self._commit([r.JobsForgotten(job_ids=outdated)]):
             remove_folders(outdated, self.executor.folder_of)
         self.executor.keep_code({job.code for job in self._state.jobs.values() if not job.phase.is_terminal})
+
+    def _tick(self) -> list[r.Record]:
+        """What time brings; looked at twice a second, however often something comes in: it is about all jobs."""
+        if time.monotonic() < self._tick_at_s:
+            return []
+        self._tick_at_s = time.monotonic() + TICK_S
+        return [*self.executor.tick(), *self._spent()]
 
     def _spent(self) -> list[r.Record]:
         """Jobs that have used all of the GPU time that they may."""

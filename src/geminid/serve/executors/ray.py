@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
 
 from geminid import __version__
 from geminid.cluster import Cluster
@@ -122,6 +122,10 @@ class _Bringing:
 class RayExecutor(SupervisedExecutor):
     """The executor of a Ray cluster. A slot is named ``node/index``."""
 
+    #: What it talks through; measurements put something else in their place.
+    _lines: ClassVar[Callable[..., Nodes]] = Nodes
+    _talker: ClassVar[Callable[..., Bridge]] = Bridge
+
     def __init__(
         self,
         folder: Path,
@@ -144,6 +148,7 @@ class RayExecutor(SupervisedExecutor):
         self._gone_since_s: dict[str, float] = {}
         self._taken: dict[str, tuple[int, ...]] = {}
         self._draining: frozenset[str] = frozenset()
+        self._is_outdated = False  # the cluster: nodes have come or gone since it was made
         self._held: dict[str, Mapping[str, Any]] = {}
         self._pending: dict[int, _Asked] = {}
         self._bringing: dict[int, _Bringing] = {}
@@ -168,7 +173,7 @@ class RayExecutor(SupervisedExecutor):
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._unshipped: dict[str, int] = {}  # how often a job's code could not be brought somewhere
         self._silent_s = silent_s
-        self._nodes = Nodes(
+        self._nodes = self._lines(
             lambda event: self._forward(event),
             self._folder_on,
             self._holders_on,
@@ -178,7 +183,7 @@ class RayExecutor(SupervisedExecutor):
         command = [sys.executable, "-m", "geminid.serve.executors.raybridge"]
         self._service = _service_id(folder)
         command += [address, self._service, str(FORSAKEN_S), str(silent_s)]
-        self._bridge = Bridge(command, lambda document: self._forward(_Bridged(document)))
+        self._bridge = self._talker(command, lambda document: self._forward(_Bridged(document)))
         try:
             self._await_nodes()
         except BaseException:
@@ -231,7 +236,7 @@ class RayExecutor(SupervisedExecutor):
         while (needed & self._seen.keys()) - self._up and monotonic() < deadline_s:
             with contextlib.suppress(Empty):
                 told += self._digest(self._heard.get(timeout=0.2))
-        self._cluster = self._make_cluster()
+        self._is_outdated = True
         return told
 
     # --- What the service asks ---
@@ -282,12 +287,25 @@ class RayExecutor(SupervisedExecutor):
         """What a node, the bridge, a supervisor or a watcher told means this."""
         if not isinstance(happening, NodeHere | NodeGone | NodeEnded | NodeSilent | _Bridged):
             return super().take(happening)
+        about = self._slots_about(happening)
         told = self._digest(happening)
-        if any(isinstance(record, r.NodeJoined | r.NodeLeft) for record in told):
-            self._cluster = self._make_cluster()
-        for job_id in list(self._wanted):
-            told += self._lead(job_id)
-        return told
+        self._is_outdated |= any(isinstance(record, r.NodeJoined | r.NodeLeft) for record in told)
+        if about is None:
+            return told + self._lead_missing(self._wanted)
+        self._stirred |= about
+        return told + self._lead_suitors()
+
+    def _slots_about(self, happening: Happening) -> Set[str] | None:
+        """The slots that an answer of the bridge is about, which concerns only those who want them; None of others."""
+        match happening:
+            case _Bridged(document={"told": "leased" | "refused" | "seated"} as document):
+                asked = self._pending.get(document.get("id", 0))
+                return {*(() if asked is None else asked.slots), *document.get("held", ())}
+            case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
+                brought = self._bringing.get(document["id"])
+                wanted = None if brought is None else self._wanted.get(brought.job_id)
+                return set() if wanted is None else set(wanted[1])
+        return None
 
     def tick(self) -> list[r.Record]:
         """Slots and nodes that nobody needs go back to Ray; slots that could not be had are asked for again."""
@@ -308,9 +326,20 @@ class RayExecutor(SupervisedExecutor):
             if self._bridge.send({"do": "unship", "job": job_id}) is not None:
                 self._places.pop(job_id, None)
                 self._bringing = {number: one for number, one in self._bringing.items() if one.job_id != job_id}
-        for job_id in list(self._wanted):
-            told += self._lead(job_id)
-        return told
+        asking = {asked.job_id for asked in self._pending.values()}  # they are led when that is answered
+        return told + self._lead_missing(job_id for job_id in self._wanted if job_id not in asking)
+
+    def _lead_missing(self, jobs: Iterable[str]) -> list[r.Record]:
+        """Lead those of some jobs that are not where they are wanted, or whose slots Ray has not given us."""
+        missing = [job_id for job_id in jobs if not self._is_there(job_id)]
+        return [record for job_id in missing for record in self._lead(job_id)]
+
+    @property
+    def cluster(self) -> Cluster:
+        """The slots of all nodes that there are, made anew when it is asked for after nodes have come or gone."""
+        if self._is_outdated:
+            self._cluster, self._is_outdated = self._make_cluster(), False
+        return self._cluster
 
     def delay_of(self, job_id: str) -> str:
         """What a job that is to start or to grow waits for: Ray, its code, an agent, or its end elsewhere."""
@@ -377,7 +406,7 @@ class RayExecutor(SupervisedExecutor):
                 if self._forward is not self._early:
                     self._nodes.end_strangers(name)  # those of jobs that have gone on without them
                 self._lift_fences(name)
-                return [self._join(name), *self._count_others()]
+                return [self._join(name), *self._count_others([name])]
             case NodeGone(node=name) if name in self._up:
                 return self._lose_node(name)
             case _Bridged(document={"told": "nodes"} as document):
@@ -402,7 +431,8 @@ class RayExecutor(SupervisedExecutor):
                     self._refused_until_s |= dict.fromkeys(document["slots"], monotonic() + REFUSED_S)
                 return self._mark_taken(document["slots"])
             case _Bridged(document={"told": "seated"} as document):
-                waiting = [slot for slot, seat in self._held.items() if seat["holder"] is None]
+                known = {slot: self._held.get(slot) for slot in document["held"]}
+                waiting = {slot for slot, seat in known.items() if seat is not None and seat["holder"] is None}
                 self._take_seats({slot: seat for slot, seat in document["held"].items() if slot in waiting})
             case _Bridged(document={"told": "hangs", "node": str(name)}):
                 return [self._note_hanging(name)]
@@ -452,18 +482,19 @@ class RayExecutor(SupervisedExecutor):
         self._doubt_missing()
         return told + self._count_others()
 
-    def _count_others(self) -> list[r.Record]:
-        """Slots that others hold are not for us: as many of each node, of those that we do not hold.
+    def _count_others(self, nodes: Iterable[str] | None = None) -> list[r.Record]:
+        """Slots that others hold are not for us: as many of each node (or of these), of those that we do not hold.
 
         So are those that Ray has just refused to give us. Of a node that cannot be used for now, none is for us but
         those that we hold.
         """
         told: list[r.Record] = []
         now_s = monotonic()
-        self._unfit_until_s = {name: until_s for name, until_s in self._unfit_until_s.items() if now_s < until_s}
-        self._refused_until_s = {slot: until_s for slot, until_s in self._refused_until_s.items() if now_s < until_s}
+        if nodes is None:  # what is over is over for all of its nodes
+            self._unfit_until_s = {name: until_s for name, until_s in self._unfit_until_s.items() if now_s < until_s}
+            self._refused_until_s = {slot: at_s for slot, at_s in self._refused_until_s.items() if now_s < at_s}
         refused = set(map(self._where, self._refused_until_s.keys() - self._held.keys()))
-        for name in sorted(self._up & set(self._seen)):
+        for name in sorted(self._up & self._seen.keys() if nodes is None else nodes):
             node = self._seen[name]
             unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._held]
             withheld = [index for index in unheld if (name, index) in refused]
@@ -543,7 +574,8 @@ class RayExecutor(SupervisedExecutor):
         for places in self._places.values():
             places.pop(name, None)
         told: list[r.Record] = [r.NodeLeft(node=name, reason=reason)]
-        for job_id, running in self._running.items():
+        for job_id in self._holders.of(mine):
+            running = self._running[job_id]
             held = set(running.workers.values()) if isinstance(running, _Elastic) else set()
             if running.holds & mine and held <= mine:
                 self._fences.setdefault(job_id, set()).add(name)
@@ -556,8 +588,7 @@ class RayExecutor(SupervisedExecutor):
         late = [name for name in late if name not in fenced][: len(self._known) - 1]
         for name in late:
             del self._known[name], self._gone_since_s[name]
-        if late:
-            self._cluster = self._make_cluster()
+        self._is_outdated |= bool(late)
         return [r.NodeForgotten(node=name) for name in late]
 
     # --- Jobs that may still run on nodes that are gone ---
@@ -620,18 +651,29 @@ class RayExecutor(SupervisedExecutor):
     def _is_here(self, slot: str) -> bool:
         return self._where(slot)[0] in self._up
 
+    def _is_there(self, job_id: str) -> bool:
+        if not super()._is_there(job_id):
+            return False
+        job, slots = self._wanted[job_id]
+        return all(self._is_ready(job, slot) for slot in slots)
+
+    def _is_ready(self, job: LiveJob, slot: str) -> bool:
+        """Whether a slot is held for us, its node has an agent, and a job's code is there."""
+        node = _node(slot)
+        has_code = not (job.code and self._ship) or node in self._places.get(job.id, {})
+        return slot in self._held and node in self._up and node not in self._resting and has_code
+
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].code if self._ship else ""
-        missing = tuple(slot for slot in slots if slot not in self._held and self._where(slot)[0] in self._up)
-        pending = {slot for asked in self._pending.values() for slot in asked.slots}
-        if missing and not pending & set(missing) and not any(map(self._is_taken, missing)):
-            self._lease(job_id, missing)
-        here = self._up - self._resting.keys()
+        missing = tuple(slot for slot in slots if slot not in self._held and _node(slot) in self._up)
+        if missing and not any(map(self._is_taken, missing)):
+            pending = {slot for asked in self._pending.values() for slot in asked.slots}
+            if pending.isdisjoint(missing):
+                self._lease(job_id, missing)
         if code:
             ours = [slot for slot in slots if slot in self._held or self._is_asked(job_id, slot)]
-            self._bring(job_id, {self._where(slot)[0] for slot in ours}, code)
-            here &= self._places.get(job_id, {}).keys()
-        return tuple(slot for slot in slots if slot in self._held and self._where(slot)[0] in here)
+            self._bring(job_id, set(map(_node, ours)), code)
+        return tuple(slot for slot in slots if self._is_ready(self._wanted[job_id][0], slot))
 
     def _is_taken(self, slot: str) -> bool:
         node, index = self._where(slot)
@@ -673,8 +715,9 @@ class RayExecutor(SupervisedExecutor):
 
     def _holders_on(self, node: str) -> dict[str, Mapping[str, Any] | None]:
         """The processes that hold the slots of a node for us, by index."""
-        mine = [(self._where(slot), seat) for slot, seat in dict(self._held).items()]
-        return {str(index): seat["holder"] for (name, index), seat in mine if name == node}
+        seen = self._seen.get(node)
+        seats = {index: self._held.get(self._slot(node, index)) for index in range(seen["slots"] if seen else 0)}
+        return {str(index): seat["holder"] for index, seat in seats.items() if seat is not None}
 
     def _environment_of(self, job: LiveJob, node: str, slots: Sequence[str]) -> dict[str, str]:
         """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
@@ -713,7 +756,7 @@ class RayExecutor(SupervisedExecutor):
             address=Address(host=self._host),
             topology=self._topology,
             most_failures=job.spec.max_retries,
-            patience=replace(self._patience, heartbeat=heartbeat_s(self._cluster.total_slots)),
+            patience=replace(self._patience, heartbeat=heartbeat_s(self.cluster.total_slots)),
         )
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
@@ -804,9 +847,11 @@ class RayExecutor(SupervisedExecutor):
         (self.folder_of(job_id) / PLAIN).unlink(missing_ok=True)
 
     def _live_workers(self, job_id: str) -> dict[str, str]:
-        left, running = Handover.read(self.folder_of(job_id)), self._nodes.running()
+        left = Handover.read(self.folder_of(job_id))
         workers = left.workers if left is not None else {}
-        return {worker: entry["slot"] for worker, entry in workers.items() if entry["key"] in running}
+        return {
+            worker: entry["slot"] for worker, entry in workers.items() if self._nodes.runs(entry["node"], entry["key"])
+        }
 
     def _end_others(self) -> None:
         """Of jobs that were taken over, those processes that nobody wrote down: none has begun anything by then."""
@@ -822,6 +867,11 @@ class RayExecutor(SupervisedExecutor):
             keys |= {one["key"] for one in json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]}
         left = Handover.read(folder)
         return keys | {entry["key"] for entry in left.workers.values()} if left is not None else keys
+
+
+def _node(slot: str) -> str:
+    """The node of a slot."""
+    return slot.rpartition("/")[0]
 
 
 def _leave_word(jobs: Path, key: str) -> None:

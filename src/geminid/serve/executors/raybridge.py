@@ -42,8 +42,8 @@ import select
 import socket
 import sys
 import threading
-from collections import deque
-from collections.abc import Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -110,7 +110,7 @@ class _Question:
 class Bridge:
     """See the module."""
 
-    def __init__(self, line: Line, service: str, forsaken_s: float, silent_s: float) -> None:
+    def __init__(self, line: Line, service: str, known: Known, forsaken_s: float, silent_s: float) -> None:
         self._line, self._service, self._forsaken_s = line, service, forsaken_s
         self._patient_looks = silent_s / LOOK_S  # not time: we may have stood still ourselves
         self._send_lock = threading.Lock()
@@ -120,7 +120,7 @@ class Bridge:
         self._found = False
         self._units: dict[str, tuple[str, str]] = {}
         self._bundles: dict[str, dict[str, float]] = {}
-        self._known = Known.recalled(service)
+        self._known = known
         self._succeeding: dict[str, float] = {}
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, _Question] = {}
@@ -172,6 +172,14 @@ class Bridge:
         free = ray_state.available_resources_per_node()
         draining = ray_state.state.get_draining_nodes()
         self._know(alive)
+        self._tell_nodes(self._see(alive, free, draining))
+
+    def _see(
+        self, alive: list[dict[str, Any]], free: Mapping[str, Mapping[str, float]], draining: Collection[str]
+    ) -> list[SeenNode]:
+        """The nodes that have slots, of all that are alive."""
+        with self._lock:
+            ours = Counter(slot.rpartition("/")[0] for slot in self._leases)
         seen = []
         for node in alive:
             name = self._known.names[node["NodeID"]]
@@ -184,7 +192,7 @@ class Bridge:
             there = free.get(node["NodeID"], {})
             bundle = self._bundles[name] = bundle_of(node, unit, slots)
             free_slots = 0.0 if unit == "CPU" and self._known.typed else min(there.get(part, 0.0) for part in bundle)
-            others = self._others_on(name, node["NodeID"], slots, free_slots)
+            others = self._others_on(node["NodeID"], slots - ours[name], free_slots)
             seen.append(
                 SeenNode(
                     id=node["NodeID"],
@@ -203,6 +211,10 @@ class Bridge:
                     agent=self._agent_on(node["NodeID"], name),
                 )
             )
+        return seen
+
+    def _tell_nodes(self, seen: list[SeenNode]) -> None:
+        """Tell of the nodes, if anything is otherwise than it was told last."""
         if seen != self._said:
             self._said = seen
             again = None if self._found else self._sit_again()
@@ -224,12 +236,10 @@ class Bridge:
             self._known = now
             now.keep(self._service)
 
-    def _others_on(self, name: str, node_id: str, slots: int, free: float) -> int:
-        """How many slots of a node others have: those that are neither free nor ours."""
-        with self._lock:
-            ours = sum(slot.rpartition("/")[0] == name for slot in self._leases)
+    def _others_on(self, node_id: str, not_ours: int, free: float) -> int:
+        """How many slots of a node others have, of those that are not ours: those that are not free."""
         counts = self._others.setdefault(node_id, deque(maxlen=LOOKS_TO_BELIEVE))
-        counts.append(max(0, slots - ours - math.floor(free + 1e-6)))
+        counts.append(max(0, not_ours - math.floor(free + 1e-6)))
         return min(counts)
 
     def _agent_on(self, node_id: str, name: str) -> dict[str, Any] | None:
@@ -532,7 +542,7 @@ def main(address: str, service: str, forsaken_s: float, silent_s: float, descrip
         line.send({"told": "looked"})  # joining may take long
         place = {} if (own := own_node(address)) is None else {"_node_ip_address": own}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **place)
-        Bridge(line, service, forsaken_s, silent_s).serve()
+        Bridge(line, service, Known.recalled(service), forsaken_s, silent_s).serve()
     except (EOFError, BrokenPipeError):
         pass  # the service is gone; agents and slots stay for the next one
     except BaseException as problem:

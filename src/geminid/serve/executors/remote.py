@@ -187,7 +187,7 @@ class Nodes:
         self._processes: dict[str, RemoteProcess] = {}
         self._doubts: dict[str, _Doubt] = {}
         self._printing: dict[str, None] = {}
-        self._ping_at_s = self._more_at_s = 0.0
+        self._look_at_s = self._ping_at_s = 0.0
         self._lock = threading.RLock()
         self._selector = selectors.DefaultSelector()
         self._commands: deque[Callable[[], None]] = deque()
@@ -239,6 +239,11 @@ class Nodes:
         """The node of each process that runs."""
         with self._lock:
             return {key: name for name, node in self._nodes.items() for key in node.running}
+
+    def runs(self, node: str, key: str) -> bool:
+        """Whether a process runs on a node."""
+        with self._lock:
+            return node in self._nodes and key in self._nodes[node].running
 
     def ended(self) -> dict[str, tuple[str, int]]:
         """Node and exit code of each process whose end nobody has taken notice of."""
@@ -362,16 +367,16 @@ class Nodes:
             while self._commands:
                 self._commands.popleft()()
             now_s = monotonic()
-            for name, node in list(self._nodes.items()):
-                if node.line is None and now_s >= node.again_at_s:
-                    self._connect(name, node)
-                elif node.line is not None and now_s >= node.open_by_s:
-                    node.open_by_s = inf
-                    if not node.line.is_open:
-                        self._hang_up(node)
-            self._resolve_doubts(now_s)
-            if now_s >= self._more_at_s:
-                self._more_at_s = now_s + TICK_S
+            if now_s >= self._look_at_s:  # not whenever one of thousands says something
+                self._look_at_s = now_s + TICK_S
+                for name, node in list(self._nodes.items()):
+                    if node.line is None and now_s >= node.again_at_s:
+                        self._connect(name, node)
+                    elif node.line is not None and now_s >= node.open_by_s:
+                        node.open_by_s = inf
+                        if not node.line.is_open:
+                            self._hang_up(node)
+                self._resolve_doubts(now_s)
                 self._ask_for_logs()
             if now_s >= self._ping_at_s:
                 self._ping_at_s = now_s + PING_S

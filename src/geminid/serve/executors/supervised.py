@@ -5,6 +5,9 @@ process on it. A job that is to run on a slot whose last holder has not left yet
 have already. Starting anything waits for ``flush``, which the service calls once it has written down that it will:
 after a crash, the log knows of every process that there may be.
 
+There may be thousands of jobs, and each tells something every second: what that means for others is found by the slots
+that it is about. Whoever waits for a slot is led again when its holder leaves it or is to stop (``_stirred``).
+
 Within an executor a slot has one name, which says its node as well if there are several (:meth:`_slot`).
 """
 
@@ -25,6 +28,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
+from geminid.serve.executors.jobsbyslot import JobsBySlot
 from geminid.serve.executors.machine import uses_library
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.logfiles import rotate
@@ -39,8 +43,8 @@ from geminid.train.takeover import ended_well, forget_end
 #: Progress is told so often: in the first seconds on new slots, and later.
 REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0
 
-#: How often sizes of logs are looked at.
-LOGS_EVERY_S = 1.0
+#: How often sizes of logs are looked at, and those of how many jobs at a time: of more, each less often.
+LOGS_EVERY_S, MOST_LOGS = 1.0, 1000
 
 #: A supervisor whose job is over tells so; one that has not after so many ticks has failed.
 SILENT_TICKS = 6
@@ -171,8 +175,11 @@ class SupervisedExecutor(ABC):
         self._post: Callable[[Happening], None] = lambda happening: None
         self._running: dict[str, _Elastic | _Plain] = {}
         self._wanted: dict[str, tuple[LiveJob, tuple[str, ...]]] = {}
+        self._holders, self._suitors = JobsBySlot(), JobsBySlot()  # as of when each job was accounted for
+        self._stirred: set[str] = set()  # slots where something has changed for whoever wants them
         self._todo: list[tuple[str, Callable[[], None]]] = []
         self._logs_at_s = 0.0
+        self._logs_due: list[str] = []  # the jobs whose logs are still to be looked at, in this round
 
     # --- What differs ---
 
@@ -267,14 +274,13 @@ class SupervisedExecutor(ABC):
     def stop(self, job: LiveJob, reason: str, *, save: bool = True) -> list[r.Record]:
         """Have a job's processes end."""
         self._wanted.pop(job.id, None)
+        self._account(job.id)
         running = self._running.get(job.id)
         if running is None or running.stopping:
             return []
         if self._recalled(job.id, running):
-            told: list[r.Record] = [r.JobStopping(job_id=job.id, reason=reason), _stopped(job.id)]
-            for waiting in list(self._wanted):
-                told += self._lead(waiting)
-            return told
+            self._account(job.id)
+            return [r.JobStopping(job_id=job.id, reason=reason), _stopped(job.id), *self._lead_suitors()]
         self._end(running, save=save)
         return [r.JobStopping(job_id=job.id, reason=reason)]
 
@@ -286,9 +292,10 @@ class SupervisedExecutor(ABC):
                 start()
             except OSError as problem:  # a full disk, say: this job's misfortune and nobody else's
                 self._post(_NotStarted(job_id, problem))
+            self._account(job_id)
 
     def tick(self) -> list[r.Record]:
-        """Grace periods, progress that has waited, and logs that have grown."""
+        """Grace periods, progress that has waited, logs that have grown, and who may come to the slots of others."""
         told: list[r.Record] = []
         for job_id, running in list(self._running.items()):
             if isinstance(running, _Plain) and running.command is not None:
@@ -299,11 +306,18 @@ class SupervisedExecutor(ABC):
                 if running.silent_ticks > SILENT_TICKS:  # its end was never told: its supervisor failed
                     reason = running.supervisor.status.reason
                     told += self._hear(job_id, running, j.JobEnded(j.JobPhase.FAILED, reason))
+                    self._account(job_id)
         if monotonic() > self._logs_at_s:
             self._logs_at_s = monotonic() + LOGS_EVERY_S
-            for job_id in self._running:
-                rotate(self.folder_of(job_id) / "logs")
-        return told
+            self._look_at_logs()
+        return told + self._lead_suitors()
+
+    def _look_at_logs(self) -> None:
+        """Put logs aside that have grown too large: of some jobs, and of the next ones the next time."""
+        due = self._logs_due or list(self._running)
+        self._logs_due = due[MOST_LOGS:]
+        for job_id in due[:MOST_LOGS]:
+            rotate(self.folder_of(job_id) / "logs")
 
     def take(self, happening: Happening) -> list[r.Record]:
         """What a supervisor or a watcher told means this for the jobs."""
@@ -312,6 +326,8 @@ class SupervisedExecutor(ABC):
             if not isinstance(running, _Elastic) or running.supervisor is not happening.supervisor:
                 return []
             told = self._hear(happening.job_id, running, happening.event)
+            if isinstance(happening.event, j.Reported):  # as every job does every second: no slot is another's by that
+                return told
         elif isinstance(happening, _Begun):
             begun = self._running.get(happening.job_id)
             return [] if begun is None else [r.JobFormed(job_id=happening.job_id, placement=self._placed(begun.holds))]
@@ -325,9 +341,8 @@ class SupervisedExecutor(ABC):
             del self._running[happening.job_id]
         else:
             return []
-        for job_id in list(self._wanted):
-            told += self._lead(job_id)
-        return told
+        self._account(happening.job_id)
+        return told + self._lead(happening.job_id) + self._lead_suitors()
 
     def close(self, *, detach: bool) -> None:
         """End with all processes, or leave them to the next service."""
@@ -362,12 +377,40 @@ class SupervisedExecutor(ABC):
 
     # --- Leading there ---
 
+    def _account(self, job_id: str) -> None:
+        """Keep what a job holds and wants now, by slot; done after whatever may have changed it."""
+        running, wanted = self._running.get(job_id), self._wanted.get(job_id)
+        self._stirred |= self._holders.put(job_id, set() if running is None else running.holds)
+        self._suitors.put(job_id, set() if wanted is None else set(wanted[1]))
+
+    def _is_there(self, job_id: str) -> bool:
+        """Whether a job runs on all slots that it is wanted on, or is about to."""
+        running, (_, slots) = self._running.get(job_id), self._wanted[job_id]
+        if running is None or running.stopping:
+            return False
+        return slots == (running.slots if isinstance(running, _Plain) else running.asked)
+
+    def _lead_suitors(self) -> list[r.Record]:
+        """Lead the jobs that want slots where something has changed."""
+        told: list[r.Record] = []
+        while self._stirred:
+            stirred, self._stirred = self._stirred, set()
+            for job_id in self._suitors.of(sorted(stirred)):
+                told += self._lead(job_id)
+        return told
+
     def _lead(self, job_id: str) -> list[r.Record]:
         """Bring a job as close to its wanted slots as the others let it."""
+        told = self._lead_closer(job_id)
+        self._account(job_id)
+        return told
+
+    def _lead_closer(self, job_id: str) -> list[r.Record]:
         if job_id not in self._wanted:
             return []
         job, slots = self._wanted[job_id]
-        others = [running for other, running in self._running.items() if other != job_id]
+        near = [self._running.get(other) for other in self._holders.of(slots) if other != job_id]
+        others = [other for other in near if other is not None]
         taken = {slot for other in others for slot in other.holds}
         left = tuple(slot for slot in slots if slot not in taken)
         free = self._usable(job_id, left)
@@ -454,6 +497,7 @@ class SupervisedExecutor(ABC):
 
     def _end(self, running: _Elastic | _Plain, *, save: bool) -> None:
         running.stopping = True
+        self._stirred |= running.holds
         if isinstance(running, _Elastic):
             running.supervisor.stop(save=save)
         elif running.command is not None:
@@ -473,15 +517,17 @@ class SupervisedExecutor(ABC):
     def _lose(self, slots: Set[str], reason: str) -> list[r.Record]:
         """Slots are gone with their node: jobs go on with the others that they have, if they have any."""
         told: list[r.Record] = []
-        for job_id, (job, wanted) in list(self._wanted.items()):
+        suitors = [job_id for job_id in self._suitors.of(sorted(slots)) if job_id in self._wanted]
+        holders = [job_id for job_id in self._holders.of(sorted(slots)) if job_id in self._running]
+        for job_id in suitors:
+            job, wanted = self._wanted[job_id]
             left = tuple(slot for slot in wanted if slot not in slots)
             if left:
                 self._wanted[job_id] = (job, left)
             else:
                 del self._wanted[job_id]
-        for job_id, running in list(self._running.items()):
-            if not running.holds & slots:
-                continue
+        for job_id in holders:
+            running = self._running[job_id]
             if isinstance(running, _Elastic):
                 running.asked = tuple(slot for slot in running.asked if slot not in slots)
                 running.left -= slots
@@ -495,6 +541,8 @@ class SupervisedExecutor(ABC):
                 if running.command is not None:
                     running.command.kill()
                 told.append(r.JobEnded(job_id=job_id, how="lost", reason=reason))
+        for job_id in {*suitors, *holders}:
+            self._account(job_id)
         return told
 
     def _limit(self, pid: int) -> None:  # noqa: B027
@@ -691,6 +739,7 @@ class SupervisedExecutor(ABC):
                 told.append((r.JobRescaling if stopping else r.JobFormed)(job_id=job.id, placement=now))
         if job.phase is JobPhase.STOPPING:
             self._end(self._running[job.id], save=True)
+        self._account(job.id)
         return told
 
 
