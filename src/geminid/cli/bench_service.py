@@ -193,7 +193,7 @@ def scale(
     json: Json = False,
 ) -> None:
     """What the service costs on large clusters, from measurements of its parts; the first bottleneck."""
-    from geminid.serve.scale import HEARING, NODE_SLOTS, measure
+    from geminid.serve.scale import BRIDGE, NODE_SLOTS, measure
 
     sizes = whole_numbers("nodes", nodes, 1)
     rows = []
@@ -210,6 +210,7 @@ def scale(
             ["part", "a second", "each", "share of a core"],
             [[row.part, f"{row.per_s:,.3g}", f"{row.each_ms:,.3g} ms", f"{100 * row.share:.1f} %"] for row in mine],
         )
-        hearing = sum(row.share for row in mine if row.part.startswith(HEARING))
-        console.print(f"the first bottleneck: {mine[0].part}")
-        console.print(f"one core watches and hears {size / hearing:,.0f} nodes of {NODE_SLOTS} slots")
+        service = sum(row.share for row in mine if not row.part.startswith(BRIDGE))
+        alone = f"a core can do it for {size / mine[0].share:,.0f} nodes of {NODE_SLOTS} slots"
+        console.print(f"the first bottleneck: {mine[0].part}; at these rates {alone}")
+        console.print(f"and all that the service does, which is one process, for {size / service:,.0f}")

@@ -1,17 +1,20 @@
 """What the service costs on a large cluster, by its parts: how often each is needed, and how long it takes.
 
 Everything but the machines is real: the store on this disk, the state, the planner with the default policy, the answers
-of the interface, the lines of the workers. There is a job for every four slots; jobs report as often as live ones do
-when they have settled, and live for an hour; one node in a hundred comes or goes in an hour. Times are those of a core
-that was busy with it; what has to wait for the disk is measured by the clock.
+of the interface, the lines of the workers, the Ray executor and its bridge (without Ray). There is a job for every four
+slots; jobs report as often as live ones do when they have settled, and live for an hour; one node in a hundred comes or
+goes in an hour. Times are those of a core that was busy with it; what has to wait for the disk is measured by the
+clock.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,11 +31,14 @@ from geminid.serve.clock import Clock
 from geminid.serve.documents import job_document, node_documents
 from geminid.serve.executors.nodeserver import PING_S
 from geminid.serve.executors.ray import heartbeat_s
-from geminid.serve.executors.supervised import REPORTS_LATE_S
+from geminid.serve.executors.supervised import LOGS_EVERY_S, REPORTS_LATE_S
+from geminid.serve.executorscale import ManyJobs, ManyNodes
 from geminid.serve.planner import NEWS_S, Planner
+from geminid.serve.service import TICK_S
 from geminid.serve.state import LiveJob, ServiceState
 from geminid.serve.store import Store
 from geminid.sim.run import load_policy
+from geminid.train.jobspec import REPORT_S
 
 #: So many kinds of jobs are told apart.
 KINDS = 50
@@ -46,8 +52,11 @@ JOB_S, NODES_PER_HOUR = 3600.0, 0.01
 #: The service looks at what came in so often at least, and somebody asks for the queue and the nodes so often.
 BATCHES_PER_S, LOOKS_PER_S = 4.0, 0.1
 
-#: Parts whose names begin so are about hearing workers, which one process does.
-HEARING = ("heartbeats", "supervisors")
+#: Parts whose names begin so are done by a process of its own, and all others by the service's.
+BRIDGE = "bridge:"
+
+#: When a node comes or goes, the bridge tells of all nodes so often: it is there, and then its agent is.
+TOLD_OF_NODES = 2
 
 #: The default policy, which decides whenever it is asked.
 POLICY = "geminid:gap=0"
@@ -126,10 +135,26 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None) -> 
         before=scene.a_job_comes,
         repeat=2,
     )
-    add("nodes that come and go: plan anew", nodes * NODES_PER_HOUR / 3600.0, scene.follow)
+    nodes_per_s = nodes * NODES_PER_HOUR / 3600.0
+    add("nodes that come and go: plan anew", nodes_per_s, scene.follow)
     add("interface: the whole queue", LOOKS_PER_S, scene.queue)
     add("interface: all nodes", LOOKS_PER_S, scene.node_list)
     add("snapshot of the state", 1.0 / 300.0, scene.snapshot, repeat=1)
+    progress(f"{nodes:,} nodes: executor")
+    with scene.executor() as many:
+        chosen = list(many.jobs)[: len(some)]
+        each = len(chosen)
+        add("executor: reports of jobs", jobs / REPORT_S, lambda: many.report(chosen), at_once=each)
+        add("executor: jobs that come and go", changes_per_s, lambda: many.come_and_go(chosen), at_once=each)
+        add("executor: its look at the clock", 1.0 / TICK_S, many.tick)
+        add("executor: sizes of logs", 1.0 / LOGS_EVERY_S, many.look_at_logs)
+        add("executor: hearing of all nodes", TOLD_OF_NODES * nodes_per_s, many.hear_nodes)
+    if importlib.util.find_spec("ray") is not None:
+        from geminid.serve.executors.raybridge import LOOK_S
+
+        with scene.bridge() as bridge:
+            add(f"{BRIDGE} its look at all nodes, but for Ray", 1.0 / LOOK_S, bridge.look)
+            add(f"{BRIDGE} telling of all nodes", TOLD_OF_NODES * nodes_per_s, bridge.tell)
     scene.close()
     return sorted(found, key=lambda part: -part.share)
 
@@ -208,6 +233,16 @@ class _Scene:
 
     def snapshot(self) -> None:
         self._store.snapshot(self.state)
+
+    def executor(self) -> AbstractContextManager[ManyJobs]:
+        names = [node.name for node in self.cluster.nodes]
+        placed = [
+            job for job in self.state.jobs.values() if job.target is not None and job.state.placement == job.target
+        ]
+        return closing(ManyJobs(Path(self._folder.name, "executor"), names, NODE_SLOTS, placed))
+
+    def bridge(self) -> AbstractContextManager[ManyNodes]:
+        return closing(ManyNodes([node.name for node in self.cluster.nodes], NODE_SLOTS))
 
     def close(self) -> None:
         self._store.close()

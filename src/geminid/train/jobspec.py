@@ -10,6 +10,9 @@ from typing import Any
 
 from geminid.train.channel import Address
 
+#: Jobs tell so often how far they are.
+REPORT_S = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
@@ -62,5 +65,5 @@ class JobSpec:
     address: Address | None = None
     topology: Callable[[str], tuple[str, ...]] = lambda node: ()
     most_failures: int = 3
-    report_s: float = 1.0
+    report_s: float = REPORT_S
     patience: Patience = Patience()
