@@ -23,7 +23,7 @@ from geminid.serve.executors.nodeserver import PING_S
 from geminid.serve.executors.remote import Nodes
 from geminid.train import channel
 from geminid.train.channel import Address
-from geminid.train.jobspec import JobSpec
+from geminid.train.jobspec import JobSpec, Patience
 from geminid.train.launcher import Launch
 from geminid.train.messages import Heartbeat, Hello, encode
 from geminid.train.supervisor import Supervisor
@@ -105,13 +105,17 @@ def ping(nodes: int, seconds: float) -> float:
     return spent_s / (nodes * seconds / PING_S)
 
 
-def measure(jobs: int, workers: int, seconds: float) -> Heard:
-    """Have supervisors of so many jobs hear so many workers each: first silent ones, then ones that live."""
+def measure(jobs: int, workers: int, seconds: float, heartbeat_s: float = 0.5) -> Heard:
+    """Have supervisors of so many jobs hear so many workers each: first silent ones, then ones that live.
+
+    Supervisors look at the clock as often as they would if workers said that they live every ``heartbeat_s``.
+    """
     launcher = _NoLauncher()
     with tempfile.TemporaryDirectory(prefix="gmd-") as folder, ExitStack() as stack:
         for number in range(jobs):
             where = Path(folder, f"j{number}")
-            spec = JobSpec(command=("true",), folder=where, environment={}, address=Address())
+            patience = Patience(heartbeat=heartbeat_s)
+            spec = JobSpec(command=("true",), folder=where, environment={}, address=Address(), patience=patience)
             supervisor = stack.enter_context(Supervisor(spec, launcher=launcher))
             supervisor.resize([f"n/{slot}" for slot in range(workers)])
         while len(launcher.workers) < jobs * workers:

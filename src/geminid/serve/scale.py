@@ -62,7 +62,7 @@ TOLD_OF_NODES = 2
 POLICY = "geminid:gap=0"
 
 #: What hearing workers costs is measured with so many jobs, and what telling nodes costs with so many, for so long.
-HEARD_JOBS, HEARD_NODES, HEARD_S = 100, 200, 4.0
+HEARD_JOBS, HEARD_NODES, HEARD_S = 100, 200, 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None) -> 
     some = scene.reports(500)
     progress(f"{nodes:,} nodes: heartbeats")
     slots = nodes * NODE_SLOTS
-    heard = heartbeats.measure(HEARD_JOBS, SLOTS_PER_JOB, HEARD_S)
+    heard = heartbeats.measure(HEARD_JOBS, SLOTS_PER_JOB, HEARD_S, heartbeat_s(slots))
     seconds = {
         "heartbeats: heard by jobs' supervisors": (slots / heartbeat_s(slots), heard.beat_s),
         "supervisors: watching their jobs": (float(jobs), heard.watch_s),

@@ -67,7 +67,8 @@ from geminid.train.offspring import MARK
 from geminid.train.room import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
 from geminid.train.takeover import Handover, end_of, has_ended_well, mark
 
-#: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often.
+#: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often; but not more
+#: often than workers say that they live, which in a large cluster is less often.
 TICKS_PER_HANG, LONGEST_TICK_S = 20.0, 0.5
 
 #: What took longer than this may have kept workers from being heard.
@@ -255,7 +256,8 @@ class Supervisor:
             self._watch(worker, known)
         try:
             self._carry_out(self._group.resumed())
-            tick_s = min(self.spec.patience.hang / TICKS_PER_HANG, LONGEST_TICK_S)
+            patience = self.spec.patience
+            tick_s = max(patience.heartbeat, min(patience.hang / TICKS_PER_HANG, LONGEST_TICK_S))
             tick_at_s = monotonic()
             while not ((self._phase.over and not self._workers) or self._detached):
                 self._attend(max(0.0, tick_at_s - monotonic()))

@@ -12,7 +12,6 @@ from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.remote import RemoteProcess
 from geminid.train.launcher import how_it_ended
 
-
 #: Whoever is to end is told again so often: a line that is cut carries nothing.
 AGAIN_S = 2.0
 
