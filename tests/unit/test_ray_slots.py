@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -15,8 +16,10 @@ from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.bridge import Bridge
 from geminid.serve.executors.ray import RayExecutor, _Bridged
+from geminid.serve.executors.supervised import _Told
 from geminid.serve.executorscale import _Lines, _Quiet, _told
 from geminid.serve.state import LiveJob
+from geminid.train.jobevents import WorkerStarted
 
 NODES = [_told("a", 2), _told("b", 2)]
 
@@ -131,3 +134,45 @@ def test_what_was_asked_of_a_bridge_that_is_gone_is_asked_of_the_next(executor):
     bridge.leases()
     tell(executor, "away", bridge=1, trouble="")
     assert bridge.leases() == [("a/0",)]
+
+
+def test_a_job_is_brought_its_code_where_its_slots_are_held_and_trains_on_while_it_is_brought_again(executor):
+    """After the service was started anew, nobody knows where the code is."""
+    bridge, both = executor._bridge, {"a": [0], "b": [0]}
+    coded = replace(job("j1", 0), target=Placement.of(both), code="c0de")
+    assert run(executor, coded) == []
+    asked = {one["do"]: one for one in bridge.asked}
+    assert (asked["lease"]["slots"], asked["ship"]["nodes"]) == (["a/0", "b/0"], ["a", "b"])
+    held = {slot: {"devices": [], "holder": None} for slot in ("a/0", "b/0")}
+    assert tell(executor, "leased", id=asked["lease"]["id"], held=held) == []
+    place = {"folder": "/code", "environment": {}}
+    shipped = {"id": asked["ship"]["id"], "places": {"a": place, "b": place}}
+    assert tell(executor, "shipped", **shipped) == [r.JobStarting(job_id="j1", placement=Placement.of(both))]
+    executor.flush()
+    running = executor._running["j1"]
+    for worker, slot in (("w1", "a/0"), ("w2", "b/0")):
+        executor.take(_Told("j1", running.supervisor, WorkerStarted(worker, slot, 1)))
+    executor._places.clear()
+    bridge.asked.clear()
+    assert executor.tick() == []
+    (again,) = [one for one in bridge.asked if one["do"] == "ship"]
+    assert again["nodes"] == ["a", "b"]
+    assert tell(executor, "shipped", id=again["id"], places={"a": place}) == []  # and not yet of the other node
+    assert running.asked == ("a/0", "b/0")
+
+
+def test_code_of_a_job_that_is_not_wanted_any_more_is_not_brought(executor):
+    bridge = executor._bridge
+    coded = replace(job("j1", 0), code="c0de")
+    run(executor, coded)
+    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    executor.stop(coded, "cancelled")
+    bridge.asked.clear()
+    bridge.is_there = False
+    executor.tick()
+    bridge.is_there = True
+    executor.tick()
+    executor.tick()
+    assert [one for one in bridge.asked if one["do"] == "unship"] == [{"do": "unship", "job": "j1"}]
+    assert tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}}) == []
+    assert "j1" not in executor._places

@@ -47,6 +47,7 @@ from geminid.serve.executors.supervised import (
     held,
     worker_options,
 )
+from geminid.serve.executors.unanswered import Request, Unanswered
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
 from geminid.train.launcher import SLOT_GONE, Launch
@@ -101,24 +102,6 @@ class _Bridged:
     document: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """Slots that a bridge was asked to hold for a job."""
-
-    bridge: int
-    job_id: str
-    slots: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Bringing:
-    """Nodes that a bridge was asked to bring a job's code to."""
-
-    bridge: int
-    job_id: str
-    nodes: tuple[str, ...]
-
-
 class RayExecutor(SupervisedExecutor):
     """The executor of a Ray cluster. A slot is named ``node/index``."""
 
@@ -150,8 +133,7 @@ class RayExecutor(SupervisedExecutor):
         self._draining: frozenset[str] = frozenset()
         self._is_outdated = False  # the cluster: nodes have come or gone since it was made
         self._held: dict[str, Mapping[str, Any]] = {}
-        self._pending: dict[int, _Asked] = {}
-        self._bringing: dict[int, _Bringing] = {}
+        self._pending, self._bringing = Unanswered(), Unanswered()  # slots to be held, nodes to bring code to
         self._asked = 0
         self._trouble, self._has_looked = "", False
         self._noted_early: list[r.Record] = []
@@ -300,7 +282,7 @@ class RayExecutor(SupervisedExecutor):
         match happening:
             case _Bridged(document={"told": "leased" | "refused" | "seated"} as document):
                 asked = self._pending.get(document.get("id", 0))
-                return {*(() if asked is None else asked.slots), *document.get("held", ())}
+                return {*(() if asked is None else asked.things), *document.get("held", ())}
             case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
                 brought = self._bringing.get(document["id"])
                 wanted = None if brought is None else self._wanted.get(brought.job_id)
@@ -321,12 +303,12 @@ class RayExecutor(SupervisedExecutor):
         if any(until_s <= now_s for until_s in (*self._unfit_until_s.values(), *self._refused_until_s.values())):
             told += self._count_others()
         self._send_wishes()
-        brought = self._places.keys() | {one.job_id for one in self._bringing.values()}
+        brought = self._places.keys() | self._bringing.jobs
         for job_id in brought - self._wanted.keys() - self._running.keys():
             if self._bridge.send({"do": "unship", "job": job_id}) is not None:
                 self._places.pop(job_id, None)
-                self._bringing = {number: one for number, one in self._bringing.items() if one.job_id != job_id}
-        asking = {asked.job_id for asked in self._pending.values()}  # they are led when that is answered
+                self._bringing.drop_job(job_id)
+        asking = self._pending.jobs  # they are led when that is answered
         return told + self._lead_missing(job_id for job_id in self._wanted if job_id not in asking)
 
     def _lead_missing(self, jobs: Iterable[str]) -> list[r.Record]:
@@ -351,10 +333,10 @@ class RayExecutor(SupervisedExecutor):
         if fenced := sorted(filter(None, self._fences.get(job_id, ()))):
             return f"some of it may still run on {_several(fenced)}, out of reach; it starts when that is over"
         slots = wanted[1]
-        if asked := sorted({slot for one in list(self._pending.values()) for slot in one.slots} & set(slots)):
+        if asked := self._pending.among(slots):
             return f"Ray is asked for {_several(asked)}"
-        if bringing := [node for one in list(self._bringing.values()) if one.job_id == job_id for node in one.nodes]:
-            return f"its code, with the environment that it asks for, is brought to {_several(sorted(bringing))}"
+        if bringing := sorted(self._bringing.of(job_id)):
+            return f"its code, with the environment that it asks for, is brought to {_several(bringing)}"
         nodes = {self._where(slot)[0] for slot in slots}
         if agentless := sorted((nodes - self._up) | (nodes & self._resting.keys())):
             return f"the agent of {_several(agentless)} is being started"
@@ -412,21 +394,21 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "nodes"} as document):
                 return self._look_at(document)
             case _Bridged(document={"told": "leased"} as document):
-                self._pending.pop(document["id"], None)
+                self._pending.answered(document["id"])
                 self._take_seats(document["held"])
             case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
-                brought = self._bringing.pop(document["id"], None)
+                brought = self._bringing.answered(document["id"])
                 return [] if brought is None else self._brought(brought.job_id, document)
             case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
                 # Whatever it was asked for is asked for again, of the next one as soon as that is there.
-                self._pending = {number: asked for number, asked in self._pending.items() if asked.bridge > bridge}
-                self._bringing = {number: one for number, one in self._bringing.items() if one.bridge > bridge}
+                self._pending.drop_bridge(bridge)
+                self._bringing.drop_bridge(bridge)
                 self._wishes_told = False
                 if trouble and trouble != self._trouble:
                     self._trouble = trouble
                     return [r.Noted(level="warning", text=f"Ray is out of reach: {trouble}")]
             case _Bridged(document={"told": "refused"} as document):
-                self._pending.pop(document["id"], None)
+                self._pending.answered(document["id"])
                 if document["withheld"]:
                     self._refused_until_s |= dict.fromkeys(document["slots"], monotonic() + REFUSED_S)
                 return self._mark_taken(document["slots"])
@@ -629,7 +611,7 @@ class RayExecutor(SupervisedExecutor):
     def _rest(self, now_s: float) -> None:
         """End the agents of nodes that nobody needs: to Ray's autoscaler, a node with an actor on it is in use."""
         slots = {slot for _, wanted in self._wanted.values() for slot in wanted}
-        slots |= {slot for asked in self._pending.values() for slot in asked.slots} | set(self._held)
+        slots |= self._pending.things | self._held.keys()
         slots |= {slot for running in self._running.values() for slot in running.holds}
         unneeded = self._up - self._resting.keys() - {self._where(slot)[0] for slot in slots}
         self._unneeded_since_s = {name: self._unneeded_since_s.get(name, now_s) for name in unneeded}
@@ -666,40 +648,37 @@ class RayExecutor(SupervisedExecutor):
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].code if self._ship else ""
         missing = tuple(slot for slot in slots if slot not in self._held and _node(slot) in self._up)
-        if missing and not any(map(self._is_taken, missing)):
-            pending = {slot for asked in self._pending.values() for slot in asked.slots}
-            if pending.isdisjoint(missing):
-                self._lease(job_id, missing)
+        if missing and not any(map(self._is_taken, missing)) and not self._pending.among(missing):
+            self._lease(job_id, missing)
         if code:
-            ours = [slot for slot in slots if slot in self._held or self._is_asked(job_id, slot)]
-            self._bring(job_id, set(map(_node, ours)), code)
-        return tuple(slot for slot in slots if self._is_ready(self._wanted[job_id][0], slot))
+            asked = self._pending.of(job_id)
+            self._bring(job_id, {_node(slot) for slot in slots if slot in self._held or slot in asked}, code)
+        running = self._running.get(job_id)
+        used = set(running.workers.values()) if isinstance(running, _Elastic) else set()
+        job = self._wanted[job_id][0]  # where it trains it stays, though nobody knew any more that its code is there
+        return tuple(slot for slot in slots if self._is_ready(job, slot) or (slot in used and slot in self._held))
 
     def _is_taken(self, slot: str) -> bool:
         node, index = self._where(slot)
         return index in self._taken.get(node, ())
-
-    def _is_asked(self, job_id: str, slot: str) -> bool:
-        return any(asked.job_id == job_id and slot in asked.slots for asked in self._pending.values())
 
     def _lease(self, job_id: str, slots: Sequence[str]) -> None:
         self._asked += 1
         self._resting |= dict.fromkeys(self._resting.keys() & {self._where(slot)[0] for slot in slots}, "")
         bridge = self._bridge.send({"do": "lease", "id": self._asked, "slots": list(slots)})
         if bridge is not None:  # otherwise there is none, and it is asked for again at the next turn
-            self._pending[self._asked] = _Asked(bridge, job_id, tuple(slots))
+            self._pending.ask(self._asked, Request(bridge, job_id, tuple(slots)))
 
     def _bring(self, job_id: str, nodes: Set[str], code: str) -> None:
         """Have a job's code on some nodes, where it is neither here nor on its way."""
-        on_its_way = {node for one in self._bringing.values() if one.job_id == job_id for node in one.nodes}
-        lacking = sorted(nodes - self._places.get(job_id, {}).keys() - on_its_way)
+        lacking = sorted(nodes - self._places.get(job_id, {}).keys() - self._bringing.of(job_id))
         if lacking:
             self._asked += 1
             package = str(self._code.package(code))
             request = {"do": "ship", "id": self._asked, "job": job_id, "code": package, "nodes": lacking}
             bridge = self._bridge.send(request)
             if bridge is not None:
-                self._bringing[self._asked] = _Bringing(bridge, job_id, tuple(lacking))
+                self._bringing.ask(self._asked, Request(bridge, job_id, tuple(lacking)))
 
     def _release(self, slots: Sequence[str]) -> None:
         if slots:
