@@ -22,7 +22,7 @@ from geminid.engine.engine import Engine
 from geminid.engine.explain import expected_speed
 from geminid.engine.models import ModelKeeper
 from geminid.jobstate import JobPhase
-from geminid.policies.base import JobView, Policy
+from geminid.policies.base import JobFacts, JobView, Policy
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.cordons import Slot, kept_slots
@@ -97,6 +97,7 @@ class Planner:
         self._kept: Mapping[str, frozenset[Slot]] = {}
         self._quotas = dict(state.quotas)
         self._named: dict[str, frozenset[Slot]] = {}
+        self._staying: set[str] = set()  # jobs that are not to grow for now
         self.engine = self._new_engine()
 
     def follow(self, cluster: Cluster) -> None:
@@ -171,7 +172,7 @@ class Planner:
         job = self._state.jobs.get(job_id)
         if view is None or job is None:
             return
-        facts = facts_of(job, self.cluster)
+        facts = self._facts(job)
         grows = [
             after > before
             for before, after in ((view.facts.weight, facts.weight), (view.facts.max_slots, facts.max_slots))
@@ -221,7 +222,7 @@ class Planner:
                 if job.target is None and view.allocation:
                     engine.take(e.Failed(now_s, job_id, job.state.reason))
                     self._freed(job_id, "lost its slots")
-                facts = facts_of(job, self.cluster)
+                facts = self._facts(job)
                 if facts != view.facts:
                     asks_otherwise = facts.min_slots != view.facts.min_slots or facts.max_slots != view.facts.max_slots
                     self._wanted |= asks_otherwise or facts.weight != view.facts.weight
@@ -255,7 +256,8 @@ class Planner:
         earliest_s = self._decided_at_s + max(self._gap_s, 1e-3 * self.decision_ms / SHARE_OF_TIME)
         if self.engine.policy.interval_s is not None:
             return max(self._next_round_s, earliest_s)
-        due = [self._wake_at_s]
+        staying = [job for job_id in self._staying if (job := self._state.jobs.get(job_id)) is not None]
+        due = [self._wake_at_s, *(job.stays_until_s for job in staying)]
         if self._wanted:
             due.append(earliest_s)
         if self._news:
@@ -336,15 +338,28 @@ class Planner:
             engine.models.add_profile(job.id, gpu_type, profile)
         if job.gradient is not None:
             engine.models.add_gradient(job.id, job.gradient)
-        engine.restore(view_of(job, self.cluster, now_s))
+        engine.restore(replace(view_of(job, self.cluster, now_s), facts=self._facts(job)))
+
+    def _facts(self, job: LiveJob) -> JobFacts:
+        """What the policy may know of a job: one that could not grow does not for a while, though it may have to shrink."""
+        facts, place = facts_of(job, self.cluster), job.state.placement
+        if place is None or job.stays_until_s <= self._clock.now_s():
+            return facts
+        self._staying.add(job.id)
+        return replace(facts, max_slots=min(facts.max_slots, max(place.num_slots, facts.min_slots)))
 
     def _released(self) -> list[str]:
-        """Jobs that may be tried again now."""
-        now_s = self._clock.now_s()
+        """Jobs that may be tried again now, or may grow again."""
+        now_s, jobs = self._clock.now_s(), self._state.jobs
+        over = {job_id for job_id in self._staying if job_id not in jobs or jobs[job_id].stays_until_s <= now_s}
+        self._staying -= over
         return [
-            job.id
-            for job in self._state.jobs.values()
-            if job.held_until_s and job.held_until_s <= now_s and job.wants_slots and job.id not in self.engine.jobs
+            *over,
+            *(
+                job.id
+                for job in jobs.values()
+                if job.held_until_s and job.held_until_s <= now_s and job.wants_slots and job.id not in self.engine.jobs
+            ),
         ]
 
     def _plan(
@@ -395,7 +410,7 @@ class Planner:
             return job.target_since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else job.target_since_s
         changed = replace(view, since_s=max(job.target_since_s, job.formed_at_s), paused_until_s=0.0)
-        return max(settled_s(changed), started_s + job.spec.min_runtime_s, job.stays_until_s)
+        return max(settled_s(changed), started_s + job.spec.min_runtime_s)
 
 
 def _slots(place: Placement | None) -> frozenset[Slot]:
