@@ -341,7 +341,7 @@ class Planner:
         engine.restore(replace(view_of(job, self.cluster, now_s), facts=self._facts(job)))
 
     def _facts(self, job: LiveJob) -> JobFacts:
-        """What the policy may know of a job: one that could not grow does not for a while, though it may have to shrink."""
+        """What the policy may know of a job: that one which could not grow must not for a while, but may shrink."""
         facts, place = facts_of(job, self.cluster), job.state.placement
         if place is None or job.stays_until_s <= self._clock.now_s():
             return facts
