@@ -143,6 +143,14 @@ def test_a_job_that_is_cancelled_while_its_environment_is_set_up_leaves_its_slot
         all_slots = ray.submit("true", min_slots=8, max_slots=8, name="all")
         assert ray.over(all_slots)["phase"] == "succeeded"
         assert ray.job(job)["phase"] == "cancelled"
+    broken = Path(ray.home, "broken", "geminid", "__init__.py")
+    broken.parent.mkdir(parents=True)
+    broken.write_text("raise ImportError('there is no geminid in this environment')")
+    (code / "runtime_env.yaml").write_text(f"env_vars: {{PYTHONPATH: {broken.parents[1]}}}\n")
+    ill = ray.over(ray.submit("true", working_dir=str(code), name="ill"))
+    assert ill["phase"] == "failed"
+    assert "there is no geminid in this environment" in ill["reason"]
+    assert ray.over(ray.submit("true", min_slots=8, max_slots=8, name="all"))["phase"] == "succeeded"
 
 
 def test_a_job_has_the_code_that_was_submitted_wherever_and_whenever_it_comes(ray):
@@ -164,11 +172,17 @@ def test_a_job_has_the_code_that_was_submitted_wherever_and_whenever_it_comes(ra
     shutil.rmtree(code)
     assert ray.run("set", job, "--max-slots", 8, "--min-slots", 8).returncode == 0
     ray.settled(job, 8)
+    victim = max(ray.worker_pids(job))
+    ray.kill()
+    os.kill(victim, signal.SIGKILL)  # whoever replaces it has the same code, of which the next service has to know
+    ray.up()
+    ray.until(job, lambda job: victim not in ray.worker_pids(job["id"]) and job["phase"] == "running")
+    ray.settled(job, 8)
     enough.touch()
     assert ray.over(job)["phase"] == "succeeded", ray.run("logs", job).stdout[-2000:]
     assert ray.exactly_once("o", 400, 60)
     words = [line.split()[-1] for line in ray.run("logs", job).stdout.splitlines() if " word " in f" {line}"]
-    assert len(words) >= 8
+    assert len(words) >= 9
     assert set(words) == {"first"}
     gone = ray.run("submit", "--working-dir", code, "--", "true")
     assert gone.returncode == 2

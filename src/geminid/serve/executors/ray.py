@@ -85,7 +85,7 @@ HEARD_PER_S, LONGEST_HEARTBEAT_S = 2000.0, 2.5
 #: For so long, agents keep what they run without any service.
 FORSAKEN_S = ORPHANS_S + 120.0
 
-PLAIN, SERVICE_ID, CODE = "plain.json", "ray.id", "code"
+PLAIN, SERVICE_ID, CODE, PLACES = "plain.json", "ray.id", "code", "places"
 
 #: Stands for nodes that only the service before this one knew.
 BEFORE = ""
@@ -254,6 +254,8 @@ class RayExecutor(SupervisedExecutor):
         came = self._await_agents(jobs)
         for job in jobs:
             self._fence_before(job)
+            if job.code and job.phase.holds_slots:
+                self._recall_places(job.id)
         told = came + super().open(post, jobs)
         self._doubt_missing()
         self._forward = post
@@ -283,10 +285,12 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "leased" | "refused" | "seated"} as document):
                 asked = self._pending.get(document.get("id", 0))
                 return {*(() if asked is None else asked.things), *document.get("held", ())}
-            case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
+            case _Bridged(document={"told": "shipped"} as document):
                 brought = self._bringing.get(document["id"])
                 wanted = None if brought is None else self._wanted.get(brought.job_id)
                 return set() if wanted is None else set(wanted[1])
+            case _Bridged(document={"told": "unshippable" | "unfit"}):
+                return set()  # it is asked for again at the next tick, if at all
         return None
 
     def tick(self) -> list[r.Record]:
@@ -307,6 +311,7 @@ class RayExecutor(SupervisedExecutor):
         for job_id in brought - self._wanted.keys() - self._running.keys():
             if self._bridge.send({"do": "unship", "job": job_id}) is not None:
                 self._places.pop(job_id, None)
+                self._places_of(job_id).unlink(missing_ok=True)
                 self._bringing.drop_job(job_id)
         asking = self._pending.jobs  # they are led when that is answered
         return told + self._lead_missing(job_id for job_id in self._wanted if job_id not in asking)
@@ -501,13 +506,41 @@ class RayExecutor(SupervisedExecutor):
             case {"told": "shipped", "places": places}:
                 self._places.setdefault(job_id, {}).update(places)
                 self._unshipped.pop(job_id, None)
+                self._keep_places(job_id)
             case {"told": "unshippable"}:
                 return self._cannot_ship(job_id, document)
             case {"nodes": nodes, "reason": str(reason)} if reason:
                 return self._spare(nodes, reason)
-            case {"nodes": nodes} if job_id in self._wanted:  # they may be about to go
-                return self._mark_taken([slot for slot in self._wanted[job_id][1] if self._where(slot)[0] in nodes])
-        return []
+        return []  # otherwise they may be about to go; if they do not, it is asked for again
+
+    def _keep_places(self, job_id: str) -> None:
+        """Write down where a job's code is, for the next service: it is there for as long as the nodes' agents live."""
+        places: dict[str, object] = {
+            node: {"agent": self._token_of(node), "place": place} for node, place in self._places[job_id].items()
+        }
+        with contextlib.suppress(OSError):  # then it is brought again
+            self._places_of(job_id).parent.mkdir(exist_ok=True, mode=0o700)
+            write(str(self._places_of(job_id)), places)
+
+    def _recall_places(self, job_id: str) -> None:
+        """Where an earlier service had a job's code brought, on nodes whose agents are the same."""
+        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+            known = json.loads(self._places_of(job_id).read_text(encoding="utf-8"))
+            same = {
+                node: one["place"]
+                for node, one in known.items()
+                if one["agent"] and one["agent"] == self._token_of(node)
+            }
+            if same:
+                self._places[job_id] = same
+
+    def _places_of(self, job_id: str) -> Path:
+        return self._folder / PLACES / f"{job_id}.json"
+
+    def _token_of(self, node: str) -> str:
+        """By which the agent of a node is told from others; of none, nothing that another would have."""
+        agent = self._seen[node]["agent"] if node in self._seen else None
+        return "" if agent is None else str(agent["token"])
 
     def _cannot_ship(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
         """A job's code could not be brought to nodes: nobody else's matter, and no reason to take nodes from others.
@@ -642,8 +675,10 @@ class RayExecutor(SupervisedExecutor):
     def _is_ready(self, job: LiveJob, slot: str) -> bool:
         """Whether a slot is held for us, its node has an agent, and a job's code is there."""
         node = _node(slot)
-        has_code = not (job.code and self._ship) or node in self._places.get(job.id, {})
-        return slot in self._held and node in self._up and node not in self._resting and has_code
+        return slot in self._held and node in self._up and node not in self._resting and self._has_code(job, slot)
+
+    def _has_code(self, job: LiveJob, slot: str) -> bool:
+        return not (job.code and self._ship) or _node(slot) in self._places.get(job.id, {})
 
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].code if self._ship else ""

@@ -18,6 +18,11 @@ GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ra
 WRONG = re.compile(r"(error\b|[\w.]*(Error|Exception)\b:)", re.IGNORECASE)
 
 
+def is_its_own_fault(problem: BaseException) -> bool:
+    """Whether an actor has ended for reasons of its own, and not with its node."""
+    return isinstance(problem, ray.exceptions.ActorDiedError) and "node has died" not in str(problem)
+
+
 def end_actor(actor: Any) -> None:
     """End an actor, or have it not be started."""
     with contextlib.suppress(ray.exceptions.RayError, ValueError):

@@ -24,7 +24,7 @@ from ray._private.runtime_env.packaging import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from geminid.serve.executors.rayactors import GONE, NAMESPACE, end_named, in_a_line
+from geminid.serve.executors.rayactors import GONE, NAMESPACE, end_named, in_a_line, is_its_own_fault
 from geminid.serve.executors.rayagent import own_path
 from geminid.serve.executors.raycode import CodeStore
 
@@ -43,13 +43,17 @@ GIVEN_UP_S = 0.5
 
 @dataclass(slots=True)
 class _Shipment:
-    """Code of a job that is to be brought to some nodes, unless it is ``given_up``."""
+    """Code of a job that is to be brought to some nodes, unless it is ``given_up``.
+
+    ``environment`` is whether it asks for one, and has processes of its own, which may end because of that.
+    """
 
     number: int
     job: str
     code: Path
     nodes: list[str]
     given_up: bool = False
+    environment: bool = False
 
 
 class Shipping:
@@ -104,7 +108,8 @@ class Shipping:
         while waiting and told["told"] == "shipped" and not shipment.given_up:
             ready, _ = ray.wait(list(waiting.values()), timeout=GIVEN_UP_S)
             for name in [name for name, place in waiting.items() if place in ready]:
-                if not (told := self._answered(name, waiting.pop(name), told)).get("places"):
+                told = self._answered(shipment, name, waiting.pop(name), told)
+                if told["told"] != "shipped":
                     break
             if waiting and monotonic() > deadline_s:
                 late = TimeoutError(f"it took longer than {SHIP_S:g} s")
@@ -114,12 +119,14 @@ class Shipping:
         if not shipment.given_up:
             self._tell({**told, "id": shipment.number})
 
-    def _answered(self, node: str, answer: Any, told: dict[str, Any]) -> dict[str, Any]:
+    def _answered(self, shipment: _Shipment, node: str, answer: Any, told: dict[str, Any]) -> dict[str, Any]:
         """What is to be told after a node's answer."""
         try:
             return {**told, "places": {**told["places"], node: ray.get(answer)}}
-        except GONE:  # the node is gone: others may do
-            return {"told": "unfit", "nodes": [node], "reason": ""}
+        except GONE as problem:
+            if shipment.environment and is_its_own_fault(problem):
+                return _unshippable(problem, [node], certain=False)
+            return {"told": "unfit", "nodes": [node], "reason": ""}  # its node is gone, or is about to go
         except OSError as problem:  # it has no room: others may
             return {
                 "told": "unfit",
@@ -143,6 +150,7 @@ class Shipping:
         environment = CodeStore(code.parent).environment(code.stem)
         if not environment:
             return {name: self._agent_of(name).unpack.remote(job, uri) for name in shipment.nodes}
+        shipment.environment = True
         names = list(environment.get("env_vars", {}))
         environment["working_dir"] = uri
         if tries := self._tries.get(job, 0):

@@ -223,6 +223,10 @@ class SupervisedExecutor(ABC):
         """Whether there still is a slot that an earlier service had."""
         return True
 
+    def _has_code(self, job: LiveJob, slot: str) -> bool:
+        """Whether what a job runs is known to be where a slot is."""
+        return True
+
     def _slots_of(self, job: LiveJob) -> tuple[str, ...]:
         """The slots of a plain command that an earlier service started."""
         place = job.state.placement
@@ -718,7 +722,7 @@ class SupervisedExecutor(ABC):
             held = tuple(sorted(workers.values(), key=self._where))
             asked = tuple(slot for slot in held if self._is_here(slot))
             self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(held))
-            supervisor.forsake(lambda slot: not self._is_here(slot))
+            supervisor.forsake(lambda slot: not self._is_here(slot) or not (slot in held or self._has_code(job, slot)))
             supervisor.__enter__()
             before = job.state.placement
             if before is not None and before != self._placed(held):  # not all were started, or one is gone meanwhile
