@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from geminid.serve.executors import nodelog, remote, remotecommand
+from geminid.serve.executors import nodelog, nodeserver, remote, remotecommand
 from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodelog import KEPT_BYTES, STEP_BYTES, NodeLog
 from geminid.serve.executors.nodeserver import NodeServer
@@ -435,6 +435,20 @@ def test_what_may_run_on_a_node_that_nobody_reaches_is_waited_for(monkeypatch):
     until(lambda: NodeEnded("n") in events)
     assert time.monotonic() - began >= 0.5
     nodes.close()
+
+
+def test_a_service_whose_machine_has_vanished_is_not_waited_for_for_ever(tmp_path, monkeypatch):
+    """Its line stays open, and nothing is heard on it."""
+    monkeypatch.setattr(nodeserver, "DEAF_S", 0.3)
+    server = NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ, forsaken_s=0.3)
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    with socket.create_connection(server.address) as line:
+        line.sendall(b'{"token": "secret"}\n')
+        assert b"here" in line.recv(1000)
+        thread.join(60.0)
+        assert not thread.is_alive()
+    assert server.forsaken
 
 
 def test_a_server_that_hangs_is_noticed_and_ended_by_the_next(tmp_path, monkeypatch):

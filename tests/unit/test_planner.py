@@ -295,14 +295,29 @@ def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_s
     scene.submit("j2", slots=2)
     plan = scene.plan()
     assert (plan["j1"], plan["j2"]) == (here, Placement.of({"b": [0, 1]}))
-    # That it cannot grow is no privilege: it has to make room for others as ever.
     assert scene.planner.engine.jobs["j1"].facts.max_slots == 2
-    view = scene.planner.engine.jobs["j1"]
-    assert scene.planner._left_alone_until_s(view) < scene.state.jobs["j1"].stays_until_s
     clock.at_s += 31.0
     assert scene.planner.due_s() <= clock.at_s
     scene.planner.sync([])
     assert scene.planner.engine.jobs["j1"].facts.max_slots == 4
+
+
+def test_a_job_that_cannot_move_keeps_its_slots_from_whoever_was_to_have_them():
+    scene = Scene(nodes(a="cpu", b="cpu"))
+    by_hand(scene)
+    scene.submit("j1", elastic=True, min_slots=1, max_slots=2)
+    here, there = Placement.of({"a": [0, 1]}), Placement.of({"b": [0, 1]})
+    scene.tell(r.Planned(targets={"j1": here}, reasons={}))
+    run(scene, "j1")
+    scene.submit("j2", slots=2)
+    scene.tell(r.Planned(targets={"j1": there, "j2": here}, reasons={}))
+    scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package"))
+    scene.state.check()
+    assert [scene.state.jobs[job_id].target for job_id in ("j1", "j2")] == [here, None]
+    scene.planner.sync(["j1", "j2"])
+    plan = scene.plan()
+    scene.state.check()
+    assert (plan["j1"], plan["j2"]) == (here, there)
 
 
 def test_a_command_that_crashed_keeps_its_place_among_those_that_wait():

@@ -616,9 +616,22 @@ class ServiceState:
             return job
         slots = f"{place.num_slots} slot{'s' if place.num_slots > 1 else ''}"
         told = job.told(at_s, f"it stays on {slots} for {record.for_s:g} s: {reason}")
+        self._take_from_others(at_s, job.id, set(place.slots()))
         return replace(
             told, target=place, target_since_s=at_s, stays_until_s=until_s, executed_before_s=job.executed_s(at_s)
         )
+
+    def _take_from_others(self, at_s: float, job_id: str, slots: Set[tuple[str, int]]) -> None:
+        """Whoever was to have slots that a job stays on has to do without, or is planned anew."""
+        for other in [job for job in self.jobs.values() if job.id != job_id and job.target is not None]:
+            wanted = set(other.target.slots()) if other.target is not None else set()
+            if not wanted & slots:
+                continue
+            left: dict[str, list[int]] = {}
+            for node, slot in sorted(wanted - slots):
+                left.setdefault(node, []).append(slot)
+            enough = len(wanted - slots) >= other.spec.min_slots and other.elastic
+            self._plan(at_s, other.id, Placement.of(left) if enough else None, f"{job_id} stays where it is")
 
     def _unplanned(self, at_s: float, job: LiveJob) -> LiveJob:
         """The job without a target: its place in the plan ended with its processes."""

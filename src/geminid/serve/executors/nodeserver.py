@@ -70,6 +70,9 @@ LOGS_ON_THE_WAY_BYTES = 1 << 20
 #: jobs are not started again elsewhere before so long after it was given up.
 PING_S, LEASE_S, FENCE_S = 2.0, 6.0, 9.0
 
+#: A line on which nothing has been heard for so long is none; the service opens another, if there is one.
+DEAF_S = 60.0
+
 #: In a server's folder: what runs, and on which slots.
 PROCESSES = "processes.json"
 
@@ -140,7 +143,7 @@ class NodeServer:
         self._line: PatientLine | None = None
         self._logs_at_s, self._logs_left_bytes = monotonic(), 0
         self._selector = selectors.DefaultSelector()
-        self._alone_since_s = self._heard_at_s = self._vouched_at_s = monotonic()
+        self._alone_since_s = self._heard_at_s = self._vouched_at_s = self._line_heard_at_s = monotonic()
         self._stopped_at_s: float | None = None
         self._ended = False
 
@@ -153,6 +156,8 @@ class NodeServer:
                 ready = self._selector.select(LOGS_S)
                 for key, _ in ready:
                     key.data()
+                if self._line is not None and monotonic() - self._line_heard_at_s > DEAF_S:
+                    self._drop(self._line)  # no line tells that the machine of its service has vanished
                 if not ready or self._stopped_at_s is not None:  # before it stops anything, it hears all that came
                     self._mind_lease()
                 if monotonic() >= self._logs_at_s:
@@ -246,7 +251,7 @@ class NodeServer:
                 if line is not self._line:
                     self._admit(line, document)
                 else:
-                    self._heard_at_s = monotonic()
+                    self._heard_at_s = self._line_heard_at_s = monotonic()
                     self._obey(document)
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             self._drop(line)
@@ -257,7 +262,7 @@ class NodeServer:
             raise ValueError("the token is wrong")
         if self._line is not None:
             self._drop(self._line)
-        self._line, self._logs_left_bytes = line, LOGS_ON_THE_WAY_BYTES
+        self._line, self._logs_left_bytes, self._line_heard_at_s = line, LOGS_ON_THE_WAY_BYTES, monotonic()
         running = {key: kept.process.pid for key, kept in self._kept.items() if kept.code is None and kept.process}
         ended = {key: kept.code for key, kept in self._kept.items() if kept.code is not None}
         for kept in self._kept.values():

@@ -154,6 +154,7 @@ class RayExecutor(SupervisedExecutor):
         self._code = CodeStore(folder / CODE)
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
         self._unshipped: dict[str, int] = {}  # how often a job's code could not be brought somewhere
+        self._leftover: set[str] = set()  # jobs whose code may be somewhere, though it was not told
         self._silent_s = silent_s
         self._nodes = self._lines(
             lambda event: self._forward(event),
@@ -257,6 +258,7 @@ class RayExecutor(SupervisedExecutor):
             if job.code and job.phase.holds_slots:
                 self._recall_places(job.id)
         told = came + super().open(post, jobs)
+        self._bridge.send({"do": "keep", "jobs": [job.id for job in jobs if not job.phase.is_terminal]})
         self._doubt_missing()
         self._forward = post
         with contextlib.suppress(Empty):
@@ -307,12 +309,13 @@ class RayExecutor(SupervisedExecutor):
         if any(until_s <= now_s for until_s in (*self._unfit_until_s.values(), *self._refused_until_s.values())):
             told += self._count_others()
         self._send_wishes()
-        brought = self._places.keys() | self._bringing.jobs
+        brought = self._places.keys() | self._bringing.jobs | self._leftover
         for job_id in brought - self._wanted.keys() - self._running.keys():
             if self._bridge.send({"do": "unship", "job": job_id}) is not None:
                 self._places.pop(job_id, None)
                 self._places_of(job_id).unlink(missing_ok=True)
                 self._bringing.drop_job(job_id)
+                self._leftover.discard(job_id)
         asking = self._pending.jobs  # they are led when that is answered
         return told + self._lead_missing(job_id for job_id in self._wanted if job_id not in asking)
 
@@ -407,6 +410,7 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
                 # Whatever it was asked for is asked for again, of the next one as soon as that is there.
                 self._pending.drop_bridge(bridge)
+                self._leftover |= self._bringing.jobs  # it may come after all
                 self._bringing.drop_bridge(bridge)
                 self._wishes_told = False
                 if trouble and trouble != self._trouble:
@@ -552,6 +556,7 @@ class RayExecutor(SupervisedExecutor):
             return []
         job, reason = self._wanted[job_id][0], document["reason"]
         count = self._unshipped[job_id] = self._unshipped.get(job_id, 0) + 1
+        self._leftover.add(job_id)  # on other nodes
         if job_id not in self._running:
             del self._wanted[job_id]
             if document["certain"] or job.state.first_started_at_s is None:

@@ -15,7 +15,10 @@ NAMESPACE = "geminid"
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
 
 #: What a line begins with that says what an installer, or Python, thinks is wrong.
-WRONG = re.compile(r"(error\b|[\w.]*(Error|Exception)\b:)", re.IGNORECASE)
+WRONG = re.compile(r"([\w.-]+: )?(error\b|[\w.]*(Error|Exception)\b:)", re.IGNORECASE)
+
+#: What says no more than that there is more to read.
+EMPTY_WORDS = "failed with the following details"
 
 
 def is_its_own_fault(problem: BaseException) -> bool:
@@ -45,5 +48,5 @@ def in_a_line(problem: BaseException) -> str:
     problem = getattr(problem, "cause", None) or problem
     plain = re.sub(r"\x1b\[[0-9;]*m", "", str(problem))  # Ray's are coloured
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
-    wrong = [line for line in lines[1:] if WRONG.match(line)]
+    wrong = [line for line in lines[1:] if WRONG.match(line) and EMPTY_WORDS not in line]
     return (wrong[-1] if wrong else f"{type(problem).__name__}: {(lines or [''])[0]}")[:300]

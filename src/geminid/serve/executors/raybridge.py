@@ -9,6 +9,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"do": "lease", "id", "slots"}`` | hold these slots, all or none |
 | ``{"do": "ship", "id", "job", "code", "nodes"}`` | have a job's package on these nodes, with what it asks for |
 | ``{"do": "unship", "job"}`` | its code is not needed any more, nor is it to be brought anywhere |
+| ``{"do": "keep", "jobs"}`` | of an earlier service, code of these jobs is still needed, and no other |
 | ``{"do": "release", "slots"}`` | give them back |
 | ``{"do": "wish", "wished": [{"bundle", "accelerator", "slots"}]}`` | the autoscaler is to make room for this |
 | ``{"do": "wish nothing"}`` | what was wished for is not needed any more |
@@ -325,6 +326,8 @@ class Bridge:
                 self._shipping.bring(document["id"], document["job"], Path(document["code"]), document["nodes"])
             case "unship":
                 self._shipping.remove(document["job"])
+            case "keep":
+                self._shipping.keep_only(document["jobs"])
             case "release":
                 for slot in document["slots"]:
                     self._release(slot)

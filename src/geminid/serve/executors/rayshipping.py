@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,12 +91,19 @@ class Shipping:
         self._removing = {other: future for other, future in self._removing.items() if not future.done()}
         self._removing[job] = self._pool.submit(self._remove, job, under_way)
 
+    def keep_only(self, jobs: Collection[str]) -> None:
+        """End what keeps the environments of jobs that were over before there was anybody to end it."""
+        for name in ray.util.list_named_actors():
+            service, *rest = name.split("/")
+            if service == self._service and len(rest) == 2 and rest[0] not in jobs:
+                end_named(name)
+
     def _bring(self, shipment: _Shipment, before: Future[None] | None) -> None:
         told: dict[str, Any] = {"told": "shipped", "places": {}}
         waiting: dict[str, Any] = {}
         try:
             if before is not None:
-                wait([before], UNSHIP_S)
+                wait([before], 2 * UNSHIP_S)
             if not shipment.given_up:
                 waiting = self._ask_for(shipment)
         except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
@@ -173,7 +180,6 @@ class Shipping:
     def _remove(self, job: str, bringing: Sequence[Future[None]]) -> None:
         """Remove a job's code everywhere; when this returns, nobody removes any of it any more."""
         wait(bringing, UNSHIP_S)
-        self._tries.pop(job, None)
         removed = [agent.discard.remote(job) for agent in self._agents()]
         if removed:
             ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
