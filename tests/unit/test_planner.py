@@ -295,7 +295,9 @@ def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_s
     scene.submit("j2", slots=2)
     plan = scene.plan()
     assert (plan["j1"], plan["j2"]) == (here, Placement.of({"b": [0, 1]}))
-    assert scene.planner.engine.jobs["j1"].facts.max_slots == 2
+    view = scene.planner.engine.jobs["j1"]
+    assert view.facts.max_slots == 2
+    assert scene.planner._left_alone_until_s(view) < scene.state.jobs["j1"].stays_until_s  # others may need its slots
     clock.at_s += 31.0
     assert scene.planner.due_s() <= clock.at_s
     scene.planner.sync([])

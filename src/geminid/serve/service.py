@@ -479,6 +479,8 @@ class Service:
             self._state.apply(entry.seq, entry.at_s, entry.record)
             self._log_story(entry, before)
             self._touched |= about
+            if isinstance(entry.record, r.JobHeld):  # others may have been planned for the slots that it stays on
+                self._touched |= {job.id for job in self._state.jobs.values() if not job.phase.is_terminal}
             self._planner.notice(entry.record)
             self._nodes_changed |= isinstance(entry.record, r.NodeJoined | r.NodeLeft | r.NodeForgotten)
             if isinstance(entry.record, r.Noted):

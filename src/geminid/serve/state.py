@@ -100,9 +100,9 @@ class LiveJob:
 
     ``code`` names its code as it was submitted, if the executor has put it by.
     ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``, and ``wished`` tells who does. ``held_until_s``
-    keeps a job that crashed from being started again at once, and ``stays_until_s`` one that runs where it is. ``why``
-    is why the last plan gave it the slots that it has, or took them. It is ``over_budget`` if it is cancelled for
-    having used all the slots × time that it may.
+    keeps a job that crashed from being started again at once, ``stays_until_s`` one that runs from growing, and
+    ``stays_put_until_s`` from moving. ``why`` is why the last plan gave it the slots that it has, or took them. It is
+    ``over_budget`` if it is cancelled for having used all the slots × time that it may.
     ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
     ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
     ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
@@ -123,6 +123,7 @@ class LiveJob:
     over_budget: bool = False
     held_until_s: float = 0.0
     stays_until_s: float = 0.0
+    stays_put_until_s: float = 0.0
     limits: Limits | None = None
     measured: tuple[tuple[str, Profile], ...] = ()
     gradient: GradientStats | None = None
@@ -617,8 +618,14 @@ class ServiceState:
         slots = f"{place.num_slots} slot{'s' if place.num_slots > 1 else ''}"
         told = job.told(at_s, f"it stays on {slots} for {record.for_s:g} s: {reason}")
         self._take_from_others(at_s, job.id, set(place.slots()))
+        was_to_grow = set(place.slots()) <= set(job.target.slots())
         return replace(
-            told, target=place, target_since_s=at_s, stays_until_s=until_s, executed_before_s=job.executed_s(at_s)
+            told,
+            target=place,
+            target_since_s=at_s,
+            stays_until_s=until_s,
+            stays_put_until_s=job.stays_put_until_s if was_to_grow else until_s,
+            executed_before_s=job.executed_s(at_s),
         )
 
     def _take_from_others(self, at_s: float, job_id: str, slots: Set[tuple[str, int]]) -> None:

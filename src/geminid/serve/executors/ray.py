@@ -313,7 +313,8 @@ class RayExecutor(SupervisedExecutor):
         for job_id in brought - self._wanted.keys() - self._running.keys():
             if self._bridge.send({"do": "unship", "job": job_id}) is not None:
                 self._places.pop(job_id, None)
-                self._places_of(job_id).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._places_of(job_id).unlink(missing_ok=True)
                 self._bringing.drop_job(job_id)
                 self._leftover.discard(job_id)
         asking = self._pending.jobs  # they are led when that is answered

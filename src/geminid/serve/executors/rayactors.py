@@ -21,9 +21,9 @@ WRONG = re.compile(r"([\w.-]+: )?(error\b|[\w.]*(Error|Exception)\b:)", re.IGNOR
 EMPTY_WORDS = "failed with the following details"
 
 
-def is_its_own_fault(problem: BaseException) -> bool:
-    """Whether an actor has ended for reasons of its own, and not with its node."""
-    return isinstance(problem, ray.exceptions.ActorDiedError) and "node has died" not in str(problem)
+def could_not_begin(problem: BaseException) -> bool:
+    """Whether an actor could not even be made: not for want of its node, or because something has ended it."""
+    return bool(getattr(problem, "actor_init_failed", False))
 
 
 def end_actor(actor: Any) -> None:

@@ -24,7 +24,7 @@ from ray._private.runtime_env.packaging import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from geminid.serve.executors.rayactors import GONE, NAMESPACE, end_named, in_a_line, is_its_own_fault
+from geminid.serve.executors.rayactors import GONE, NAMESPACE, could_not_begin, end_named, in_a_line
 from geminid.serve.executors.rayagent import own_path
 from geminid.serve.executors.raycode import CodeStore
 
@@ -33,6 +33,9 @@ SHIP_S = 900.0
 
 #: And removing it may take so long.
 UNSHIP_S = 60.0
+
+#: Where whoever was to bring it ends again and again, it is given up after so many times.
+MOST_IN_VAIN = 20
 
 #: For so many jobs at a time.
 SHIPPERS = 512
@@ -71,6 +74,7 @@ class Shipping:
         self._node_id_of, self._agent_of, self._agents = node_id_of, agent_of, agents
         self._bringing: list[tuple[_Shipment, Future[None]]] = []
         self._removing: dict[str, Future[None]] = {}
+        self._vain: dict[str, int] = {}  # how often in a row somebody was gone before a job's code was there
         self._tries: dict[str, int] = {}  # how often the environment of a job could not be set up
         self._pool = ThreadPoolExecutor(SHIPPERS, thread_name_prefix="ship")
 
@@ -121,6 +125,8 @@ class Shipping:
             if waiting and monotonic() > deadline_s:
                 late = TimeoutError(f"it took longer than {SHIP_S:g} s")
                 told = _unshippable(late, sorted(waiting), certain=False)
+        if told["told"] == "shipped":
+            self._vain.pop(shipment.job, None)
         if told["told"] == "unshippable":
             self._tries[shipment.job] = self._tries.get(shipment.job, 0) + 1
         if not shipment.given_up:
@@ -131,9 +137,11 @@ class Shipping:
         try:
             return {**told, "places": {**told["places"], node: ray.get(answer)}}
         except GONE as problem:
-            if shipment.environment and is_its_own_fault(problem):
+            # Otherwise its node is gone, or is about to go; if it does not, something else must be wrong.
+            vain = self._vain[shipment.job] = self._vain.get(shipment.job, 0) + 1
+            if (shipment.environment and could_not_begin(problem)) or vain > MOST_IN_VAIN:
                 return _unshippable(problem, [node], certain=False)
-            return {"told": "unfit", "nodes": [node], "reason": ""}  # its node is gone, or is about to go
+            return {"told": "unfit", "nodes": [node], "reason": ""}
         except OSError as problem:  # it has no room: others may
             return {
                 "told": "unfit",
