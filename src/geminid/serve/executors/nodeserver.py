@@ -453,18 +453,22 @@ class NodeServer:
         """A server that was killed, or hangs, may have left processes: their slots are ours now."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for one in json.loads((self._folder / SERVER).read_text(encoding="utf-8")):
-                known = one["started_at"] is not None and started_at(one["pid"]) == one["started_at"]
-                if known and one["pid"] != os.getpid():
+                if _still_runs(one) and one["pid"] != os.getpid():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one["pid"], signal.SIGKILL)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for one in json.loads((self._folder / PROCESSES).read_text(encoding="utf-8")):
-                if one["started_at"] is not None and started_at(one["pid"]) == one["started_at"]:
+                if _still_runs(one):
                     end_group(one["pid"])
         signal_marked(signal.SIGKILL, lambda mark: mark.startswith(self._mark()))
         for old in self._folder.iterdir():
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
+
+
+def _still_runs(identity: Mapping[str, Any]) -> bool:
+    """Whether a process that was written down is still the one with its id."""
+    return identity["started_at"] is not None and started_at(identity["pid"]) == identity["started_at"]
 
 
 def _say(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -32,12 +33,11 @@ def end_actor(actor: Any) -> None:
         ray.kill(actor)
 
 
-def end_named(prefix: str) -> None:
-    """End all actors whose names begin so."""
-    for name in ray.util.list_named_actors():
-        if name.startswith(prefix):
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.kill(ray.get_actor(name))
+def end_named(is_meant: Callable[[str], bool]) -> None:
+    """End all actors with such names."""
+    for name in filter(is_meant, ray.util.list_named_actors()):
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(ray.get_actor(name))
 
 
 def in_a_line(problem: BaseException) -> str:

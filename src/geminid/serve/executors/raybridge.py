@@ -535,7 +535,7 @@ class Bridge:
             self._release(slot)
         if leaving := [agent.leave.remote() for agent in self._agents.values()]:
             ray.wait(leaving, num_returns=len(leaving), timeout=2.0)
-        end_named(f"{self._service}/")
+        end_named(lambda name: name.startswith(f"{self._service}/"))
 
 
 def main(address: str, service: str, forsaken_s: float, silent_s: float, descriptor: int) -> None:

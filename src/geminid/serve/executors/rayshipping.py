@@ -97,10 +97,12 @@ class Shipping:
 
     def keep_only(self, jobs: Collection[str]) -> None:
         """End what keeps the environments of jobs that were over before there was anybody to end it."""
-        for name in ray.util.list_named_actors():
+
+        def is_over(name: str) -> bool:
             service, *rest = name.split("/")
-            if service == self._service and len(rest) == 2 and rest[0] not in jobs:
-                end_named(name)
+            return service == self._service and len(rest) == 2 and rest[0] not in jobs
+
+        end_named(is_over)
 
     def _bring(self, shipment: _Shipment, before: Future[None] | None) -> None:
         told: dict[str, Any] = {"told": "shipped", "places": {}}
@@ -191,7 +193,7 @@ class Shipping:
         removed = [agent.discard.remote(job) for agent in self._agents()]
         if removed:
             ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
-        end_named(f"{self._service}/{job}/")
+        end_named(lambda name: name.startswith(f"{self._service}/{job}/"))
 
 
 class _Code:
