@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -163,6 +164,21 @@ class PlainLauncher:
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+class LimitedLauncher:
+    """Starts processes that may use so much memory each: the limit is there before they begin."""
+
+    def __init__(self, launcher: Launcher, memory_bytes: int) -> None:
+        self._launcher, self._memory_bytes = launcher, memory_bytes
+        self.adopt, self.close = launcher.adopt, launcher.close
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a process and limit it."""
+        process = self._launcher.start(launch)
+        with contextlib.suppress(ProcessLookupError):  # it has ended already
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (self._memory_bytes, self._memory_bytes))
+        return process
 
 
 def adopted(identity: Mapping[str, Any]) -> AdoptedProcess | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
-import resource
 import shutil
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -42,7 +40,7 @@ from geminid.serve.executors.supervised import (
 )
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.serve.state import LiveJob
-from geminid.train.launcher import PlainLauncher
+from geminid.train.launcher import Launcher, LimitedLauncher, PlainLauncher
 from geminid.train.offspring import signal_marked
 from geminid.train.pythonline import PythonLine
 from geminid.train.supervisor import JobSpec as WorkerSpec
@@ -71,7 +69,9 @@ class LocalExecutor(SupervisedExecutor):
         device_ids: Sequence[str] = (),
     ) -> None:
         can_warm = importlib.util.find_spec("torch") is not None
-        launcher = WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher()
+        launcher: Launcher = WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher()
+        if slot_memory_bytes is not None:
+            launcher = LimitedLauncher(launcher, slot_memory_bytes)
         super().__init__(folder, cluster, launcher, patience or Patience(orphan=ORPHANS_S))
         self._slot_memory_bytes = slot_memory_bytes
         self._names = SlotNames(folder, cluster, device_ids or devices)
@@ -193,11 +193,6 @@ class LocalExecutor(SupervisedExecutor):
         folder = self.folder_of(job.id)
         where = Path(job.spec.working_dir) if job.spec.working_dir is not None else folder
         return PlainCommand.start(folder, job.spec.command, environment, where, ended)
-
-    def _limit(self, pid: int) -> None:
-        if self._slot_memory_bytes is not None:
-            with contextlib.suppress(OSError):  # it may be gone already
-                resource.prlimit(pid, resource.RLIMIT_DATA, (self._slot_memory_bytes, self._slot_memory_bytes))
 
     def _adopt_command(self, job: LiveJob, ended: Callable[[Command], None]) -> Command | None:
         return PlainCommand.adopt(self.folder_of(job.id), ended)

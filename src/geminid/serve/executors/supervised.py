@@ -549,16 +549,12 @@ class SupervisedExecutor(ABC):
             self._account(job_id)
         return told
 
-    def _limit(self, pid: int) -> None:  # noqa: B027
-        """Limit what a worker that was just started may use; by default, nothing is."""
-
     # --- What jobs tell ---
 
     def _hear(self, job_id: str, running: _Elastic, event: j.JobEvent) -> list[r.Record]:
         match event:
-            case j.WorkerStarted(worker=worker, slot=slot, pid=pid):
+            case j.WorkerStarted(worker=worker, slot=slot):
                 running.workers[worker] = slot
-                self._limit(pid)
             case j.WorkerEnded(worker=worker, slot=slot, reason=reason, expected=expected):
                 running.workers.pop(worker, None)
                 told: list[r.Record] = []
