@@ -77,7 +77,7 @@ def tell(executor: RayExecutor, told: str, **document: object) -> list[r.Record]
 
 def give(executor: RayExecutor, *slots: str) -> list[r.Record]:
     held = {slot: {"devices": [], "holder": None} for slot in slots}
-    return tell(executor, "leased", id=executor._asked, held=held)
+    return tell(executor, "leased", id=executor._pending._last, held=held)
 
 
 def test_slots_are_asked_for_once_and_the_job_starts_when_they_are_given(executor):
@@ -105,7 +105,7 @@ def test_slots_that_were_refused_are_asked_for_again_when_they_are_not_others_an
     bridge = executor._bridge
     run(executor, job("j1", 0))
     bridge.leases()
-    refused = {"id": executor._asked, "slots": ["a/0"], "withheld": False}
+    refused = {"id": executor._pending._last, "slots": ["a/0"], "withheld": False}
     assert tell(executor, "refused", **refused) == [r.SlotsTaken(node="a", slots=[0])]
     executor.tick()
     assert bridge.leases() == []
@@ -152,7 +152,7 @@ def test_a_job_is_brought_its_code_where_its_slots_are_held_and_trains_on_while_
     running = executor._running["j1"]
     for worker, slot in (("w1", "a/0"), ("w2", "b/0")):
         executor.take(_Told("j1", running.supervisor, WorkerStarted(worker, slot, 1)))
-    executor._places.clear()
+    executor._places._places.clear()
     bridge.asked.clear()
     assert executor.tick() == []
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]
@@ -175,4 +175,4 @@ def test_code_of_a_job_that_is_not_wanted_any_more_is_not_brought(executor):
     executor.tick()
     assert [one for one in bridge.asked if one["do"] == "unship"] == [{"do": "unship", "job": "j1"}]
     assert tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}}) == []
-    assert "j1" not in executor._places
+    assert executor._places.on("j1", "a") is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from geminid.serve.executors.ray import own_address
+from geminid.serve.executors.clusteraddress import own_address
 from geminid.serve.executors.rayagent import make_private
 
 

@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from geminid.serve.executors.unanswered import Request, Unanswered
 
+#: Of a bridge that is not there (0), nothing is awaited.
 requests = st.builds(
-    Request, st.integers(1, 3), st.sampled_from("jk"), st.lists(st.sampled_from("abcd"), unique=True).map(tuple)
+    Request, st.integers(0, 3), st.sampled_from("jk"), st.lists(st.sampled_from("abcd"), unique=True).map(tuple)
 )
 steps = st.one_of(
     requests.map(lambda request: ("ask", request)),
@@ -18,12 +19,18 @@ steps = st.one_of(
 
 @given(st.lists(steps, max_size=12))
 def test_what_is_known_of_jobs_and_things_is_what_has_not_been_answered(steps):
-    known, plain = Unanswered(), {}
-    for number, (step, argument) in enumerate(steps):
+    known, plain, numbers = Unanswered(), {}, []
+    for step, argument in steps:
         match step:
             case "ask":
-                known.ask(number, argument)
-                plain[number] = argument
+
+                def send(number, bridge=argument.bridge):
+                    numbers.append(number)
+                    return bridge or None
+
+                known.ask(argument.job_id, argument.things, send)
+                if argument.bridge:
+                    plain[numbers[-1]] = argument
             case "answered":
                 assert known.answered(argument) == plain.pop(argument, None)
             case "drop_job":
@@ -32,6 +39,7 @@ def test_what_is_known_of_jobs_and_things_is_what_has_not_been_answered(steps):
             case "drop_bridge":
                 known.drop_bridge(argument)
                 plain = {one: request for one, request in plain.items() if request.bridge > argument}
+        assert len(set(numbers)) == len(numbers)
         assert known.jobs == {request.job_id for request in plain.values()}
         things = {thing for request in plain.values() for thing in request.things}
         assert known.things == things

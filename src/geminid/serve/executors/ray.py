@@ -10,10 +10,7 @@ is not offered to our jobs.
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
-import signal
-import socket
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
@@ -31,13 +28,16 @@ from geminid.nodes import NodeGroup
 from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.bridge import Bridge
+from geminid.serve.executors.clusteraddress import own_address, trouble_at
+from geminid.serve.executors.codeplaces import CodePlaces
+from geminid.serve.executors.fences import BEFORE, Fences
 from geminid.serve.executors.machine import is_of_this_machine, slot_environment
 from geminid.serve.executors.meeting import meeting_place, place_among
+from geminid.serve.executors.others import UNFIT_S, OthersSlots
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.raycode import CannotPack, CodeStore
-from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent, RemoteProcess
-from geminid.serve.executors.remotecommand import RemoteCommand
-from geminid.serve.executors.shim import write
+from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
+from geminid.serve.executors.remotecommands import RemoteCommands
 from geminid.serve.executors.supervised import (
     JOBS,
     ORPHANS_S,
@@ -47,7 +47,8 @@ from geminid.serve.executors.supervised import (
     held,
     worker_options,
 )
-from geminid.serve.executors.unanswered import Request, Unanswered
+from geminid.serve.executors.unanswered import Unanswered
+from geminid.serve.executors.wishes import Wishes
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
 from geminid.train.launcher import SLOT_GONE, Launch
@@ -58,9 +59,6 @@ from geminid.train.takeover import Handover, end_of
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
 
-#: A node to which code cannot be brought is given to no job for so long.
-UNFIT_S = 60.0
-
 #: On a cluster that is scaled, an agent whose node nobody has needed for so long is ended: Ray may take the node away.
 REST_S = 5.0
 
@@ -70,14 +68,8 @@ FIRST_NODE_S, AGENTS_S, JOBS_AGENTS_S = 60.0, 10.0, 60.0
 #: A cluster that says why it cannot be used, and nothing else, is tried for so long.
 TROUBLE_S = 15.0
 
-#: A slot that Ray has and did not give us is not asked for again for so long.
-REFUSED_S = 15.0
-
 #: A node that has been gone for so long is not counted among those that there are any more.
 FORGET_S = 600.0
-
-#: So long, an address is tried before it counts as one where nobody is.
-ADDRESS_S = 5.0
 
 #: So many workers are heard a second, until they would be silent for too long; a hang is noticed after 10 s.
 HEARD_PER_S, LONGEST_HEARTBEAT_S = 2000.0, 2.5
@@ -85,10 +77,7 @@ HEARD_PER_S, LONGEST_HEARTBEAT_S = 2000.0, 2.5
 #: For so long, agents keep what they run without any service.
 FORSAKEN_S = ORPHANS_S + 120.0
 
-PLAIN, SERVICE_ID, CODE, PLACES = "plain.json", "ray.id", "code", "places"
-
-#: Stands for nodes that only the service before this one knew.
-BEFORE = ""
+SERVICE_ID, CODE, PLACES = "ray.id", "code", "places"
 
 
 class NoCluster(Exception):
@@ -120,7 +109,7 @@ class RayExecutor(SupervisedExecutor):
         autoscale: bool = False,
         silent_s: float = SILENT_S,
     ) -> None:
-        if (trouble := _trouble_at(address)) is not None:
+        if (trouble := trouble_at(address)) is not None:
             raise NoCluster(f"the Ray cluster cannot be used: {trouble}")
         self._heard: SimpleQueue[Happening] = SimpleQueue()
         self._early: Callable[[Happening], None] = self._heard.put
@@ -129,32 +118,24 @@ class RayExecutor(SupervisedExecutor):
         self._known: dict[str, NodeGroup] = {}
         self._up: set[str] = set()
         self._gone_since_s: dict[str, float] = {}
-        self._taken: dict[str, tuple[int, ...]] = {}
+        self._others = OthersSlots()
         self._draining: frozenset[str] = frozenset()
         self._is_outdated = False  # the cluster: nodes have come or gone since it was made
         self._held: dict[str, Mapping[str, Any]] = {}
-        self._pending, self._bringing = Unanswered(), Unanswered()  # slots to be held, nodes to bring code to
-        self._asked = 0
+        self._pending = Unanswered()  # slots that are to be held
         self._trouble, self._has_looked = "", False
         self._noted_early: list[r.Record] = []
         self._others_versions: dict[str, str] = {}
         self._agentless: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
-        self._autoscale = autoscale
-        self._kinds: dict[str, tuple[Mapping[str, float], str | None]] = {}
-        self._wishes: list[Mapping[str, Any]] | None = None  # None: to take back whatever was wished for
-        self._wishes_told = False
+        self._wishes = Wishes(lambda told: self._bridge.send(told), scales=autoscale)
         self._resting: dict[str, str] = {}  # and the token of the agent that was ended
         self._unneeded_since_s: dict[str, float] = {}
-        self._unfit_until_s: dict[str, float] = {}
-        self._refused_until_s: dict[str, float] = {}
-        self._fences: dict[str, set[str]] = {}
-        self._exits: dict[str, PlainExit] = {}
+        self._fences = Fences()
         self._storage, self._ship = storage, ship
         self._code = CodeStore(folder / CODE)
-        self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._places = CodePlaces(folder / PLACES, self._code, lambda told: self._bridge.send(told), self._token_of)
         self._unshipped: dict[str, int] = {}  # how often a job's code could not be brought somewhere
-        self._leftover: set[str] = set()  # jobs whose code may be somewhere, though it was not told
         self._silent_s = silent_s
         self._nodes = self._lines(
             lambda event: self._forward(event),
@@ -163,6 +144,7 @@ class RayExecutor(SupervisedExecutor):
             silent_s=silent_s,
             on_well=lambda key: _leave_word(folder / JOBS, key),
         )
+        self._commands = RemoteCommands(self._nodes, self.folder_of)
         command = [sys.executable, "-m", "geminid.serve.executors.raybridge"]
         self._service = _service_id(folder)
         command += [address, self._service, str(FORSAKEN_S), str(silent_s)]
@@ -256,7 +238,7 @@ class RayExecutor(SupervisedExecutor):
         for job in jobs:
             self._fence_before(job)
             if job.code and job.phase.holds_slots:
-                self._recall_places(job.id)
+                self._places.recall(job.id)
         told = came + super().open(post, jobs)
         self._bridge.send({"do": "keep", "jobs": [job.id for job in jobs if not job.phase.is_terminal]})
         self._doubt_missing()
@@ -264,7 +246,7 @@ class RayExecutor(SupervisedExecutor):
         with contextlib.suppress(Empty):
             while True:
                 post(self._heard.get_nowait())
-        for node, slots in self._taken.items():
+        for node, slots in self._others.taken.items():
             told.append(r.SlotsTaken(node=node, slots=list(slots)))
         told += [r.NodeLeaving(node=node, leaving=True) for node in sorted(self._draining)]
         return told
@@ -288,7 +270,7 @@ class RayExecutor(SupervisedExecutor):
                 asked = self._pending.get(document.get("id", 0))
                 return {*(() if asked is None else asked.things), *document.get("held", ())}
             case _Bridged(document={"told": "shipped"} as document):
-                brought = self._bringing.get(document["id"])
+                brought = self._places.asked(document["id"])
                 wanted = None if brought is None else self._wanted.get(brought.job_id)
                 return set() if wanted is None else set(wanted[1])
             case _Bridged(document={"told": "unshippable" | "unfit"}):
@@ -304,19 +286,12 @@ class RayExecutor(SupervisedExecutor):
         self._idle_since_s = {slot: self._idle_since_s.get(slot, now_s) for slot in self._held if slot not in needed}
         self._release([slot for slot, since_s in self._idle_since_s.items() if now_s - since_s > LINGER_S])
         told += self._forget_nodes(now_s)
-        if self._autoscale:
+        if self._wishes.scales:
             self._rest(now_s)
-        if any(until_s <= now_s for until_s in (*self._unfit_until_s.values(), *self._refused_until_s.values())):
+        if self._others.forget_waits():
             told += self._count_others()
         self._send_wishes()
-        brought = self._places.keys() | self._bringing.jobs | self._leftover
-        for job_id in brought - self._wanted.keys() - self._running.keys():
-            if self._bridge.send({"do": "unship", "job": job_id}) is not None:
-                self._places.pop(job_id, None)
-                with contextlib.suppress(OSError):
-                    self._places_of(job_id).unlink(missing_ok=True)
-                self._bringing.drop_job(job_id)
-                self._leftover.discard(job_id)
+        self._places.keep_only(lambda job_id: job_id in self._wanted or job_id in self._running)
         asking = self._pending.jobs  # they are led when that is answered
         return told + self._lead_missing(job_id for job_id in self._wanted if job_id not in asking)
 
@@ -339,12 +314,12 @@ class RayExecutor(SupervisedExecutor):
             return ""
         if self._trouble:
             return f"Ray is out of reach ({self._trouble})"
-        if fenced := sorted(filter(None, self._fences.get(job_id, ()))):
+        if fenced := self._fences.around(job_id):
             return f"some of it may still run on {_several(fenced)}, out of reach; it starts when that is over"
         slots = wanted[1]
         if asked := self._pending.among(slots):
             return f"Ray is asked for {_several(asked)}"
-        if bringing := sorted(self._bringing.of(job_id)):
+        if bringing := sorted(self._places.bringing(job_id)):
             return f"its code, with the environment that it asks for, is brought to {_several(bringing)}"
         nodes = {self._where(slot)[0] for slot in slots}
         if agentless := sorted((nodes - self._up) | (nodes & self._resting.keys())):
@@ -352,23 +327,14 @@ class RayExecutor(SupervisedExecutor):
         return ""
 
     def wish(self, slots_by_type: Mapping[str, int]) -> None:
-        """Tell Ray's autoscaler what is needed; of a type that was never here, whatever Ray calls so."""
-        if not self._autoscale:
-            return
-        wished: list[Mapping[str, Any]] = []
-        for gpu_type, slots in sorted(slots_by_type.items()):
-            never = ({"geminid_slot": 1.0}, None) if gpu_type == "cpu" else ({"GPU": 1.0}, gpu_type.upper())
-            bundle, accelerator = self._kinds.get(gpu_type, never)
-            wished.append({"bundle": bundle, "accelerator": accelerator, "slots": slots})
-        if wished != self._wishes:
-            self._wishes, self._wishes_told = wished, False
+        """Tell Ray's autoscaler what is needed."""
+        if self._wishes.scales:
+            self._wishes.make(slots_by_type)
             self._send_wishes()
 
     def _send_wishes(self) -> None:
-        """Tell a bridge that does not know them yet what is wished for; or that nothing is, whoever wished before."""
-        if not self._wishes_told and self._has_looked and (self._wishes is not None or not self._autoscale):
-            wishes = {"do": "wish nothing"} if self._wishes is None else {"do": "wish", "wished": self._wishes}
-            self._wishes_told = self._bridge.send(wishes) is not None
+        if self._has_looked:
+            self._wishes.tell()
 
     def close(self, *, detach: bool) -> None:
         """End with all processes and agents, or leave them to the next service."""
@@ -386,7 +352,7 @@ class RayExecutor(SupervisedExecutor):
     def _digest(self, happening: Happening) -> list[r.Record]:
         match happening:
             case NodeEnded(node=name):
-                self._lift_fences(name)
+                self._fences.lift(name)
             case NodeSilent(node=name):  # what follows is as if somebody had killed it
                 self._bridge.send({"do": "replace", "node": name})
                 return [self._note_hanging(name)]
@@ -396,7 +362,7 @@ class RayExecutor(SupervisedExecutor):
             case NodeHere(node=name) if name in self._seen:
                 if self._forward is not self._early:
                     self._nodes.end_strangers(name)  # those of jobs that have gone on without them
-                self._lift_fences(name)
+                self._fences.lift(name)
                 return [self._join(name), *self._count_others([name])]
             case NodeGone(node=name) if name in self._up:
                 return self._lose_node(name)
@@ -406,21 +372,20 @@ class RayExecutor(SupervisedExecutor):
                 self._pending.answered(document["id"])
                 self._take_seats(document["held"])
             case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
-                brought = self._bringing.answered(document["id"])
+                brought = self._places.answered(document["id"])
                 return [] if brought is None else self._brought(brought.job_id, document)
             case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
                 # Whatever it was asked for is asked for again, of the next one as soon as that is there.
                 self._pending.drop_bridge(bridge)
-                self._leftover |= self._bringing.jobs  # it may come after all
-                self._bringing.drop_bridge(bridge)
-                self._wishes_told = False
+                self._places.lose_bridge(bridge)
+                self._wishes.forget_telling()
                 if trouble and trouble != self._trouble:
                     self._trouble = trouble
                     return [r.Noted(level="warning", text=f"Ray is out of reach: {trouble}")]
             case _Bridged(document={"told": "refused"} as document):
                 self._pending.answered(document["id"])
                 if document["withheld"]:
-                    self._refused_until_s |= dict.fromkeys(document["slots"], monotonic() + REFUSED_S)
+                    self._others.refuse(map(self._where, document["slots"]))
                 return self._mark_taken(document["slots"])
             case _Bridged(document={"told": "seated"} as document):
                 known = {slot: self._held.get(slot) for slot in document["held"]}
@@ -453,7 +418,7 @@ class RayExecutor(SupervisedExecutor):
             else:
                 self._nodes.forget(name)
         for name, node in self._seen.items():
-            self._kinds[node["gpu_type"]] = (node["bundle"], node["accelerator"])
+            self._wishes.learn(node["gpu_type"], node["bundle"], node["accelerator"])
             if node["resting"] and name not in self._up:  # its agent was ended just when it was missed
                 told.append(self._join(name))
                 self._resting[name] = ""
@@ -475,32 +440,21 @@ class RayExecutor(SupervisedExecutor):
         return told + self._count_others()
 
     def _count_others(self, nodes: Iterable[str] | None = None) -> list[r.Record]:
-        """Slots that others hold are not for us: as many of each node (or of these), of those that we do not hold.
-
-        So are those that Ray has just refused to give us. Of a node that cannot be used for now, none is for us but
-        those that we hold.
-        """
+        """See what is not for our jobs, of all nodes or of these."""
+        if nodes is None:
+            self._others.forget_waits()
         told: list[r.Record] = []
-        now_s = monotonic()
-        if nodes is None:  # what is over is over for all of its nodes
-            self._unfit_until_s = {name: until_s for name, until_s in self._unfit_until_s.items() if now_s < until_s}
-            self._refused_until_s = {slot: at_s for slot, at_s in self._refused_until_s.items() if now_s < at_s}
-        refused = set(map(self._where, self._refused_until_s.keys() - self._held.keys()))
         for name in sorted(self._up & self._seen.keys() if nodes is None else nodes):
-            node = self._seen[name]
-            unheld = [index for index in range(node["slots"]) if self._slot(name, index) not in self._held]
-            withheld = [index for index in unheld if (name, index) in refused]
-            others = len(unheld) if name in self._unfit_until_s else max(node["others"], len(withheld))
-            first = [*withheld, *(index for index in reversed(unheld) if (name, index) not in refused)]
-            taken = tuple(sorted(first[:others]))
-            if taken != self._taken.get(name, ()):
-                self._taken[name] = taken
+            slots, others = self._seen[name]["slots"], self._seen[name]["others"]
+            held = {index for index in range(slots) if self._slot(name, index) in self._held}
+            taken = self._others.count(name, slots, others, held)
+            if taken is not None:
                 told.append(r.SlotsTaken(node=name, slots=list(taken)))
         return told
 
     def _spare(self, nodes: Iterable[str], reason: str) -> list[r.Record]:
         """Nodes that cannot be used, for this reason, are not for a while."""
-        self._unfit_until_s |= dict.fromkeys(nodes, monotonic() + UNFIT_S)
+        self._others.spare(nodes)
         names = ", ".join(sorted(nodes))
         text = f"{reason}; {names} is not given to jobs for {UNFIT_S:g} s"
         return [r.Noted(level="warning", text=text), *self._count_others()]
@@ -509,38 +463,13 @@ class RayExecutor(SupervisedExecutor):
         """A job's code was brought to nodes, or could not be."""
         match document:
             case {"told": "shipped", "places": places}:
-                self._places.setdefault(job_id, {}).update(places)
+                self._places.came(job_id, places)
                 self._unshipped.pop(job_id, None)
-                self._keep_places(job_id)
             case {"told": "unshippable"}:
                 return self._cannot_ship(job_id, document)
             case {"nodes": nodes, "reason": str(reason)} if reason:
                 return self._spare(nodes, reason)
         return []  # otherwise they may be about to go; if they do not, it is asked for again
-
-    def _keep_places(self, job_id: str) -> None:
-        """Write down where a job's code is, for the next service: it is there for as long as the nodes' agents live."""
-        places: dict[str, object] = {
-            node: {"agent": self._token_of(node), "place": place} for node, place in self._places[job_id].items()
-        }
-        with contextlib.suppress(OSError):  # then it is brought again
-            self._places_of(job_id).parent.mkdir(exist_ok=True, mode=0o700)
-            write(str(self._places_of(job_id)), places)
-
-    def _recall_places(self, job_id: str) -> None:
-        """Where an earlier service had a job's code brought, on nodes whose agents are the same."""
-        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-            known = json.loads(self._places_of(job_id).read_text(encoding="utf-8"))
-            same = {
-                node: one["place"]
-                for node, one in known.items()
-                if one["agent"] and one["agent"] == self._token_of(node)
-            }
-            if same:
-                self._places[job_id] = same
-
-    def _places_of(self, job_id: str) -> Path:
-        return self._folder / PLACES / f"{job_id}.json"
 
     def _token_of(self, node: str) -> str:
         """By which the agent of a node is told from others; of none, nothing that another would have."""
@@ -557,7 +486,7 @@ class RayExecutor(SupervisedExecutor):
             return []
         job, reason = self._wanted[job_id][0], document["reason"]
         count = self._unshipped[job_id] = self._unshipped.get(job_id, 0) + 1
-        self._leftover.add(job_id)  # on other nodes
+        self._places.may_be_left(job_id)  # on other nodes
         if job_id not in self._running:
             del self._wanted[job_id]
             if document["certain"] or job.state.first_started_at_s is None:
@@ -570,11 +499,8 @@ class RayExecutor(SupervisedExecutor):
 
     def _mark_taken(self, slots: Sequence[str]) -> list[r.Record]:
         """These slots are not ours, until their nodes are looked at again."""
-        by_node: dict[str, set[int]] = {}
-        for node, index in map(self._where, slots):
-            by_node.setdefault(node, set(self._taken.get(node, ()))).add(index)
-        self._taken |= {node: tuple(sorted(indices)) for node, indices in by_node.items()}
-        return [r.SlotsTaken(node=node, slots=sorted(indices)) for node, indices in by_node.items()]
+        marked = self._others.mark(map(self._where, slots))
+        return [r.SlotsTaken(node=node, slots=list(indices)) for node, indices in marked.items()]
 
     def _lose_slots(self, slots: Sequence[str]) -> list[r.Record]:
         """Ray has taken slots back: the agents have ended what ran there, and jobs go on with what they have left."""
@@ -591,20 +517,19 @@ class RayExecutor(SupervisedExecutor):
         self._resting.pop(name, None)
         mine = {self._slot(name, index) for index in range(self._known[name].slots)}
         self._release([slot for slot in self._held if slot in mine])
-        self._taken.pop(name, None)
-        for places in self._places.values():
-            places.pop(name, None)
+        self._others.lose_node(name)
+        self._places.lose_node(name)
         told: list[r.Record] = [r.NodeLeft(node=name, reason=reason)]
         for job_id in self._holders.of(mine):
             running = self._running[job_id]
             held = set(running.workers.values()) if isinstance(running, _Elastic) else set()
             if running.holds & mine and held <= mine:
-                self._fences.setdefault(job_id, set()).add(name)
+                self._fences.put(job_id, [name])
         return told + self._lose(mine, reason)
 
     def _forget_nodes(self, now_s: float) -> list[r.Record]:
         """Nodes that have been gone for long, and may never come back: an autoscaler gives each a new name."""
-        fenced = {name for nodes in self._fences.values() for name in nodes}
+        fenced = self._fences.nodes
         late = [name for name, since_s in self._gone_since_s.items() if now_s - since_s > FORGET_S]
         late = [name for name in late if name not in fenced][: len(self._known) - 1]
         for name in late:
@@ -615,7 +540,7 @@ class RayExecutor(SupervisedExecutor):
     # --- Jobs that may still run on nodes that are gone ---
 
     def _may_begin(self, job_id: str) -> bool:
-        return job_id not in self._fences
+        return not self._fences.holds(job_id)
 
     def _fence_before(self, job: LiveJob) -> None:
         """What an earlier service started may run on nodes that are not here, which only it knew, if it ever ran."""
@@ -623,20 +548,12 @@ class RayExecutor(SupervisedExecutor):
         missing = set() if place is None else set(place.node_names) - self._up
         if not job.phase.holds_slots and job.wants_slots and job.state.first_started_at_s is not None:
             missing.add(BEFORE)
-        if missing:
-            self._fences[job.id] = missing
+        self._fences.put(job.id, missing)
 
     def _doubt_missing(self) -> None:
         """Wait for what may run on nodes that Ray does not have either; others may still come."""
-        for name in {name for nodes in self._fences.values() for name in nodes} - self._seen.keys() - self._up:
+        for name in self._fences.nodes - self._seen.keys() - self._up:
             self._nodes.doubt(name)
-
-    def _lift_fences(self, name: str) -> None:
-        """Nothing of jobs that have lost a node runs there any more."""
-        for job_id, nodes in list(self._fences.items()):
-            nodes.discard(name)
-            if not nodes:
-                del self._fences[job_id]
 
     def _join(self, name: str) -> r.Record:
         """A node can be used."""
@@ -684,42 +601,31 @@ class RayExecutor(SupervisedExecutor):
         return slot in self._held and node in self._up and node not in self._resting and self._has_code(job, slot)
 
     def _has_code(self, job: LiveJob, slot: str) -> bool:
-        return not (job.code and self._ship) or _node(slot) in self._places.get(job.id, {})
+        return not (job.code and self._ship) or self._places.on(job.id, _node(slot)) is not None
 
     def _usable(self, job_id: str, slots: tuple[str, ...]) -> tuple[str, ...]:
         code = self._wanted[job_id][0].code if self._ship else ""
         missing = tuple(slot for slot in slots if slot not in self._held and _node(slot) in self._up)
-        if missing and not any(map(self._is_taken, missing)) and not self._pending.among(missing):
+        if (
+            missing
+            and not any(self._others.has(*self._where(slot)) for slot in missing)
+            and not self._pending.among(missing)
+        ):
             self._lease(job_id, missing)
         if code:
             asked = self._pending.of(job_id)
-            self._bring(job_id, {_node(slot) for slot in slots if slot in self._held or slot in asked}, code)
+            self._places.bring(job_id, {_node(slot) for slot in slots if slot in self._held or slot in asked}, code)
         running = self._running.get(job_id)
         used = set(running.workers.values()) if isinstance(running, _Elastic) else set()
         job = self._wanted[job_id][0]  # where it trains it stays, though nobody knew any more that its code is there
         return tuple(slot for slot in slots if self._is_ready(job, slot) or (slot in used and slot in self._held))
 
-    def _is_taken(self, slot: str) -> bool:
-        node, index = self._where(slot)
-        return index in self._taken.get(node, ())
-
     def _lease(self, job_id: str, slots: Sequence[str]) -> None:
-        self._asked += 1
+        """Ask for slots; where there is no bridge, they are asked for again at the next turn."""
         self._resting |= dict.fromkeys(self._resting.keys() & {self._where(slot)[0] for slot in slots}, "")
-        bridge = self._bridge.send({"do": "lease", "id": self._asked, "slots": list(slots)})
-        if bridge is not None:  # otherwise there is none, and it is asked for again at the next turn
-            self._pending.ask(self._asked, Request(bridge, job_id, tuple(slots)))
-
-    def _bring(self, job_id: str, nodes: Set[str], code: str) -> None:
-        """Have a job's code on some nodes, where it is neither here nor on its way."""
-        lacking = sorted(nodes - self._places.get(job_id, {}).keys() - self._bringing.of(job_id))
-        if lacking:
-            self._asked += 1
-            package = str(self._code.package(code))
-            request = {"do": "ship", "id": self._asked, "job": job_id, "code": package, "nodes": lacking}
-            bridge = self._bridge.send(request)
-            if bridge is not None:
-                self._bringing.ask(self._asked, Request(bridge, job_id, tuple(lacking)))
+        self._pending.ask(
+            job_id, slots, lambda number: self._bridge.send({"do": "lease", "id": number, "slots": list(slots)})
+        )
 
     def _release(self, slots: Sequence[str]) -> None:
         if slots:
@@ -744,7 +650,7 @@ class RayExecutor(SupervisedExecutor):
         found = dict(slot_environment([self._where(slot)[1] for slot in slots]))
         seats = [self._held[slot] for slot in slots if slot in self._held]  # no process starts on a slot that is not
         devices = [device for seat in seats for device in seat["devices"]]
-        place = self._places.get(job.id, {}).get(node, {"environment": {}})
+        place = self._places.on(job.id, node) or {"environment": {}}
         known = self._known.get(node)
         threads = {"OMP_NUM_THREADS": "1"} if known is None or known.gpu_type == "cpu" else {}
         return {
@@ -757,7 +663,7 @@ class RayExecutor(SupervisedExecutor):
 
     def _folder_on(self, job_id: str, node: str) -> str | None:
         """Where a job's code is on a node, if it was brought there."""
-        place = self._places.get(job_id, {}).get(node)
+        place = self._places.on(job_id, node)
         return None if place is None else str(place["folder"])
 
     # --- Processes ---
@@ -780,13 +686,7 @@ class RayExecutor(SupervisedExecutor):
         )
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
-        """Start a command on each of its nodes. What is to run where is written down before any of it is started."""
-        processes = [self._nodes.announce(launch) for launch in self._launches(job, slots)]
-        write(str(self.folder_of(job.id) / PLAIN), {"processes": [dict(process.identity) for process in processes]})
-        for process in processes:
-            self._keep_end(job.id, process)
-            self._nodes.begin(process)
-        return RemoteCommand(processes, lambda command: self._command_over(job.id, command, ended))
+        return self._commands.start(job.id, self._launches(job, slots), ended)
 
     def _topology(self, node: str) -> tuple[str, ...]:
         """The zone and rack of a node, as its labels say."""
@@ -815,45 +715,11 @@ class RayExecutor(SupervisedExecutor):
         return launches
 
     def _adopt_command(self, job: LiveJob, ended: Callable[[Command], None]) -> Command | None:
-        """Take over a command: what runs, what has ended, and what was to be started and has not been, which is now."""
-        try:
-            document = json.loads((self.folder_of(job.id) / PLAIN).read_text(encoding="utf-8"))
-            identities = list(document["processes"])
-            ends = document.get("ends", {})
-            begin = job.wants_slots and job.phase is not JobPhase.STOPPING
-            found = [self._nodes.recover(identity, ends.get(identity["key"]), begin=begin) for identity in identities]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-        processes = [process for process in found if process is not None]
-        if len(processes) < len(found) or not processes:
-            for process in processes:
-                process.signal(signal.SIGKILL)
-            return None
-        for process in processes:
-            self._keep_end(job.id, process)
-        asked = job.phase is JobPhase.STOPPING  # by the service that was here before
-        return RemoteCommand(processes, lambda command: self._command_over(job.id, command, ended), asked=asked)
-
-    def _keep_end(self, job_id: str, process: RemoteProcess) -> None:
-        """Have the end of a process written down before its node forgets it."""
-        path = self.folder_of(job_id) / PLAIN
-
-        def keep(code: int, reason: str) -> None:
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                document = json.loads(path.read_text(encoding="utf-8"))
-                ends = {**document.get("ends", {}), process.key: [code, reason]}
-                write(str(path), {**document, "ends": ends})
-
-        process.on_end = keep
-
-    def _command_over(self, job_id: str, command: RemoteCommand, ended: Callable[[Command], None]) -> None:
-        exit_ = command.exit
-        if exit_ is not None:
-            self._exits[job_id] = exit_
-        ended(command)
+        stopping = job.phase is JobPhase.STOPPING  # as the service before this one asked
+        return self._commands.adopt(job.id, ended, begin=job.wants_slots and not stopping, asked=stopping)
 
     def _exit_of(self, job_id: str) -> PlainExit | None:
-        return self._exits.get(job_id)
+        return self._commands.exit_of(job_id)
 
     def _plain_over(self, job_id: str, *, stopping: bool) -> list[r.Record]:
         ended = self._exit_of(job_id)
@@ -863,8 +729,7 @@ class RayExecutor(SupervisedExecutor):
         return [r.JobEnded(job_id=job_id, how="lost", reason=f"it {ended.told()}")]
 
     def _forget_exit(self, job_id: str) -> None:
-        self._exits.pop(job_id, None)
-        (self.folder_of(job_id) / PLAIN).unlink(missing_ok=True)
+        self._commands.forget_exit(job_id)
 
     def _live_workers(self, job_id: str) -> dict[str, str]:
         left = Handover.read(self.folder_of(job_id))
@@ -882,11 +747,9 @@ class RayExecutor(SupervisedExecutor):
 
     def _written_keys(self, job_id: str) -> set[str]:
         """The keys of the processes that are written down for a job."""
-        folder, keys = self.folder_of(job_id), set()
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            keys |= {one["key"] for one in json.loads((folder / PLAIN).read_text(encoding="utf-8"))["processes"]}
-        left = Handover.read(folder)
-        return keys | {entry["key"] for entry in left.workers.values()} if left is not None else keys
+        left = Handover.read(self.folder_of(job_id))
+        workers = {} if left is None else left.workers
+        return self._commands.keys(job_id) | {entry["key"] for entry in workers.values()}
 
 
 def _node(slot: str) -> str:
@@ -918,30 +781,6 @@ def _is_another(found: Mapping[str, Any] | None, known: Mapping[str, Any]) -> bo
 def heartbeat_s(slots: int) -> float:
     """How often workers say that they live: the more there are to be heard, the less often."""
     return min(max(slots / HEARD_PER_S, Patience().heartbeat), LONGEST_HEARTBEAT_S)
-
-
-def _trouble_at(address: str) -> str | None:
-    """Why there is no head of a cluster at an address; None if there may be."""
-    if address == "auto":
-        return None
-    host, colon, port = address.rpartition(":")
-    if not colon or not host or not port.isdigit():
-        return f"address is {address!r}, but must be HOST:PORT"
-    try:
-        socket.create_connection((host, int(port)), timeout=ADDRESS_S).close()
-    except OSError as problem:
-        return f"nobody answers at {address} ({problem.strerror or problem}): is that where its head is?"
-    return None
-
-
-def own_address(node: str, address: str) -> str:
-    """The address at which the nodes can reach this machine: the one from which it reaches one of them."""
-    head = address.rpartition(":")[0]
-    if head.startswith("127.") and node.startswith("127."):
-        return head
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((node, 9))
-        return str(probe.getsockname()[0])
 
 
 def _several(names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Set
+from collections.abc import Callable, Collection, Iterable, Set
 from dataclasses import dataclass
 
 
@@ -23,15 +23,19 @@ class Unanswered:
     """
 
     def __init__(self) -> None:
+        self._last = 0
         self._requests: dict[int, Request] = {}
         self._of_jobs: dict[str, set[int]] = {}
         self._things: Counter[str] = Counter()
 
-    def ask(self, number: int, request: Request) -> None:
-        """A bridge was asked for something."""
-        self._requests[number] = request
-        self._of_jobs.setdefault(request.job_id, set()).add(number)
-        self._things.update(request.things)
+    def ask(self, job_id: str, things: Iterable[str], send: Callable[[int], int | None]) -> None:
+        """Ask a bridge for something for a job, under a number. ``send`` says which bridge; None if there is none."""
+        self._last += 1
+        bridge = send(self._last)
+        if bridge is not None:
+            request = self._requests[self._last] = Request(bridge, job_id, tuple(things))
+            self._of_jobs.setdefault(job_id, set()).add(self._last)
+            self._things.update(request.things)
 
     def get(self, number: int) -> Request | None:
         """What was asked for under a number, if it has not been answered."""

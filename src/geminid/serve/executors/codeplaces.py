@@ -1,0 +1,101 @@
+"""Where the code of jobs is on the nodes of a cluster, and to which nodes it is on its way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Set
+from pathlib import Path
+from typing import Any
+
+from geminid.serve.executors.raycode import CodeStore
+from geminid.serve.executors.shim import write
+from geminid.serve.executors.unanswered import Request, Unanswered
+
+
+class CodePlaces:
+    """The nodes on which each job's code is, in which folder there and with which environment.
+
+    The bridge brings it and removes it (``send``). It is on a node for as long as the node's agent lives, which is told
+    from others by its token (``agent_of``; of none, it is empty). Where it is, is written down for the next service.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        store: CodeStore,
+        send: Callable[[Mapping[str, Any]], int | None],
+        agent_of: Callable[[str], str],
+    ) -> None:
+        self._folder, self._store, self._send, self._agent_of = folder, store, send, agent_of
+        self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._bringing = Unanswered()
+        self._leftover: set[str] = set()  # jobs whose code may be somewhere, though it was not told
+
+    def on(self, job_id: str, node: str) -> Mapping[str, Any] | None:
+        """Where a job's code is on a node, if it was brought there."""
+        return self._places.get(job_id, {}).get(node)
+
+    def bringing(self, job_id: str) -> set[str]:
+        """The nodes to which a job's code is on its way."""
+        return self._bringing.of(job_id)
+
+    def bring(self, job_id: str, nodes: Set[str], code: str) -> None:
+        """Have a job's code on some nodes, where it is neither there nor on its way."""
+        lacking = sorted(nodes - self._places.get(job_id, {}).keys() - self._bringing.of(job_id))
+        if lacking:
+            request = {"do": "ship", "job": job_id, "code": str(self._store.package(code)), "nodes": lacking}
+            self._bringing.ask(job_id, lacking, lambda number: self._send({**request, "id": number}))
+
+    def asked(self, number: int) -> Request | None:
+        """What the bridge was asked to bring under a number, unless it has answered."""
+        return self._bringing.get(number)
+
+    def answered(self, number: int) -> Request | None:
+        """The bridge has answered what it was asked to bring, if that is still wanted."""
+        return self._bringing.answered(number)
+
+    def came(self, job_id: str, places: Mapping[str, Mapping[str, Any]]) -> None:
+        """A job's code is on some more nodes."""
+        mine = self._places.setdefault(job_id, {})
+        mine.update(places)
+        kept: dict[str, object] = {node: {"agent": self._agent_of(node), "place": mine[node]} for node in mine}
+        with contextlib.suppress(OSError):  # then it is brought again
+            self._folder.mkdir(exist_ok=True, mode=0o700)
+            write(str(self._written(job_id)), kept)
+
+    def recall(self, job_id: str) -> None:
+        """Where an earlier service had a job's code brought, on nodes whose agents are the same."""
+        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+            known = json.loads(self._written(job_id).read_text(encoding="utf-8"))
+            agents = {node: self._agent_of(node) for node in known}
+            same = {node: one["place"] for node, one in known.items() if one["agent"] == agents[node] != ""}
+            if same:
+                self._places[job_id] = same
+
+    def may_be_left(self, job_id: str) -> None:
+        """A job's code may be on nodes of which that was not told."""
+        self._leftover.add(job_id)
+
+    def lose_node(self, name: str) -> None:
+        """A node is gone, with all code that was there."""
+        for places in self._places.values():
+            places.pop(name, None)
+
+    def lose_bridge(self, bridge: int) -> None:
+        """What this bridge was asked to bring will not be answered; it may come after all."""
+        self._leftover |= self._bringing.jobs
+        self._bringing.drop_bridge(bridge)
+
+    def keep_only(self, needed: Callable[[str], bool]) -> None:
+        """Remove the code of all jobs that do not need it any more."""
+        for job_id in [job for job in self._places.keys() | self._bringing.jobs | self._leftover if not needed(job)]:
+            if self._send({"do": "unship", "job": job_id}) is not None:
+                self._places.pop(job_id, None)
+                self._bringing.drop_job(job_id)
+                self._leftover.discard(job_id)
+                with contextlib.suppress(OSError):
+                    self._written(job_id).unlink(missing_ok=True)
+
+    def _written(self, job_id: str) -> Path:
+        return self._folder / f"{job_id}.json"
