@@ -45,8 +45,7 @@ class Played(Bridge):
         pass
 
 
-@pytest.fixture
-def executor(tmp_path):
+def alone(folder) -> RayExecutor:
     class Alone(RayExecutor):
         _lines = _Lines
         _talker = staticmethod(lambda command, on_document: Played(on_document))
@@ -54,9 +53,15 @@ def executor(tmp_path):
         def _supervise(self, job: LiveJob, *, adopt: bool) -> _Quiet:
             return _Quiet(())
 
-    made = Alone(tmp_path, "auto")
+    made = Alone(folder, "auto")
     heard: SimpleQueue[Happening] = SimpleQueue()
     made.open(heard.put, [])
+    return made
+
+
+@pytest.fixture
+def executor(tmp_path):
+    made = alone(tmp_path)
     yield made
     made.close(detach=True)
 
@@ -173,6 +178,58 @@ def test_code_of_a_job_that_is_not_wanted_any_more_is_not_brought(executor):
     bridge.is_there = True
     executor.tick()
     executor.tick()
-    assert [one for one in bridge.asked if one["do"] == "unship"] == [{"do": "unship", "job": "j1"}]
+    assert unshipped(bridge) == ["j1"]
     assert tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}}) == []
     assert executor._places.on("j1", "a") is None
+
+
+def unshipped(bridge: Played) -> list[str]:
+    """The jobs whose code is to be removed, each as often as that was asked for."""
+    return [one["job"] for one in bridge.asked if one["do"] == "unship"]
+
+
+def bring(executor: RayExecutor, coded: LiveJob) -> None:
+    """Have the code of a job be where it is to run, and the job end."""
+    run(executor, coded)
+    number = next(one["id"] for one in executor._bridge.asked if one["do"] == "ship")
+    tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}})
+    executor.stop(coded, "cancelled")
+
+
+def test_code_is_removed_again_by_the_next_bridge_unless_it_was_told_to_be_gone(executor, tmp_path):
+    bridge, written = executor._bridge, tmp_path / "places" / "j1.json"
+    bring(executor, replace(job("j1", 0), code="c0de"))
+    executor.tick()
+    assert unshipped(bridge) == ["j1"]
+    executor.tick()
+    assert unshipped(bridge) == ["j1"]
+    tell(executor, "away", bridge=1, trouble="")
+    executor.tick()
+    assert unshipped(bridge) == ["j1", "j1"]
+    assert written.exists()
+    tell(executor, "unshipped", id=bridge.asked[-1]["id"])
+    assert not written.exists()
+    executor.tick()
+    assert unshipped(bridge) == ["j1", "j1"]
+
+
+def test_code_of_a_job_that_was_over_before_the_service_came_back_is_removed(executor, tmp_path):
+    """It had been brought somewhere, or was still on its way."""
+    run(executor, replace(job("j1", 0), code="c0de"))
+    bring(executor, replace(job("j2", 1), code="c0de"))
+    executor.close(detach=True)
+    after = alone(tmp_path)
+    after.tick()
+    assert sorted(unshipped(after._bridge)) == ["j1", "j2"]
+
+
+def test_where_code_is_stays_known_if_it_is_brought_again_while_it_is_removed(executor, tmp_path):
+    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    bring(executor, coded)
+    executor.tick()
+    removing = next(one["id"] for one in bridge.asked if one["do"] == "unship")
+    bridge.asked.clear()
+    bring(executor, coded)
+    tell(executor, "unshipped", id=removing)
+    assert (tmp_path / "places" / "j1.json").exists()
+    assert executor._places.on("j1", "a") is not None

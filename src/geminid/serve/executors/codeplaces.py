@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,8 @@ class CodePlaces:
     """The nodes on which each job's code is, in which folder there and with which environment.
 
     The bridge brings it and removes it (``send``). It is on a node for as long as the node's agent lives, which is told
-    from others by its token (``agent_of``; of none, it is empty). Where it is, is written down for the next service.
+    from others by its token (``agent_of``; of none, it is empty). Where it is, is written down for the next service,
+    from before it is brought until it was removed: none is left behind, whoever dies in between.
     """
 
     def __init__(
@@ -29,7 +30,7 @@ class CodePlaces:
     ) -> None:
         self._folder, self._store, self._send, self._agent_of = folder, store, send, agent_of
         self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
-        self._bringing = Unanswered()
+        self._bringing, self._removing = Unanswered(), Unanswered()
         self._leftover: set[str] = set()  # jobs whose code may be somewhere, though it was not told
 
     def on(self, job_id: str, node: str) -> Mapping[str, Any] | None:
@@ -44,6 +45,8 @@ class CodePlaces:
         """Have a job's code on some nodes, where it is neither there nor on its way."""
         lacking = sorted(nodes - self._places.get(job_id, {}).keys() - self._bringing.of(job_id))
         if lacking:
+            if job_id not in self._places:
+                self._write(job_id)
             request = {"do": "ship", "job": job_id, "code": str(self._store.package(code)), "nodes": lacking}
             self._bringing.ask(job_id, lacking, lambda number: self._send({**request, "id": number}))
 
@@ -57,21 +60,22 @@ class CodePlaces:
 
     def came(self, job_id: str, places: Mapping[str, Mapping[str, Any]]) -> None:
         """A job's code is on some more nodes."""
-        mine = self._places.setdefault(job_id, {})
-        mine.update(places)
-        kept: dict[str, object] = {node: {"agent": self._agent_of(node), "place": mine[node]} for node in mine}
-        with contextlib.suppress(OSError):  # then it is brought again
-            self._folder.mkdir(exist_ok=True, mode=0o700)
-            write(str(self._written(job_id)), kept)
+        self._places.setdefault(job_id, {}).update(places)
+        self._write(job_id)
 
-    def recall(self, job_id: str) -> None:
-        """Where an earlier service had a job's code brought, on nodes whose agents are the same."""
-        with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
-            known = json.loads(self._written(job_id).read_text(encoding="utf-8"))
-            agents = {node: self._agent_of(node) for node in known}
-            same = {node: one["place"] for node, one in known.items() if one["agent"] == agents[node] != ""}
-            if same:
-                self._places[job_id] = same
+    def recall(self, jobs: Collection[str]) -> None:
+        """Where an earlier service had the code of these jobs brought, on nodes whose agents are the same.
+
+        Of others, and of other agents, it may be left somewhere: it is removed unless it is needed.
+        """
+        for path in self._folder.glob("*.json"):
+            self._leftover.add(path.stem)
+            with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+                known = json.loads(path.read_text(encoding="utf-8"))
+                agents = {node: self._agent_of(node) for node in known}
+                same = {node: one["place"] for node, one in known.items() if one["agent"] == agents[node] != ""}
+                if same and path.stem in jobs:
+                    self._places[path.stem] = same
 
     def may_be_left(self, job_id: str) -> None:
         """A job's code may be on nodes of which that was not told."""
@@ -83,19 +87,40 @@ class CodePlaces:
             places.pop(name, None)
 
     def lose_bridge(self, bridge: int) -> None:
-        """What this bridge was asked to bring will not be answered; it may come after all."""
-        self._leftover |= self._bringing.jobs
-        self._bringing.drop_bridge(bridge)
+        """What this bridge was asked for will not be answered; it may have been done, or may be done yet."""
+        for unanswered in (self._bringing, self._removing):
+            self._leftover |= unanswered.jobs
+            unanswered.drop_bridge(bridge)
 
     def keep_only(self, needed: Callable[[str], bool]) -> None:
-        """Remove the code of all jobs that do not need it any more."""
-        for job_id in [job for job in self._places.keys() | self._bringing.jobs | self._leftover if not needed(job)]:
-            if self._send({"do": "unship", "job": job_id}) is not None:
+        """Have the code of all jobs removed that do not need it any more."""
+        for job_id in [job for job in self._somewhere() if not needed(job)]:
+            if self._have_removed(job_id):
                 self._places.pop(job_id, None)
                 self._bringing.drop_job(job_id)
                 self._leftover.discard(job_id)
-                with contextlib.suppress(OSError):
-                    self._written(job_id).unlink(missing_ok=True)
+
+    def _have_removed(self, job_id: str) -> bool:
+        request = {"do": "unship", "job": job_id}
+        return self._removing.ask(job_id, [], lambda number: self._send({**request, "id": number}))
+
+    def removed(self, number: int) -> None:
+        """The bridge has removed what it was asked to; unless it was asked to bring it again, nothing of it is left."""
+        request = self._removing.answered(number)
+        if request is not None and request.job_id not in self._somewhere():
+            with contextlib.suppress(OSError):
+                self._written(request.job_id).unlink(missing_ok=True)
+
+    def _somewhere(self) -> Set[str]:
+        """The jobs of whose code something may be somewhere, or will be."""
+        return self._places.keys() | self._bringing.jobs | self._leftover
+
+    def _write(self, job_id: str) -> None:
+        places = self._places.get(job_id, {})
+        kept: dict[str, object] = {node: {"agent": self._agent_of(node), "place": places[node]} for node in places}
+        with contextlib.suppress(OSError):  # then it is brought again
+            self._folder.mkdir(exist_ok=True, mode=0o700)
+            write(str(self._written(job_id)), kept)
 
     def _written(self, job_id: str) -> Path:
         return self._folder / f"{job_id}.json"

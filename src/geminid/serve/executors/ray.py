@@ -237,10 +237,8 @@ class RayExecutor(SupervisedExecutor):
         came = self._await_agents(jobs)
         for job in jobs:
             self._fence_before(job)
-            if job.code and job.phase.holds_slots:
-                self._places.recall(job.id)
+        self._places.recall({job.id for job in jobs if job.code and job.phase.holds_slots})
         told = came + super().open(post, jobs)
-        self._bridge.send({"do": "keep", "jobs": [job.id for job in jobs if not job.phase.is_terminal]})
         self._doubt_missing()
         self._forward = post
         with contextlib.suppress(Empty):
@@ -273,7 +271,7 @@ class RayExecutor(SupervisedExecutor):
                 brought = self._places.asked(document["id"])
                 wanted = None if brought is None else self._wanted.get(brought.job_id)
                 return set() if wanted is None else set(wanted[1])
-            case _Bridged(document={"told": "unshippable" | "unfit"}):
+            case _Bridged(document={"told": "unshippable" | "unfit" | "unshipped"}):
                 return set()  # it is asked for again at the next tick, if at all
         return None
 
@@ -374,6 +372,8 @@ class RayExecutor(SupervisedExecutor):
             case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
                 brought = self._places.answered(document["id"])
                 return [] if brought is None else self._brought(brought.job_id, document)
+            case _Bridged(document={"told": "unshipped"} as document):
+                self._places.removed(document["id"])
             case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
                 # Whatever it was asked for is asked for again, of the next one as soon as that is there.
                 self._pending.drop_bridge(bridge)

@@ -8,8 +8,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 |---|---|
 | ``{"do": "lease", "id", "slots"}`` | hold these slots, all or none |
 | ``{"do": "ship", "id", "job", "code", "nodes"}`` | have a job's package on these nodes, with what it asks for |
-| ``{"do": "unship", "job"}`` | its code is not needed any more, nor is it to be brought anywhere |
-| ``{"do": "keep", "jobs"}`` | of an earlier service, code of these jobs is still needed, and no other |
+| ``{"do": "unship", "id", "job"}`` | its code is not needed any more, nor is it to be brought anywhere |
 | ``{"do": "release", "slots"}`` | give them back |
 | ``{"do": "wish", "wished": [{"bundle", "accelerator", "slots"}]}`` | the autoscaler is to make room for this |
 | ``{"do": "wish nothing"}`` | what was wished for is not needed any more |
@@ -27,6 +26,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"told": "shipped", "id", "places"}`` | where a job's code is on each node |
 | ``{"told": "unshippable", "id", "nodes", "reason", "certain"}`` | code, with what it asks for, cannot be there |
 | ``{"told": "unfit", "id", "nodes", "reason"}`` | no code can be brought to these nodes; without a reason, for now |
+| ``{"told": "unshipped", "id"}`` | nothing is left of that job's code |
 | ``{"told": "no agent", "node", "reason"}`` | none can be started there |
 | ``{"told": "hangs", "node"}`` | its agent has not answered for too long, and was ended; another one is started |
 | ``{"told": "other version", "node", "version"}`` | it has another version of Geminid, and is not used |
@@ -325,9 +325,7 @@ class Bridge:
             case "ship":
                 self._shipping.bring(document["id"], document["job"], Path(document["code"]), document["nodes"])
             case "unship":
-                self._shipping.remove(document["job"])
-            case "keep":
-                self._shipping.keep_only(document["jobs"])
+                self._shipping.remove(document["id"], document["job"])
             case "release":
                 for slot in document["slots"]:
                     self._release(slot)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,7 +85,7 @@ class Shipping:
         self._bringing = [(one, future) for one, future in self._bringing if not future.done()]
         self._bringing.append((shipment, under_way))
 
-    def remove(self, job: str) -> None:
+    def remove(self, number: int, job: str) -> None:
         """A job's code is not needed any more; what is still being brought is given up."""
         under_way = []
         for shipment, future in self._bringing:
@@ -93,16 +93,7 @@ class Shipping:
                 shipment.given_up = True
                 under_way.append(future)
         self._removing = {other: future for other, future in self._removing.items() if not future.done()}
-        self._removing[job] = self._pool.submit(self._remove, job, under_way)
-
-    def keep_only(self, jobs: Collection[str]) -> None:
-        """End what keeps the environments of jobs that were over before there was anybody to end it."""
-
-        def is_over(name: str) -> bool:
-            service, *rest = name.split("/")
-            return service == self._service and len(rest) == 2 and rest[0] not in jobs
-
-        end_named(is_over)
+        self._removing[job] = self._pool.submit(self._remove, number, job, under_way)
 
     def _bring(self, shipment: _Shipment, before: Future[None] | None) -> None:
         told: dict[str, Any] = {"told": "shipped", "places": {}}
@@ -187,13 +178,14 @@ class Shipping:
             asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
         return asked
 
-    def _remove(self, job: str, bringing: Sequence[Future[None]]) -> None:
+    def _remove(self, number: int, job: str, bringing: Sequence[Future[None]]) -> None:
         """Remove a job's code everywhere; when this returns, nobody removes any of it any more."""
         wait(bringing, UNSHIP_S)
         removed = [agent.discard.remote(job) for agent in self._agents()]
         if removed:
             ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
         end_named(lambda name: name.startswith(f"{self._service}/{job}/"))
+        self._tell({"told": "unshipped", "id": number})
 
 
 class _Code:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Things (slots that are to be held, or nodes to which code is to be brought) that a bridge was asked for."""
+    """Things (slots that are to be held, nodes to which code is to be brought, or none) that a bridge was asked for."""
 
     bridge: int
     job_id: str
@@ -28,14 +28,15 @@ class Unanswered:
         self._of_jobs: dict[str, set[int]] = {}
         self._things: Counter[str] = Counter()
 
-    def ask(self, job_id: str, things: Iterable[str], send: Callable[[int], int | None]) -> None:
-        """Ask a bridge for something for a job, under a number. ``send`` says which bridge; None if there is none."""
+    def ask(self, job_id: str, things: Iterable[str], send: Callable[[int], int | None]) -> bool:
+        """Ask a bridge for something for a job, under a number; whether there is one. ``send`` says which."""
         self._last += 1
         bridge = send(self._last)
         if bridge is not None:
             request = self._requests[self._last] = Request(bridge, job_id, tuple(things))
             self._of_jobs.setdefault(job_id, set()).add(self._last)
             self._things.update(request.things)
+        return bridge is not None
 
     def get(self, number: int) -> Request | None:
         """What was asked for under a number, if it has not been answered."""
