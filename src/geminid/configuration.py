@@ -94,6 +94,18 @@ class Placement(Document):
         """
         return cls(slots_by_node=tuple(sorted((name, tuple(sorted(s))) for name, s in slots_by_node.items())))
 
+    @classmethod
+    def of_slots(cls, slots: Iterable[tuple[str, int]]) -> Self:
+        """The placement on these slots, each a node and a number there.
+
+        >>> Placement.of_slots([("b-1", 3), ("a-0", 0), ("b-1", 2)]).slots_by_node
+        (('a-0', (0,)), ('b-1', (2, 3)))
+        """
+        by_node: dict[str, list[int]] = {}
+        for node, slot in slots:
+            by_node.setdefault(node, []).append(slot)
+        return cls.of(by_node)
+
     @property
     def num_slots(self) -> int:
         """How many slots there are in all."""

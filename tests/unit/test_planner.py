@@ -322,6 +322,20 @@ def test_a_job_that_cannot_move_keeps_its_slots_from_whoever_was_to_have_them():
     assert (plan["j1"], plan["j2"]) == (here, there)
 
 
+def test_a_job_that_cannot_move_while_it_is_on_its_way_stays_where_it_comes_to():
+    """On its way it holds the slots that it leaves and those that it comes to, which may be more than it asked for."""
+    scene = Scene(nodes(a="cpu", b="cpu"))
+    by_hand(scene)
+    scene.submit("j1", elastic=True, min_slots=1, max_slots=2)
+    here, there = Placement.of({"a": [0, 1]}), Placement.of({"a": [0], "b": [0]})
+    scene.tell(r.Planned(targets={"j1": here}, reasons={}))
+    run(scene, "j1")
+    scene.tell(r.Planned(targets={"j1": there}, reasons={}))
+    scene.tell(r.JobRescaling(job_id="j1", placement=Placement.of({"a": [0, 1], "b": [0]})))
+    scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package", placement=here))
+    assert scene.state.jobs["j1"].target == here
+
+
 def test_a_command_that_crashed_keeps_its_place_among_those_that_wait():
     scene = Scene(nodes(a="cpu"))
     clock = by_hand(scene)

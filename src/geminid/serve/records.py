@@ -182,11 +182,15 @@ class JobWished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobHeld:
-    """A job cannot come to the slots that it was planned for: it is not tried again, or stays as it is, for a while."""
+    """A job cannot come to the slots that it was planned for: it is not tried again, or stays as it is, for a while.
+
+    ``placement`` is where it stays, if it runs.
+    """
 
     job_id: str
     for_s: float
     reason: str
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -375,8 +379,8 @@ def _plain(value: Any) -> Any:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    if hint is Placement:
-        return Placement.from_dict(value)
+    if hint in (Placement, Placement | None):
+        return None if value is None else Placement.from_dict(value)
     if hint is JobSpec:
         return JobSpec.from_dict(value)
     if hint == dict[str, Placement | None]:

@@ -418,12 +418,17 @@ class ServiceState:
         )
 
     def _lose_nodes(self, at_s: float, job: LiveJob, nodes: Set[str], reason: str) -> None:
-        """A job's target without the nodes that are gone; none at all if it needs more than is left."""
-        if job.target is None or not nodes & set(job.target.node_names):
-            return
-        left = {name: slots for name, slots in job.target.slots_by_node if name not in nodes}
-        enough = sum(map(len, left.values())) >= job.spec.min_slots and job.elastic
-        self._plan(at_s, job.id, Placement.of(left) if enough else None, reason)
+        """A job's target without the nodes that are gone."""
+        if job.target is not None:
+            self._withdraw(at_s, job, {slot for slot in job.target.slots() if slot[0] in nodes}, reason)
+
+    def _withdraw(self, at_s: float, job: LiveJob, slots: Set[tuple[str, int]], reason: str) -> None:
+        """A job's target without some slots; none at all if it needs more than is left."""
+        wanted = set() if job.target is None else set(job.target.slots())
+        if wanted & slots:
+            left = wanted - slots
+            enough = len(left) >= job.spec.min_slots and job.elastic
+            self._plan(at_s, job.id, Placement.of_slots(left) if enough else None, reason)
 
     def _change(self, at_s: float, job: LiveJob, record: r.Record) -> LiveJob:
         state = job.state
@@ -612,12 +617,14 @@ class ServiceState:
         if job.phase is JobPhase.PENDING:
             held = replace(job, state=replace(job.state, reason=reason), held_until_s=until_s)
             return self._unplanned(at_s, held).told(at_s, f"pending: {reason}; it is tried again in {record.for_s:g} s")
-        place = job.state.placement
-        if place is None or job.target is None or job.phase is JobPhase.STOPPING:
+        place = record.placement or job.state.placement
+        if place is None or job.target is None or not job.phase.holds_slots or job.phase is JobPhase.STOPPING:
             return job
         slots = f"{place.num_slots} slot{'s' if place.num_slots > 1 else ''}"
         told = job.told(at_s, f"it stays on {slots} for {record.for_s:g} s: {reason}")
-        self._take_from_others(at_s, job.id, set(place.slots()))
+        for other in list(self.jobs.values()):  # they do without the slots that it stays on, or are planned anew
+            if other.id != job.id:
+                self._withdraw(at_s, other, set(place.slots()), f"{job.id} stays where it is")
         was_to_grow = set(place.slots()) <= set(job.target.slots())
         return replace(
             told,
@@ -627,18 +634,6 @@ class ServiceState:
             stays_put_until_s=job.stays_put_until_s if was_to_grow else until_s,
             executed_before_s=job.executed_s(at_s),
         )
-
-    def _take_from_others(self, at_s: float, job_id: str, slots: Set[tuple[str, int]]) -> None:
-        """Whoever was to have slots that a job stays on has to do without, or is planned anew."""
-        for other in [job for job in self.jobs.values() if job.id != job_id and job.target is not None]:
-            wanted = set(other.target.slots()) if other.target is not None else set()
-            if not wanted & slots:
-                continue
-            left: dict[str, list[int]] = {}
-            for node, slot in sorted(wanted - slots):
-                left.setdefault(node, []).append(slot)
-            enough = len(wanted - slots) >= other.spec.min_slots and other.elastic
-            self._plan(at_s, other.id, Placement.of(left) if enough else None, f"{job_id} stays where it is")
 
     def _unplanned(self, at_s: float, job: LiveJob) -> LiveJob:
         """The job without a target: its place in the plan ended with its processes."""

@@ -35,7 +35,6 @@ from geminid.serve.executors.supervised import (
     Command,
     SupervisedExecutor,
     job_environment,
-    placement_of,
     worker_options,
 )
 from geminid.serve.executors.warm import WarmLauncher
@@ -148,7 +147,7 @@ class LocalExecutor(SupervisedExecutor):
             gone = [f"{node}/{index}" for (node, index), now in after.items() if now is None]
             enough = len(left) >= job.spec.min_slots and len({node for node, _ in left}) == 1 and job.elastic
             stays = job.id in self._running and (enough or not gone)
-            targets[job.id] = placement_of(left) if stays else None
+            targets[job.id] = Placement.of_slots(left) if stays else None
             reasons[job.id] = "slots are numbered anew"
             if gone:
                 are = "is" if len(gone) == 1 else "are"

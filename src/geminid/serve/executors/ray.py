@@ -487,11 +487,13 @@ class RayExecutor(SupervisedExecutor):
         job, reason = self._wanted[job_id][0], document["reason"]
         count = self._unshipped[job_id] = self._unshipped.get(job_id, 0) + 1
         self._places.may_be_left(job_id)  # on other nodes
-        if job_id not in self._running:
+        running = self._running.get(job_id)
+        if running is None:
             del self._wanted[job_id]
             if document["certain"] or job.state.first_started_at_s is None:
                 return [r.JobEnded(job_id=job_id, how="failed", reason=reason)]
-        return held(job_id, reason, count)
+        slots = running.asked if isinstance(running, _Elastic) else () if running is None else running.slots
+        return held(job_id, reason, count, self._placed(slots) if slots else None)
 
     def _note_hanging(self, node: str) -> r.Record:
         told = f"the agent of node {node} has not answered for {self._silent_s:g} s: it is ended, with all that it runs"

@@ -377,7 +377,7 @@ class SupervisedExecutor(ABC):
         return self._folder / JOBS / job_id
 
     def _placed(self, slots: Iterable[str]) -> Placement:
-        return placement_of(map(self._where, slots))
+        return Placement.of_slots(map(self._where, slots))
 
     # --- Leading there ---
 
@@ -644,7 +644,8 @@ class SupervisedExecutor(ABC):
             return []  # it is tried again at once, and then later and later
         where = self._placed(slot for slot in running.asked if slot not in running.formed)
         slots = ", ".join(f"{node}/{slot}" for node, slot in where.slots())
-        return held(job_id, f"it could not go on to {slots}: {why}", running.refusals)
+        stays_on = self._placed(running.formed)
+        return held(job_id, f"it could not go on to {slots}: {why}", running.refusals, stays_on)
 
     def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
         """A job that was taken over reports: it was formed when nobody was there to hear it.
@@ -750,19 +751,15 @@ def _problem(problem: Exception) -> str:
     return f"{problem.filename}: {problem.strerror}" if problem.filename is not None else problem.strerror
 
 
-def held(job_id: str, reason: str, times: int) -> list[r.Record]:
-    """A job could not come to its slots, so many times in a row: it is left as it is, the longer the more often."""
+def held(job_id: str, reason: str, times: int, placement: Placement | None) -> list[r.Record]:
+    """A job could not come to its slots, so many times in a row: it is left as it is, the longer the more often.
+
+    If it runs, it stays on this placement.
+    """
     for_s = min(HELD_S * 2.0 ** max(times - 1, 0), LONGEST_HELD_S)
     warning = f"{job_id}: {reason}; it is tried again in {for_s:g} s"
-    return [r.Noted(level="warning", text=warning), r.JobHeld(job_id=job_id, for_s=for_s, reason=reason)]
-
-
-def placement_of(places: Iterable[tuple[str, int]]) -> Placement:
-    """The placement on some slots, each a node and a number there."""
-    by_node: dict[str, list[int]] = {}
-    for node, index in places:
-        by_node.setdefault(node, []).append(index)
-    return Placement.of(by_node)
+    record = r.JobHeld(job_id=job_id, for_s=for_s, reason=reason, placement=placement)
+    return [r.Noted(level="warning", text=warning), record]
 
 
 def _stopped(job_id: str) -> r.Record:
