@@ -233,3 +233,21 @@ def test_where_code_is_stays_known_if_it_is_brought_again_while_it_is_removed(ex
     tell(executor, "unshipped", id=removing)
     assert (tmp_path / "places" / "j1.json").exists()
     assert executor._places.on("j1", "a") is not None
+
+
+def test_code_is_brought_again_where_another_agent_is_on_the_node(executor):
+    """It was let rest while nobody needed it, or it has died: what it had unpacked went with it."""
+    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    run(executor, coded)
+    give(executor, "a/0")
+    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    place = {"folder": "/", "environment": {}}
+    assert tell(executor, "shipped", id=number, places={"a": place}) != []
+    assert executor._places.on("j1", "a") == place
+    bridge.asked.clear()
+    other = [{**NODES[0], "agent": {**NODES[0]["agent"], "token": "another"}}, NODES[1]]
+    tell(executor, "nodes", nodes=other, found=None)
+    assert executor._places.on("j1", "a") is None
+    (again,) = [one for one in bridge.asked if one["do"] == "ship"]
+    assert tell(executor, "shipped", id=again["id"], places={"a": place}) == []
+    assert executor._places.on("j1", "a") == place

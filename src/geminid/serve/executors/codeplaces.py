@@ -5,12 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Set
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from geminid.serve.executors.raycode import CodeStore
 from geminid.serve.executors.shim import write
 from geminid.serve.executors.unanswered import Request, Unanswered
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a job's code is on a node, and the agent that has it there."""
+
+    agent: str
+    place: Mapping[str, Any]
 
 
 class CodePlaces:
@@ -29,13 +38,14 @@ class CodePlaces:
         agent_of: Callable[[str], str],
     ) -> None:
         self._folder, self._store, self._send, self._agent_of = folder, store, send, agent_of
-        self._places: dict[str, dict[str, Mapping[str, Any]]] = {}
+        self._places: dict[str, dict[str, _Place]] = {}
         self._bringing, self._removing = Unanswered(), Unanswered()
         self._leftover: set[str] = set()  # jobs whose code may be somewhere, though it was not told
 
     def on(self, job_id: str, node: str) -> Mapping[str, Any] | None:
-        """Where a job's code is on a node, if it was brought there."""
-        return self._places.get(job_id, {}).get(node)
+        """Where a job's code is on a node, if it was brought there and the node's agent is still the same."""
+        known = self._places.get(job_id, {}).get(node)
+        return known.place if known is not None and known.agent == self._agent_of(node) != "" else None
 
     def bringing(self, job_id: str) -> set[str]:
         """The nodes to which a job's code is on its way."""
@@ -43,7 +53,7 @@ class CodePlaces:
 
     def bring(self, job_id: str, nodes: Set[str], code: str) -> None:
         """Have a job's code on some nodes, where it is neither there nor on its way."""
-        lacking = sorted(nodes - self._places.get(job_id, {}).keys() - self._bringing.of(job_id))
+        lacking = sorted(node for node in nodes - self._bringing.of(job_id) if self.on(job_id, node) is None)
         if lacking:
             if job_id not in self._places:
                 self._write(job_id)
@@ -60,31 +70,22 @@ class CodePlaces:
 
     def came(self, job_id: str, places: Mapping[str, Mapping[str, Any]]) -> None:
         """A job's code is on some more nodes."""
-        self._places.setdefault(job_id, {}).update(places)
+        here = {node: _Place(self._agent_of(node), place) for node, place in places.items()}
+        self._places.setdefault(job_id, {}).update(here)
         self._write(job_id)
 
     def recall(self, jobs: Collection[str]) -> None:
-        """Where an earlier service had the code of these jobs brought, on nodes whose agents are the same.
-
-        Of others, and of other agents, it may be left somewhere: it is removed unless it is needed.
-        """
+        """Where an earlier service had the code of these jobs brought; that of others is removed unless needed."""
         for path in self._folder.glob("*.json"):
             self._leftover.add(path.stem)
             with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
                 known = json.loads(path.read_text(encoding="utf-8"))
-                agents = {node: self._agent_of(node) for node in known}
-                same = {node: one["place"] for node, one in known.items() if one["agent"] == agents[node] != ""}
-                if same and path.stem in jobs:
-                    self._places[path.stem] = same
+                if path.stem in jobs:
+                    self._places[path.stem] = {node: _Place(**one) for node, one in known.items()}
 
     def may_be_left(self, job_id: str) -> None:
         """A job's code may be on nodes of which that was not told."""
         self._leftover.add(job_id)
-
-    def lose_node(self, name: str) -> None:
-        """A node is gone, with all code that was there."""
-        for places in self._places.values():
-            places.pop(name, None)
 
     def lose_bridge(self, bridge: int) -> None:
         """What this bridge was asked for will not be answered; it may have been done, or may be done yet."""
@@ -116,8 +117,7 @@ class CodePlaces:
         return self._places.keys() | self._bringing.jobs | self._leftover
 
     def _write(self, job_id: str) -> None:
-        places = self._places.get(job_id, {})
-        kept: dict[str, object] = {node: {"agent": self._agent_of(node), "place": places[node]} for node in places}
+        kept: dict[str, object] = {node: asdict(place) for node, place in self._places.get(job_id, {}).items()}
         with contextlib.suppress(OSError):  # then it is brought again
             self._folder.mkdir(exist_ok=True, mode=0o700)
             write(str(self._written(job_id)), kept)

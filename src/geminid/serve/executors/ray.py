@@ -520,7 +520,6 @@ class RayExecutor(SupervisedExecutor):
         mine = {self._slot(name, index) for index in range(self._known[name].slots)}
         self._release([slot for slot in self._held if slot in mine])
         self._others.lose_node(name)
-        self._places.lose_node(name)
         told: list[r.Record] = [r.NodeLeft(node=name, reason=reason)]
         for job_id in self._holders.of(mine):
             running = self._running[job_id]
