@@ -176,6 +176,47 @@ def test_whoever_lives_and_cannot_work_with_the_others_is_parted_from_them():
         assert once_more.members == ("w1", "w2")
 
 
+def test_a_newcomer_that_cannot_reach_those_who_wait_for_it_is_parted_from_them():
+    """They wait where they meet, and would for ever: only it knows that it cannot come."""
+    group = running("ab")
+    group.want(["a", "b", "c", "d"])
+    group.ready("w3")
+    form, _ = told(group.ready("w4"))
+    assert group.in_vain(["w1", "w2"]) == []  # nobody has given up: they may wait
+    assert group.lost("w4", form.generation) == []
+    assert group.in_vain(["w1", "w2"]) == []  # and w3 has not come to where they meet: it may be in its script
+    assert group.in_vain(["w1", "w3"]) == [CannotWork(("w4",))]
+    alone, _ = told(group.gone("w4"))
+    assert alone.members == ("w1", "w2")
+
+
+def test_members_that_could_work_together_and_cannot_any_more_go_on_where_the_first_is():
+    group = ElasticGroup("file:/x/")
+    group.want(["n1/0", "n2/0", "n1/1"])
+    for worker in ("w1", "w2"):
+        group.ready(worker)
+    form, _ = told(group.ready("w3"))
+    formed(group, form)
+    for worker in form.members:
+        group.stepped(worker, form.generation)
+    again, _ = told(group.break_up())
+    assert again.members == ("w1", "w3", "w2")
+    assert group.lost("w2", again.generation) == []
+    assert group.in_vain(["w1", "w3"]) == [CannotWork(("w2",))]
+    alone, _ = told(group.gone("w2"))
+    assert alone.members == ("w1", "w3")
+
+
+def test_a_new_job_whose_nodes_cannot_reach_each_other_begins_on_the_first_if_that_is_enough():
+    for fewest, leaving in ((1, ("w2",)), (2, ("w1", "w2"))):
+        group = ElasticGroup("file:/x/", fewest=fewest)
+        group.want(["n1/0", "n2/0"])
+        group.ready("w1")
+        form, _ = told(group.ready("w2"))
+        assert group.lost("w2", form.generation) == []
+        assert group.in_vain(["w1"]) == [CannotWork(leaving)]
+
+
 def test_workers_of_a_new_job_that_cannot_work_together_all_begin_anew():
     group = ElasticGroup("file:/x/")
     group.want(["a", "b"])

@@ -10,8 +10,10 @@ the membership makes a new one. The rules:
 - If a member dies, the others form the next generation from what they have in memory, and newcomers join them after
   that: survivors may be anywhere in the script, newcomers begin between two steps. If none is left, new workers begin
   from the last checkpoint, all together.
-- If all members live and yet cannot work together (before their first step, every one of them lost its peers), those
-  who were no part of the last group that could are ended, and the others go on without them.
+- If all members live and yet cannot work together (before their first step they have lost each other, or given each
+  other up), some are ended, and the others go on without them: those who gave up while others waited for them; of
+  these, or of all, those who were no part of the last group that could, or else those on other nodes than the first.
+  Where no group ever could, and fewer would be left than the job needs, all begin anew.
 - Members on the same node have ranks next to each other, and so have those in the same rack and zone. A slot is named
   ``node/slot``, or by its own name alone where there is only one node.
 - A generation meets in the store of its first member, if that has one, and otherwise in a file.
@@ -60,9 +62,9 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class CannotWork:
-    """All members live but cannot work together: end the newcomers; if there are none, have all try again, later."""
+    """All members live but cannot work together: end these; if there are none, have all try again, later."""
 
-    newcomers: tuple[str, ...]
+    leaving: tuple[str, ...]
 
 
 Action = StartWorker | EndWorker | Tell | CannotWork
@@ -87,18 +89,21 @@ class _Worker:
 class ElasticGroup:
     """The membership of one job's workers. Every method returns what must now be done, in order.
 
-    ``topology`` says of a node what it is inside of, the largest first.
+    ``topology`` says of a node what it is inside of, the largest first; ``fewest`` is how many workers the job needs.
     """
 
-    def __init__(self, rendezvous_prefix: str, topology: Callable[[str], Sequence[str]] = lambda node: ()) -> None:
+    def __init__(
+        self, rendezvous_prefix: str, topology: Callable[[str], Sequence[str]] = lambda node: (), *, fewest: int = 1
+    ) -> None:
         self.generation = 0
         self.members: tuple[str, ...] = ()
         self.plan: Plan | None = None
-        self._prefix, self._topology = rendezvous_prefix, topology
+        self._prefix, self._topology, self._fewest = rendezvous_prefix, topology, fewest
         self._wanted: tuple[str, ...] = ()
         self._workers: dict[str, _Worker] = {}
         self._joined: set[str] = set()
         self._stepped: set[str] = set()
+        self._gave_up: set[str] = set()
         self._proven: frozenset[str] = frozenset()
         self._broken = False
         self._started = 0
@@ -170,7 +175,18 @@ class ElasticGroup:
         """A member's peers stopped answering. When all who live say so, they form the next generation."""
         if generation != self.generation or worker not in self.members:
             return []
-        self._workers[worker].lost = True
+        self._gave_up.add(worker)
+        return self._lose([worker])
+
+    def in_vain(self, waiting: Collection[str]) -> list[Action]:
+        """These workers wait for their peers; those of them who wait for one that has given up wait in vain."""
+        return self._lose([worker for worker in self.silent() if worker in waiting])
+
+    def _lose(self, workers: Sequence[str]) -> list[Action]:
+        if not workers:
+            return []
+        for worker in workers:
+            self._workers[worker].lost = True
         alive = self._alive()
         if all(self._workers[member].lost for member in alive):
             if len(alive) == len(self.members) and not self._stepped:
@@ -179,11 +195,18 @@ class ElasticGroup:
         return self._settle()
 
     def _part(self) -> CannotWork:
-        """Whoever was not in the last group that worked is to go, with whatever state it was given."""
-        newcomers = tuple(member for member in self.members if member not in self._proven)
-        for worker in newcomers:
+        """Some are to go, with whatever state they have: the others have it, too."""
+        suspects = [member for member in self.members if member in self._gave_up]
+        strangers = [member for member in suspects if member not in self._proven]
+        elsewhere = [member for member in suspects if self._workers[member].node != self._workers[self.members[0]].node]
+        if self._proven.isdisjoint(self.members):
+            leaving = elsewhere or suspects
+            leaving = leaving if len(self.members) - len(leaving) >= self._fewest else list(self.members)
+        else:
+            leaving = strangers or elsewhere
+        for worker in leaving:
             self._workers[worker].has_state = False
-        return CannotWork(newcomers)
+        return CannotWork(tuple(leaving))
 
     def silent(self) -> list[str]:
         """Members that have not noticed what a peer of theirs has: that the group is broken."""
@@ -272,7 +295,8 @@ class ElasticGroup:
         meeting = self._workers[members[0]].meeting
         broken = self._broken
         self.generation += 1
-        self.members, self._joined, self._stepped, self._broken = tuple(members), set(), set(), False
+        self.members, self._broken = tuple(members), False
+        self._joined, self._stepped, self._gave_up = set(), set(), set()
         for member in members:
             self._workers[member].standing, self._workers[member].lost = Standing.MEMBER, False
         for worker in others:

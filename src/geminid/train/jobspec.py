@@ -51,7 +51,8 @@ class JobSpec:
     The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
     times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
     an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.
-    ``topology`` says of a node in which zone and rack it is: ranks are given out by that.
+    ``topology`` says of a node in which zone and rack it is: ranks are given out by that. ``fewest_slots`` is what the
+    job is not to begin with less than, if its slots turn out not to reach each other.
     """
 
     command: tuple[str, ...]
@@ -65,5 +66,6 @@ class JobSpec:
     address: Address | None = None
     topology: Callable[[str], tuple[str, ...]] = lambda node: ()
     most_failures: int = 3
+    fewest_slots: int = 1
     report_s: float = REPORT_S
     patience: Patience = Patience()

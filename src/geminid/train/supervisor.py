@@ -77,6 +77,9 @@ LONG_S = 0.2
 #: Workers that fail again and again are started anew after 1, 2, 4 … s, at most so long; older failures do not count.
 LONGEST_DELAY_S, RECENT_FAILURE_S = 30.0, 60.0
 
+#: Whoever waits for a peer that has given up so long ago waits in vain; that one may have died, which is told first.
+IN_VAIN_S = 2.0
+
 #: What could not be written for want of room is tried again so often.
 SAVE_AGAIN_S = 1.0
 
@@ -128,7 +131,7 @@ class Supervisor:
         if left is not None:
             self._token = left.token
         self._meetings = meeting_folder(self._folder, self._token)
-        self._group = ElasticGroup(f"file:{self._meetings}/", spec.topology)
+        self._group = ElasticGroup(f"file:{self._meetings}/", spec.topology, fewest=spec.fewest_slots)
         if left is not None:
             self._take_over(left)
             at = Address.parse(left.address)
@@ -403,30 +406,31 @@ class Supervisor:
                     self._end(worker, "was not needed any more")
                 case Tell(worker, form):
                     self._joined, self._first_steps, self._forming_since_s = {}, {}, monotonic()
-                    self._last_form, self._lost_why, self._form_again_at_s = form, "", math.inf
+                    self._last_form, self._form_again_at_s = form, math.inf
+                    self._lost_since_s, self._lost_why = None, ""
                     if worker not in form.members and worker in self._workers:
                         self._workers[worker].ending = "left"
                     self._lines.send(worker, form)
-                case CannotWork(newcomers):
-                    self._part_from(newcomers)
+                case CannotWork(leaving):
+                    self._part_from(leaving)
         self._start_due()
         if actions:
             self._save()
 
-    def _part_from(self, newcomers: Sequence[str]) -> None:
-        """The members cannot work together: without the newcomers, or if there are none, together once more.
+    def _part_from(self, leaving: Sequence[str]) -> None:
+        """The members cannot work together: they go on without these, or if there are none, together once more.
 
-        They are started anew, later and later, and it counts as one failure, of the first.
+        Others are started in their places, later and later, and it counts as one failure, of the first.
         """
         why = f"could not work together with its peers: {self._lost_why}"
-        for worker in newcomers:
+        for worker in leaving:
             known = self._workers[worker]
-            known.ending = "was ended with its peers" if worker != newcomers[0] else known.ending
-            known.last_words = known.last_words or (why if worker == newcomers[0] else "")
+            known.ending = "was ended with its peers" if worker != leaving[0] else known.ending
+            known.last_words = known.last_words or (why if worker == leaving[0] else "")
             known.process.signal(signal.SIGKILL)
-        if 0 < len(newcomers) < len(self._group.members):
-            self._emit(CouldNotGrow(tuple(self._group.slot(worker) for worker in newcomers), self._lost_why))
-        if not newcomers:
+        if 0 < len(leaving) < len(self._group.members):
+            self._emit(CouldNotGrow(tuple(self._group.slot(worker) for worker in leaving), self._lost_why))
+        if not leaving:
             self._count_failure(f"the workers could not work together: {self._lost_why}")
             self._form_again_at_s = monotonic() + self._delay_s()
 
@@ -582,8 +586,9 @@ class Supervisor:
             case messages.FirstStep():
                 self._on_first_step(worker, message)
             case messages.Lost():
-                self._lost_since_s = self._lost_since_s or monotonic()
-                self._lost_why = self._lost_why or message.reason
+                if message.generation == self._group.generation:
+                    self._lost_since_s = self._lost_since_s or monotonic()
+                    self._lost_why = self._lost_why or message.reason
                 self._phase = JobPhase.RECOVERING if self._phase is JobPhase.RUNNING else self._phase
                 self._carry_out(self._group.lost(worker, message.generation))
             case messages.Leaving():
@@ -678,6 +683,8 @@ class Supervisor:
         if not self._phase.over and self._phase is not JobPhase.STOPPING:
             if self._group.members and not self._group.formed:
                 found += hangs.late(seen, now - self._forming_since_s, now - self._busy_at_s, patience)
+            if self._lost_since_s is not None and now - self._lost_since_s > IN_VAIN_S:
+                self._carry_out(self._group.in_vain([one.worker for one in seen if one.phase == "forming"]))
             if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
                 found += self._unaware(seen)
             if now > self._form_again_at_s:

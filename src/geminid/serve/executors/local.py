@@ -179,6 +179,7 @@ class LocalExecutor(SupervisedExecutor):
             slot_environment=lambda slot: slot_environment([int(slot)], self._devices),
             options=worker_options(job.spec),
             most_failures=job.spec.max_retries,
+            fewest_slots=job.spec.min_slots,
             patience=self._patience,
         )
 

@@ -683,6 +683,7 @@ class RayExecutor(SupervisedExecutor):
             address=Address(host=self._host),
             topology=self._topology,
             most_failures=job.spec.max_retries,
+            fewest_slots=job.spec.min_slots,
             patience=replace(self._patience, heartbeat=heartbeat_s(self.cluster.total_slots)),
         )
 
