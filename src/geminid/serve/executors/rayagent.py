@@ -24,6 +24,7 @@ from pathlib import Path
 
 from geminid import __version__
 from geminid.serve.executors.nodeserver import NodeServer
+from geminid.serve.executors.unpacked import UnpackedCode
 from geminid.train.channel import ADDRESS, NODE
 
 #: Linux: ask for the address of a network interface.
@@ -41,7 +42,7 @@ class NodeAgent:
         folder = self._folder = agent_folder(service, node)
         make_private(folder.parent)
         token = secrets.token_hex(32)
-        self._code = folder / "code"
+        self._code = UnpackedCode(folder / "code", _unpack)
         self._gcs, self._node_id = None, ray.NodeID.from_hex(ray.get_runtime_context().get_node_id())
         self._server = NodeServer(
             host, folder, token, base_environment(node, host), forsaken_s=forsaken_s, vouched=self._counts
@@ -57,19 +58,13 @@ class NodeAgent:
 
     def unpack(self, job: str, uri: str) -> dict[str, object]:
         """Have a job's folder here, which Ray keeps as a package; where it is, and what makes it run."""
-        import ray
-        from ray._private.runtime_env.packaging import download_and_unpack_package
-
-        folder = self._code / job
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
-        there = asyncio.run(download_and_unpack_package(uri, str(folder), client))
-        paths = [there, *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {"folder": there, "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
+        there = self._code.have(job, uri)
+        paths = [str(there), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {"folder": str(there), "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
 
     def discard(self, job: str) -> None:
         """A job's code is not needed any more."""
-        shutil.rmtree(self._code / job, ignore_errors=True)
+        self._code.discard(job)
 
     def leave(self) -> None:
         """The service ends, and with it this agent: nothing of it stays."""
@@ -93,6 +88,15 @@ class NodeAgent:
                 give_back(self._service, self._node)
         finally:
             os._exit(0)
+
+
+def _unpack(uri: str, folder: Path) -> Path:
+    """Unpack a package that Ray keeps."""
+    import ray
+    from ray._private.runtime_env.packaging import download_and_unpack_package
+
+    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+    return Path(asyncio.run(download_and_unpack_package(uri, str(folder), client)))
 
 
 def base_environment(node: str, host: str) -> dict[str, str]:

@@ -1,0 +1,81 @@
+"""Code of jobs on a node is whole, whoever discards it meanwhile."""
+
+import threading
+
+import pytest
+
+from geminid.serve.executors.unpacked import NotNeeded, UnpackedCode
+
+FILES = ("first", "second")
+
+
+class Packages:
+    """Unpacks two files, and may be held between them."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.is_held, self.times = False, 0
+
+    def __call__(self, package, folder):
+        self.times += 1
+        there = folder / package
+        there.mkdir()
+        (there / FILES[0]).touch()
+        if self.is_held:
+            self.is_held = False
+            self.reached.release()
+            self.go_on.acquire()
+        there.mkdir(exist_ok=True, parents=True)  # as unpacking goes on in a folder that was removed
+        (there / FILES[1]).touch()
+        return there
+
+
+def names(folder):
+    return tuple(sorted(path.name for path in folder.iterdir()))
+
+
+def test_a_package_is_unpacked_once_for_a_job_and_again_after_it_was_discarded(tmp_path):
+    packages = Packages()
+    code = UnpackedCode(tmp_path, packages)
+    there = code.have("j1", "p")
+    assert (names(there), code.have("j1", "p"), packages.times) == (FILES, there, 1)
+    assert code.have("j2", "p") != there
+    code.discard("j1")
+    assert names(tmp_path) == ("j2",)
+    assert names(code.have("j1", "p")) == FILES
+
+
+def test_what_is_asked_for_again_while_it_is_unpacked_and_discarded_is_whole(tmp_path):
+    packages = Packages()
+    packages.is_held = True
+    code, problems = UnpackedCode(tmp_path, packages), []
+
+    def unpack():
+        try:
+            code.have("j1", "p")
+        except NotNeeded as problem:
+            problems.append(problem)
+
+    first = threading.Thread(target=unpack)
+    first.start()
+    packages.reached.acquire()
+    code.discard("j1")
+    again = code.have("j1", "p")
+    packages.go_on.release()
+    first.join()
+    assert len(problems) == 1
+    assert names(again) == FILES
+    assert [path for path in tmp_path.glob("j1/*/*") if path != again] == []
+
+
+def test_what_could_not_be_unpacked_is_unpacked_anew(tmp_path):
+    def fails(package, folder):
+        (folder / package).mkdir()
+        raise OSError("no space left on device")
+
+    code = UnpackedCode(tmp_path, fails)
+    with pytest.raises(OSError, match="no space"):
+        code.have("j1", "p")
+    assert list(tmp_path.glob("j1/*")) == []
+    code._unpack = Packages()
+    assert names(code.have("j1", "p")) == FILES
