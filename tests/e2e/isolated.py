@@ -53,6 +53,19 @@ class IsolatedCluster(LoopbackCluster):
         """All is as it was."""
         _ip("link", "set", self._link(name)[0], "up")
 
+    def part(self, one: str, other: str) -> None:
+        """Two nodes do not reach each other any more, and all others still do."""
+        self._change_routes("add", one, other)
+
+    def rejoin(self, one: str, other: str) -> None:
+        """They do again."""
+        self._change_routes("del", one, other)
+
+    def _change_routes(self, change: str, one: str, other: str) -> None:
+        for name, unreached in ((one, other), (other, one)):
+            address = f"{self._network}.{self._names.index(unreached) + 2}/32"
+            _ip("-n", self._space(name), "route", change, "blackhole", address)
+
     def slow(self, name: str, rate: str) -> None:
         """Everything that goes to a node waits its turn on a line of this rate."""
         shaped = ("root", "tbf", "rate", rate, "burst", "2kb", "latency", "30s")

@@ -50,6 +50,24 @@ def test_a_short_cut_moves_nobody_and_a_slow_line_only_slows(ray):
     assert not [node for node in ray.nodes().values() if node["down"]]
 
 
+def test_a_job_whose_nodes_do_not_reach_each_other_trains_on_one_of_them_and_says_why(ray):
+    """Only the newcomer knows that it cannot come; whoever has the state waits for it, and keeps it."""
+    assert ray.run("drain", "n3").returncode == 0
+    ray.cluster.part("n1", "n2")
+    slowly = ("--pause", 0.1, "--until", ray.home / "p-enough")
+    job = ray.counting("p", "--samples", 400, "--epochs", 60, "--max-batch", 64, *slowly, min_slots=1, max_slots=4)
+    ray.until(job, lambda job: any("it could not go on to" in line["text"] for line in job["story"]))
+    told = ray.until(job, lambda job: job["phase"] == "running" and len(job["placement"]) == 1)
+    assert any("it could not go on to" in note["text"] for note in ray.json("status")["notes"])
+    ray.until(job, lambda job: job["step"] > told["step"] + 10)
+    assert "from the beginning" not in ray.story(job)
+    (ray.home / "p-enough").touch()
+    assert ray.over(job)["phase"] == "succeeded"
+    assert ray.exactly_once("p", 400, 60)
+    ray.cluster.rejoin("n1", "n2")
+    assert ray.run("drain", "--undo", "n3").returncode == 0
+
+
 def test_whoever_is_cut_off_for_too_long_stops_before_others_go_on(ray, tmp_path):
     log, enough = tmp_path / "ticks", tmp_path / "enough"
     slowly = ("--pause", 0.05, "--until", enough, "--every", 1)
