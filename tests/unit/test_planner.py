@@ -336,6 +336,26 @@ def test_a_job_that_cannot_move_while_it_is_on_its_way_stays_where_it_comes_to()
     assert scene.state.jobs["j1"].target == here
 
 
+def test_survivors_that_are_too_few_and_cannot_be_joined_by_others_wait():
+    scene = Scene(nodes(a="cpu", b="cpu", c="cpu"))
+    clock = by_hand(scene)
+    scene.submit("j1", elastic=True, min_slots=4, max_slots=4)
+    scene.tell(r.Planned(targets={"j1": Placement.of({"a": [0, 1], "b": [0, 1]})}, reasons={}))
+    run(scene, "j1")
+    scene.tell(r.NodeLeft(node="b", reason="node b is gone"))
+    scene.tell(r.Planned(targets={"j1": Placement.of({"a": [0, 1], "c": [0, 1]})}, reasons={}))
+    left = Placement.of({"a": [0, 1]})
+    scene.tell(r.JobFormed(job_id="j1", placement=left, pause_s=0.1))
+    scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package", placement=left))
+    assert scene.state.jobs["j1"].target is None
+    scene.tell(r.JobEnded(job_id="j1", how="stopped"))
+    scene.planner.sync(["j1"])
+    assert scene.plan()["j1"] is None
+    clock.at_s += 31.0
+    scene.planner.sync(["j1"])
+    assert scene.plan()["j1"].num_slots == 4
+
+
 def test_a_command_that_crashed_keeps_its_place_among_those_that_wait():
     scene = Scene(nodes(a="cpu"))
     clock = by_hand(scene)

@@ -620,6 +620,9 @@ class ServiceState:
         place = record.placement or job.state.placement
         if place is None or job.target is None or not job.phase.holds_slots or job.phase is JobPhase.STOPPING:
             return job
+        if place.num_slots < job.spec.min_slots:
+            waits = replace(self._unplanned(at_s, job), held_until_s=until_s)
+            return waits.told(at_s, f"it waits for {record.for_s:g} s: {reason}")
         slots = f"{place.num_slots} slot{'s' if place.num_slots > 1 else ''}"
         told = job.told(at_s, f"it stays on {slots} for {record.for_s:g} s: {reason}")
         for other in list(self.jobs.values()):  # they do without the slots that it stays on, or are planned anew
