@@ -298,9 +298,10 @@ class Bridge:
             self._tell({"told": "no agent", "node": name, "reason": reason})
 
     def _rest(self, node_id: str) -> None:
-        """End the agent of a node until it is needed again."""
+        """End the agent of a node until it is needed again, and whatever keeps the environments of jobs there."""
         self._resting.add(node_id)
         self._end_agent(node_id)
+        self._shipping.forsake(node_id)
 
     def _end_agent(self, node_id: str) -> None:
         """End the agent of a node; unless it is to rest, another one is started at the next look."""

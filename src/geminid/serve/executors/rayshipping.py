@@ -7,6 +7,7 @@ are held without it, and whatever is not wanted any more is given up at once.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -94,6 +95,11 @@ class Shipping:
                 under_way.append(future)
         self._removing = {other: future for other, future in self._removing.items() if not future.done()}
         self._removing[job] = self._pool.submit(self._remove, number, job, under_way)
+
+    def forsake(self, node_id: str) -> None:
+        """No job is to run on a node any more: nothing of ours is to keep it in use."""
+        ours = re.compile(rf"{re.escape(self._service)}/[^/]+/{node_id}")
+        end_named(lambda name: ours.fullmatch(name) is not None)
 
     def _bring(self, shipment: _Shipment, before: Future[None] | None) -> None:
         told: dict[str, Any] = {"told": "shipped", "places": {}}
