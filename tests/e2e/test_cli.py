@@ -80,6 +80,20 @@ def test_a_missing_folder_is_one_sentence_and_exit_code_two() -> None:
     assert result.stderr.strip().splitlines()[-1] == expected
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--slots", "2"], "slots is 2, but goes with --executor local only: a Ray cluster has its own"),
+        (["--devices", "0"], "devices is '0', but must be left out with --executor ray"),
+        (["--storage", "here"], "storage is 'here', but must be an absolute path, or a URL such as s3://bucket/folder"),
+    ],
+)
+def test_what_a_ray_cluster_cannot_do_with_is_refused(arguments: list[str], expected: str) -> None:
+    result = run("up", "--executor", "ray", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert expected in " ".join(result.stderr.split())
+
+
 def test_bench_table_reports_ratios_as_json() -> None:
     rows = json.loads(run("bench", "table", "--jobs", "30", "--json").stdout)
     assert {row["model"] for row in rows} == {"pollux", "geminid"}

@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -88,6 +89,9 @@ def up(
     if devices is not None and (slots is not None or executor == "ray"):
         other = "--slots" if slots is not None else "--executor ray"
         raise InvalidInput([Problem("devices", devices, f"must be left out with {other}")])
+    if storage is not None and "://" not in storage and not Path(storage).is_absolute():
+        told = "must be an absolute path, or a URL such as s3://bucket/folder: every node looks it up by itself"
+        raise InvalidInput([Problem("storage", storage, told)])
     options = Options(
         home=home(),
         slots=slots,
