@@ -18,7 +18,7 @@ from elastic import PATIENCE, Job, exactly_once
 
 from geminid.train.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
 from geminid.train.jobevents import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, WorkerEnded
-from geminid.train.launcher import Launch, LimitedLauncher, PlainLauncher
+from geminid.train.launcher import MEMORY, Launch, LimitedLauncher, PlainLauncher
 from geminid.train.takeover import Handover
 from geminid.train.zygote import Zygote
 
@@ -77,8 +77,9 @@ def test_a_limit_of_memory_is_there_before_a_worker_begins(tmp_path, launcher):
     """A worker that is quick to ask for more than it may have is told so, however slow its supervisor is."""
     script = tmp_path / "asks.py"
     script.write_text("bytearray(8 << 30)")
-    limited = LimitedLauncher(launcher, 3 << 30)
-    process = limited.start(Launch((sys.executable, str(script)), os.environ, tmp_path, tmp_path / "log"))
+    environment = {**os.environ, MEMORY: str(3 << 30)}
+    limited = LimitedLauncher(launcher)
+    process = limited.start(Launch((sys.executable, str(script)), environment, tmp_path, tmp_path / "log"))
     process.begin()
     assert select.select([process.fileno()], [], [], 60)[0]
     assert process.exit_code() == 1

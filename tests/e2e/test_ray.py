@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -30,6 +31,9 @@ pytestmark = pytest.mark.xdist_group("ray")
 
 #: Training goes on so long after a raylet was killed, at most.
 GOES_ON_S = 5.0
+
+#: So much memory a process may use for each of its slots.
+SLOT_MEMORY_GIB = 6
 
 #: How many slots Ray has free, as Python there says it; None for none.
 FREE = "ray.available_resources().get('geminid_slot')"
@@ -68,7 +72,8 @@ def cluster():
 
 @pytest.fixture(scope="module")
 def ray(cluster):
-    with tempfile.TemporaryDirectory() as folder, OnRay(cluster, "--storage", f"local://{folder}") as made:
+    options = ("--slot-memory", f"{SLOT_MEMORY_GIB}GiB")
+    with tempfile.TemporaryDirectory() as folder, OnRay(cluster, "--storage", f"local://{folder}", *options) as made:
         made.storage = Path(folder)
         made.wait_for(lambda: len(made.nodes()) == 4)
         yield made
@@ -76,11 +81,15 @@ def ray(cluster):
 
 def test_jobs_spread_over_nodes_and_their_logs_are_here(ray):
     job = ray.unhurried("a", 5)
-    plain = ray.submit("sh", "-c", "echo on $GEMINID_NODE", name="hello")
+    plain = ray.submit("sh", "-c", "echo on $GEMINID_NODE; ulimit -d", name="hello", slots=2)
     assert len(ray.on(job)) >= 3
+    limits = [Path(f"/proc/{pid}/limits").read_text() for pid in ray.worker_pids(job)]
+    assert all(re.search(rf"Max data size +{SLOT_MEMORY_GIB << 30} ", told) for told in limits)
     ray.finish("a", job)
     assert ray.over(plain)["phase"] == "succeeded"
-    assert ray.run("logs", plain).stdout.strip() in {f"on n{number}" for number in range(1, 5)}
+    where, limit_kib = ray.run("logs", plain).stdout.splitlines()
+    assert where in {f"on n{number}" for number in range(1, 5)}
+    assert int(limit_kib) == 2 * SLOT_MEMORY_GIB << 20
     code = ray.home / "hello"
     code.mkdir()
     told = "pathlib.Path('word.txt').read_text(), os.environ['FROM'], os.getcwd()"

@@ -43,7 +43,7 @@ class Heard:
 class _NoProcess:
     """A process that there is not, and that never ends by itself."""
 
-    pid = 0
+    pid, reason = 0, ""
 
     def __init__(self) -> None:
         self._readable, self._wake = socket.socketpair()

@@ -194,6 +194,7 @@ def _executor(options: Options) -> Executor:
             options.home,
             options.address,
             patience=patience,
+            slot_memory_bytes=options.slot_memory_bytes,
             storage=options.storage,
             ship=options.ship_code,
             autoscale=options.autoscale,

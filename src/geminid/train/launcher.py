@@ -19,6 +19,9 @@ from typing import Any, Protocol
 
 from geminid.train.room import open_log
 
+#: The most memory that a process may use, in bytes, where its environment says so.
+MEMORY = "GEMINID_MEMORY_BYTES"
+
 #: How a process is said to have ended that was ended because its slot was taken away; it is nobody's exit code.
 SLOT_GONE = 1024
 
@@ -55,6 +58,10 @@ class WorkerProcess(Protocol):
     def fileno(self) -> int:
         """Readable when the process has ended."""
 
+    @property
+    def reason(self) -> str:
+        """Why it ended, or did not begin, if its launcher knows more than its exit code; otherwise nothing."""
+
     def exit_code(self) -> int | None:
         """The exit code once it has ended (negative: the signal that ended it); None while it runs."""
 
@@ -83,6 +90,8 @@ class _Watched:
 
     #: What is said of a process that nobody here may ask for its exit code.
     UNKNOWN_CODE = 255
+
+    reason = ""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -167,17 +176,30 @@ class PlainLauncher:
 
 
 class LimitedLauncher:
-    """Starts processes that may use so much memory each: the limit is there before they begin."""
+    """Starts processes that may use as much memory as their environment says (``MEMORY``): limited before they begin.
 
-    def __init__(self, launcher: Launcher, memory_bytes: int) -> None:
-        self._launcher, self._memory_bytes = launcher, memory_bytes
+    One that cannot be held until then, since its launcher starts it afresh, is limited as soon as there is one.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
         self.adopt, self.close = launcher.adopt, launcher.close
 
     def start(self, launch: Launch) -> WorkerProcess:
-        """Start a process and limit it."""
+        """Start a process and limit it; it may be limited to less already, which stays."""
         process = self._launcher.start(launch)
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
-            resource.prlimit(process.pid, resource.RLIMIT_DATA, (self._memory_bytes, self._memory_bytes))
+        try:
+            if MEMORY in launch.environment:
+                _, most = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+                wanted = int(launch.environment[MEMORY])
+                limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (limit, limit))
+        except ProcessLookupError:
+            pass  # it has ended already
+        except BaseException:
+            process.signal(signal.SIGKILL)
+            process.close()
+            raise
         return process
 
 

@@ -517,7 +517,7 @@ class Supervisor:
         done = done and not known.lost and not known.last_words
         self._leader_finished |= done and known.leads
         expected = (bool(known.ending) or done) and not known.lost
-        reason = known.last_words or known.ending or ("finished" if expected else how_it_ended(code))
+        reason = known.last_words or known.ending or ("finished" if expected else _how(known, code))
         self._emit(WorkerEnded(worker, known.slot, reason, expected))
         if not (expected or known.lost or self._phase.over or self._phase is JobPhase.STOPPING):
             self._count_failure(f"worker {worker} on {known.slot} {_failed(known, code)}")
@@ -795,4 +795,8 @@ def _failed(known: Known, code: int) -> str:
     """How a worker failed, in its own words if it had any."""
     if code == 0 and not known.last_words:
         return "ended with exit code 0 before training was over (does its script train through geminid?)"
-    return f"failed: {known.last_words}" if known.last_words else how_it_ended(code)
+    return f"failed: {known.last_words}" if known.last_words else _how(known, code)
+
+
+def _how(known: Known, code: int) -> str:
+    return known.process.reason or how_it_ended(code)

@@ -27,7 +27,6 @@ from geminid.serve.executors.plain import (
     live_workers,
     slots_of,
 )
-from geminid.serve.executors.shim import MEMORY
 from geminid.serve.executors.slotnames import SlotNames
 from geminid.serve.executors.supervised import (
     JOBS,
@@ -39,7 +38,7 @@ from geminid.serve.executors.supervised import (
 )
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.serve.state import LiveJob
-from geminid.train.launcher import Launcher, LimitedLauncher, PlainLauncher
+from geminid.train.launcher import MEMORY, LimitedLauncher, PlainLauncher
 from geminid.train.offspring import signal_marked
 from geminid.train.pythonline import PythonLine
 from geminid.train.supervisor import JobSpec as WorkerSpec
@@ -68,9 +67,7 @@ class LocalExecutor(SupervisedExecutor):
         device_ids: Sequence[str] = (),
     ) -> None:
         can_warm = importlib.util.find_spec("torch") is not None
-        launcher: Launcher = WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher()
-        if slot_memory_bytes is not None:
-            launcher = LimitedLauncher(launcher, slot_memory_bytes)
+        launcher = LimitedLauncher(WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher())
         super().__init__(folder, cluster, launcher, patience or Patience(orphan=ORPHANS_S))
         self._slot_memory_bytes = slot_memory_bytes
         self._names = SlotNames(folder, cluster, device_ids or devices)
@@ -176,20 +173,23 @@ class LocalExecutor(SupervisedExecutor):
             name=job.id,
             working_folder=None if job.spec.working_dir is None else Path(job.spec.working_dir),
             environment=job_environment(job, cpu=not self._devices),
-            slot_environment=lambda slot: slot_environment([int(slot)], self._devices),
+            slot_environment=lambda slot: self._slot_environment([slot]),
             options=worker_options(job.spec),
             most_failures=job.spec.max_retries,
             fewest_slots=job.spec.min_slots,
             patience=self._patience,
         )
 
+    def _slot_environment(self, slots: Sequence[str]) -> dict[str, str]:
+        limit = self._slot_memory_bytes
+        memory = {} if limit is None else {MEMORY: str(limit * len(slots))}
+        return {**slot_environment(list(map(int, slots)), self._devices), **memory}
+
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
         addresses = {self._where(slots[0])[0]: LOOPBACK}  # a command is on one node here
         environment = job_environment(job, cpu=not self._devices) | meeting_place(addresses) | dict(job.spec.env)
-        environment |= slot_environment(list(map(int, slots)), self._devices)
+        environment |= self._slot_environment(slots)
         environment |= place_among(addresses, next(iter(addresses)), len(slots)) | {"GEMINID_JOB": job.id}
-        if self._slot_memory_bytes is not None:
-            environment[MEMORY] = str(self._slot_memory_bytes * len(slots))
         folder = self.folder_of(job.id)
         where = Path(job.spec.working_dir) if job.spec.working_dir is not None else folder
         return PlainCommand.start(folder, job.spec.command, environment, where, ended)

@@ -57,7 +57,7 @@ from geminid.serve.executors.nodelog import NodeLog
 from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.train.channel import ENDED
-from geminid.train.launcher import SLOT_GONE, Launch, WorkerProcess, started_at
+from geminid.train.launcher import SLOT_GONE, Launch, LimitedLauncher, WorkerProcess, started_at
 from geminid.train.offspring import MARK, signal_marked
 
 #: Logs are looked at so often, and passed on in pieces of at most so many bytes.
@@ -134,7 +134,8 @@ class NodeServer:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._end_leftovers()
         self._listener = socket.create_server((host, 0))
-        self._launcher = WarmLauncher(keep=True, hold=[self._listener.fileno()])  # who is refused knows: all have ended
+        self._warm = WarmLauncher(keep=True, hold=[self._listener.fileno()])  # who is refused knows: all have ended
+        self._launcher = LimitedLauncher(self._warm)
         self._introduce_itself()
         self._watches_launcher = False
         self._kept: dict[str, _Kept] = {}
@@ -349,7 +350,7 @@ class NodeServer:
 
     def _watch_launcher(self) -> None:
         """End with the warm process once it has started something: its workers do, and making another takes long."""
-        if not self._watches_launcher and (warm := self._launcher.pid) is not None:
+        if not self._watches_launcher and (warm := self._warm.pid) is not None:
             self._watches_launcher = True
             with contextlib.suppress(ProcessLookupError):
                 self.watch(os.pidfd_open(warm))
@@ -445,7 +446,7 @@ class NodeServer:
 
     def _introduce_itself(self) -> None:
         """Write down who this is, for the next server of this folder."""
-        ours = [pid for pid in (os.getpid(), self._launcher.pid) if pid is not None]
+        ours = [pid for pid in (os.getpid(), self._warm.pid) if pid is not None]
         named = [{"pid": pid, "started_at": started_at(pid)} for pid in ours]
         (self._folder / SERVER).write_text(json.dumps(named), encoding="utf-8")
 

@@ -51,7 +51,7 @@ from geminid.serve.executors.unanswered import Unanswered
 from geminid.serve.executors.wishes import Wishes
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
-from geminid.train.launcher import SLOT_GONE, Launch
+from geminid.train.launcher import MEMORY, SLOT_GONE, Launch
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 from geminid.train.takeover import Handover, end_of
@@ -104,6 +104,7 @@ class RayExecutor(SupervisedExecutor):
         address: str,
         *,
         patience: Patience | None = None,
+        slot_memory_bytes: int | None = None,
         storage: str | None = None,
         ship: bool = True,
         autoscale: bool = False,
@@ -132,7 +133,7 @@ class RayExecutor(SupervisedExecutor):
         self._resting: dict[str, str] = {}  # and the token of the agent that was ended
         self._unneeded_since_s: dict[str, float] = {}
         self._fences = Fences()
-        self._storage, self._ship = storage, ship
+        self._slot_memory_bytes, self._storage, self._ship = slot_memory_bytes, storage, ship
         self._code = CodeStore(folder / CODE)
         self._places = CodePlaces(folder / PLACES, self._code, lambda told: self._bridge.send(told), self._token_of)
         self._unshipped: dict[str, int] = {}  # how often a job's code could not be brought somewhere
@@ -653,12 +654,15 @@ class RayExecutor(SupervisedExecutor):
         devices = [device for seat in seats for device in seat["devices"]]
         place = self._places.on(job.id, node) or {"environment": {}}
         known = self._known.get(node)
+        limit = self._slot_memory_bytes
+        memory = {} if limit is None else {MEMORY: str(limit * len(slots))}
         threads = {"OMP_NUM_THREADS": "1"} if known is None or known.gpu_type == "cpu" else {}
         return {
             **threads,
             **place["environment"],
             **dict(job.spec.env),
             **found,
+            **memory,
             "CUDA_VISIBLE_DEVICES": ",".join(devices),
         }
 

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-#: The most memory that the command may use, in bytes; there is no limit without.
+#: The most memory that the command may use, in bytes; there is no limit without. As launchers call it.
 MEMORY = "GEMINID_MEMORY_BYTES"
 
 #: What is in a command's folder: the start or the process, how it ended, and who may change the first.
