@@ -223,7 +223,8 @@ FLOOD = ("sh", "-c", "trap '' TERM; exec yes 'a line that somebody forgot in an 
 
 def test_a_process_that_never_stops_printing_is_ended_and_delays_nobody(nodes, server, tmp_path):
     flood = started(nodes, replace(launch(tmp_path, *FLOOD, name="j7/w1"), log=tmp_path / "flood.log"))
-    until(lambda: flood.pid and on_node(server, flood).stat().st_size > 4 * KEPT_BYTES)
+    there = on_node(server, flood)
+    until(lambda: there.exists() and there.stat().st_size > 4 * KEPT_BYTES)
     other = started(nodes, launch(tmp_path, "seq", "100000", name="j8/w1"))
     until(lambda: other.exit_code() is not None)
     assert (tmp_path / "logs" / "w1.log").read_text() == "".join(f"{number}\n" for number in range(1, 100_001))
@@ -328,7 +329,7 @@ FAMILY = "sleep 600 & echo $! > $0.new; setsid sleep 600 & echo $! >> $0.new; mv
 SERVER = (
     "import sys, os; from pathlib import Path; from geminid.serve.executors.nodeserver import NodeServer\n"
     "server = NodeServer('127.0.0.1', Path(sys.argv[1]), 'secret', dict(os.environ))\n"
-    "print(server.address[1], server._launcher.pid, flush=True); server.serve()"
+    "print(server.address[1], server._warm.pid, flush=True); server.serve()"
 )
 
 
