@@ -185,6 +185,30 @@ def test_checkpoints_on_remote_storage_fall_back_to_one_that_is_whole(capsys):
     assert "is not used" in capsys.readouterr().err
 
 
+def test_an_object_store_has_no_folder_before_there_is_something_in_it(monkeypatch):
+    """As on S3: what is not there cannot be listed, and whoever may write below it may not be allowed to make it."""
+    memory = pytest.importorskip("fsspec.implementations.memory")
+
+    def makedirs(self, path, exist_ok=False):
+        raise PermissionError("access denied")
+
+    monkeypatch.setattr(memory.MemoryFileSystem, "makedirs", makedirs)
+    storage = checkpoints_at("memory://bucket/jobs/19")
+    with pytest.raises(FileNotFoundError):
+        storage._storage.ls("/bucket/jobs/19")
+    assert storage.load() is None
+    storage.save(snapshot({"step": 1}, 1))
+    assert storage.load()[0] == {"step": 1}
+
+
+def test_a_folder_on_storage_that_has_folders_is_made_when_it_is_needed(tmp_path):
+    pytest.importorskip("fsspec")
+    storage = checkpoints_at(f"local://{tmp_path}/some/where")
+    assert storage.load() is None
+    storage.save(snapshot({"step": 1}, 1))
+    assert storage.load()[0] == {"step": 1}
+
+
 def test_storage_that_fails_is_asked_again_and_never_taken_for_empty(capsys, monkeypatch):
     pytest.importorskip("fsspec")
     monkeypatch.setattr("geminid.train.storage.PAUSES_S", (0.0, 0.0))

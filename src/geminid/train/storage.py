@@ -170,7 +170,8 @@ class RemoteCheckpoints:
     """The generations of one job's checkpoints on storage that fsspec knows.
 
     A file is put there in one go. On object stores that is whole or not at all; elsewhere half a file may be left,
-    which its checksum betrays, and the generation before is used.
+    which its checksum betrays, and the generation before is used. Object stores know no folders: there is none before
+    there is something in it, and whoever may write below it may not be allowed to make it.
     """
 
     def __init__(self, url: str, keep: int = KEEP) -> None:
@@ -178,12 +179,14 @@ class RemoteCheckpoints:
 
         self._storage, self._root = url_to_fs(url)
         self.url, self.keep = url.rstrip("/"), keep
-        self._storage.makedirs(self._root, exist_ok=True)
 
     def names(self) -> list[str]:
         """All checkpoints, the newest first."""
         self._storage.invalidate_cache()
-        listed = self._storage.ls(self._root, detail=False)
+        try:
+            listed = self._storage.ls(self._root, detail=False)
+        except FileNotFoundError:
+            return []
         return _generations([path.rstrip("/").rpartition("/")[2] for path in listed])
 
     def save(self, snapshot: Snapshot) -> Written:
@@ -192,11 +195,18 @@ class RemoteCheckpoints:
         name = _name_after(self.names())
         with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
             size = write(snapshot, Path(folder, name))
-            self._storage.put_file(str(Path(folder, name)), f"{self._root}/{name}")
+            self._put(str(Path(folder, name)), name)
         for old in self.names()[self.keep :]:
             with contextlib.suppress(FileNotFoundError):
                 self._storage.rm_file(f"{self._root}/{old}")
         return Written(snapshot, f"{self.url}/{name}", size, monotonic() - begin)
+
+    def _put(self, file: str, name: str) -> None:
+        try:
+            self._storage.put_file(file, f"{self._root}/{name}")
+        except FileNotFoundError:
+            self._storage.makedirs(self._root, exist_ok=True)
+            self._storage.put_file(file, f"{self._root}/{name}")
 
     def claim(self) -> None:
         """Remote storage has no locks."""
