@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import OrderedDict
+from pathlib import Path
 
 import pytest
 
@@ -192,7 +193,11 @@ def test_an_object_store_has_no_folder_before_there_is_something_in_it(monkeypat
     def makedirs(self, path, exist_ok=False):
         raise PermissionError("access denied")
 
+    def put_file(self, lpath, rpath):
+        self.pipe_file(rpath, Path(lpath).read_bytes())
+
     monkeypatch.setattr(memory.MemoryFileSystem, "makedirs", makedirs)
+    monkeypatch.setattr(memory.MemoryFileSystem, "put_file", put_file)
     storage = checkpoints_at("memory://bucket/jobs/19")
     with pytest.raises(FileNotFoundError):
         storage._storage.ls("/bucket/jobs/19")

@@ -207,6 +207,26 @@ def test_members_that_could_work_together_and_cannot_any_more_go_on_where_the_fi
     assert alone.members == ("w1", "w3")
 
 
+def test_the_first_stays_though_it_is_the_one_that_gives_up():
+    """As where its network interface is another than it was told: alone it can train."""
+    group = running("a")
+    group.stepped("w1", 1)
+    group.want(["a", "b"])
+    form, _ = told(group.ready("w2"))
+    assert group.lost("w1", form.generation) == []
+    assert group.in_vain(["w2"]) == [CannotWork(("w2",))]
+    together = ElasticGroup("file:/x/")
+    together.want(["n1/0", "n2/0"])
+    together.ready("w1")
+    form, _ = told(together.ready("w2"))
+    formed(together, form)
+    for worker in form.members:
+        together.stepped(worker, form.generation)
+    again, _ = told(together.break_up())
+    assert together.lost("w1", again.generation) == []
+    assert together.in_vain(["w2"]) == [CannotWork(("w2",))]
+
+
 def test_a_new_job_whose_nodes_cannot_reach_each_other_begins_on_the_first_if_that_is_enough():
     for fewest, leaving in ((1, ("w2",)), (2, ("w1", "w2"))):
         group = ElasticGroup("file:/x/", fewest=fewest)

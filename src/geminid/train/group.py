@@ -11,9 +11,9 @@ the membership makes a new one. The rules:
   that: survivors may be anywhere in the script, newcomers begin between two steps. If none is left, new workers begin
   from the last checkpoint, all together.
 - If all members live and yet cannot work together (before their first step they have lost each other, or given each
-  other up), some are ended, and the others go on without them: those who gave up while others waited for them; of
-  these, or of all, those who were no part of the last group that could, or else those on other nodes than the first.
-  Where no group ever could, and fewer would be left than the job needs, all begin anew.
+  other up), some are ended, and the others go on without them: those who were no part of the last group that could, or
+  if all were, those on other nodes than the first; only those of them, if any, who gave up while others waited for
+  them. Where no group ever could, those who gave up go, and all if fewer would be left than the job needs.
 - Members on the same node have ranks next to each other, and so have those in the same rack and zone. A slot is named
   ``node/slot``, or by its own name alone where there is only one node.
 - A generation meets in the store of its first member, if that has one, and otherwise in a file.
@@ -196,17 +196,20 @@ class ElasticGroup:
 
     def _part(self) -> CannotWork:
         """Some are to go, with whatever state they have: the others have it, too."""
-        suspects = [member for member in self.members if member in self._gave_up]
-        strangers = [member for member in suspects if member not in self._proven]
-        elsewhere = [member for member in suspects if self._workers[member].node != self._workers[self.members[0]].node]
+        home = self._workers[self.members[0]].node
+        elsewhere = [member for member in self.members if self._workers[member].node != home]
         if self._proven.isdisjoint(self.members):
-            leaving = elsewhere or suspects
+            leaving = self._suspects(elsewhere) or self._suspects(self.members)
             leaving = leaving if len(self.members) - len(leaving) >= self._fewest else list(self.members)
         else:
-            leaving = strangers or elsewhere
+            strangers = [member for member in self.members if member not in self._proven]
+            leaving = self._suspects(strangers) or strangers or self._suspects(elsewhere) or elsewhere
         for worker in leaving:
             self._workers[worker].has_state = False
         return CannotWork(tuple(leaving))
+
+    def _suspects(self, members: Sequence[str]) -> list[str]:
+        return [member for member in members if member in self._gave_up]
 
     def silent(self) -> list[str]:
         """Members that have not noticed what a peer of theirs has: that the group is broken."""
