@@ -37,12 +37,12 @@ def names(folder):
 def test_a_package_is_unpacked_once_for_a_job_and_again_after_it_was_discarded(tmp_path):
     packages = Packages()
     code = UnpackedCode(tmp_path, packages)
-    there = code.have("j1", "p")
-    assert (names(there), code.have("j1", "p"), packages.times) == (FILES, there, 1)
-    assert code.have("j2", "p") != there
-    code.discard("j1")
+    there = code.have("j1", "p", 1)
+    assert (names(there), code.have("j1", "p", 2), packages.times) == (FILES, there, 1)
+    assert code.have("j2", "p", 3) != there
+    code.discard("j1", 4)
     assert names(tmp_path) == ("j2",)
-    assert names(code.have("j1", "p")) == FILES
+    assert names(code.have("j1", "p", 5)) == FILES
 
 
 def test_what_is_asked_for_again_while_it_is_unpacked_and_discarded_is_whole(tmp_path):
@@ -52,15 +52,15 @@ def test_what_is_asked_for_again_while_it_is_unpacked_and_discarded_is_whole(tmp
 
     def unpack():
         try:
-            code.have("j1", "p")
+            code.have("j1", "p", 1)
         except NotNeeded as problem:
             problems.append(problem)
 
     first = threading.Thread(target=unpack)
     first.start()
     packages.reached.acquire()
-    code.discard("j1")
-    again = code.have("j1", "p")
+    code.discard("j1", 2)
+    again = code.have("j1", "p", 3)
     packages.go_on.release()
     first.join()
     assert len(problems) == 1
@@ -75,7 +75,18 @@ def test_what_could_not_be_unpacked_is_unpacked_anew(tmp_path):
 
     code = UnpackedCode(tmp_path, fails)
     with pytest.raises(OSError, match="no space"):
-        code.have("j1", "p")
+        code.have("j1", "p", 1)
     assert list(tmp_path.glob("j1/*")) == []
     code._unpack = Packages()
-    assert names(code.have("j1", "p")) == FILES
+    assert names(code.have("j1", "p", 2)) == FILES
+
+
+def test_what_was_asked_for_later_stays_though_it_is_heard_of_first(tmp_path):
+    code = UnpackedCode(tmp_path, Packages())
+    first, other = code.have("j1", "p", 1), code.have("j1", "q", 2)
+    assert code.have("j1", "p", 5) == first
+    code.discard("j1", 4)
+    assert names(first) == FILES
+    assert not other.exists()
+    code.discard("j1", 6)
+    assert list(tmp_path.iterdir()) == []

@@ -56,15 +56,15 @@ class NodeAgent:
         """Where the server listens, and which version it is of."""
         return {**self._place, "version": __version__}
 
-    def unpack(self, job: str, uri: str) -> dict[str, object]:
+    def unpack(self, job: str, uri: str, at: int) -> dict[str, object]:
         """Have a job's folder here, which Ray keeps as a package; where it is, and what makes it run."""
-        there = self._code.have(job, uri)
+        there = self._code.have(job, uri, at)
         paths = [str(there), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {"folder": str(there), "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
 
-    def discard(self, job: str) -> None:
-        """A job's code is not needed any more."""
-        self._code.discard(job)
+    def discard(self, job: str, at: int) -> None:
+        """A job's code is not needed any more, as far as it was asked for before."""
+        self._code.discard(job, at)
 
     def leave(self) -> None:
         """The service ends, and with it this agent: nothing of it stays."""

@@ -18,46 +18,51 @@ class UnpackedCode:
     """Packages of jobs, unpacked by ``unpack`` (which is given a package and a folder, and says where it is then).
 
     Any thread may ask. Code may be discarded, and be asked for again, while it is still being unpacked: no folder is
-    ever used twice.
+    ever used twice. Whoever asks numbers what it asks for (``at``), in ascending order, and may be heard in another:
+    only what was asked for before is discarded.
     """
 
     def __init__(self, folder: Path, unpack: Callable[[str, Path], Path]) -> None:
         self._folder, self._unpack = folder, unpack
         self._lock = threading.Lock()
-        self._folders: dict[str, set[Path]] = {}
-        self._there: dict[tuple[str, str], Path] = {}
+        self._folders: dict[str, dict[Path, int]] = {}  # and what was last asked for that is in them
+        self._there: dict[tuple[str, str], tuple[Path, Path]] = {}  # the folder, and where in it
 
-    def have(self, job: str, package: str) -> Path:
+    def have(self, job: str, package: str, at: int) -> Path:
         """Where a job's package is; it is unpacked if it is not there.
 
         Raises:
             NotNeeded: it was discarded meanwhile.
         """
         with self._lock:
-            if (there := self._there.get((job, package))) is not None:
-                return there
+            if (known := self._there.get((job, package))) is not None:
+                self._folders[job][known[0]] = max(at, self._folders[job][known[0]])
+                return known[1]
             folder = self._folder / job / secrets.token_hex(4)
-            self._folders.setdefault(job, set()).add(folder)
+            self._folders.setdefault(job, {})[folder] = at
         try:
             folder.mkdir(parents=True, mode=0o700)
             there = self._unpack(package, folder)
             with self._lock:
                 if folder not in self._folders.get(job, ()):
                     raise NotNeeded
-                self._there[job, package] = there
+                self._there[job, package] = folder, there
         except BaseException:
             with self._lock:
-                self._folders.get(job, set()).discard(folder)
+                self._folders.get(job, {}).pop(folder, None)
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return there
 
-    def discard(self, job: str) -> None:
-        """A job's code is not needed any more."""
+    def discard(self, job: str, at: int) -> None:
+        """A job's code is not needed any more, as far as it was asked for before."""
         with self._lock:
-            folders = self._folders.pop(job, set())
-            self._there = {key: there for key, there in self._there.items() if key[0] != job}
-        for folder in folders:
+            mine = self._folders.pop(job, {})
+            discarded = [folder for folder, asked_at in mine.items() if asked_at < at]
+            if left := {folder: asked_at for folder, asked_at in mine.items() if asked_at >= at}:
+                self._folders[job] = left
+            self._there = {key: known for key, known in self._there.items() if known[0] not in discarded}
+        for folder in discarded:
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # some of it is being unpacked again
             (self._folder / job).rmdir()
