@@ -7,13 +7,14 @@ are held without it, and whatever is not wanted any more is given up at once.
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import count
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time_ns
 from typing import Any
 
 import ray
@@ -49,10 +50,12 @@ GIVEN_UP_S = 0.5
 class _Shipment:
     """Code of a job that is to be brought to some nodes, unless it is ``given_up``.
 
-    ``environment`` is whether it asks for one, and has processes of its own, which may end because of that.
+    ``environment`` is whether it asks for one, and has processes of its own, which may end because of that. ``at`` is
+    when it was asked for, among all that agents are asked to bring and to remove.
     """
 
     number: int
+    at: int
     job: str
     code: Path
     nodes: list[str]
@@ -77,11 +80,12 @@ class Shipping:
         self._removing: dict[str, Future[None]] = {}
         self._vain: dict[str, int] = {}  # how often in a row somebody was gone before a job's code was there
         self._tries: dict[str, int] = {}  # how often the environment of a job could not be set up
+        self._turns = count(time_ns())  # ascend, whichever bridge counts
         self._pool = ThreadPoolExecutor(SHIPPERS, thread_name_prefix="ship")
 
     def bring(self, number: int, job: str, code: Path, nodes: list[str]) -> None:
-        """Have a job's code on some nodes; if it is being removed, after that."""
-        shipment = _Shipment(number, job, code, nodes)
+        """Have a job's code on some nodes; if its environments are being removed, after that."""
+        shipment = _Shipment(number, next(self._turns), job, code, nodes)
         under_way = self._pool.submit(self._bring, shipment, self._removing.get(job))
         self._bringing = [(one, future) for one, future in self._bringing if not future.done()]
         self._bringing.append((shipment, under_way))
@@ -94,12 +98,16 @@ class Shipping:
                 shipment.given_up = True
                 under_way.append(future)
         self._removing = {other: future for other, future in self._removing.items() if not future.done()}
-        self._removing[job] = self._pool.submit(self._remove, number, job, under_way)
+        self._removing[job] = self._pool.submit(self._remove, number, next(self._turns), job, under_way)
 
     def forsake(self, node_id: str) -> None:
         """No job is to run on a node any more: nothing of ours is to keep it in use."""
-        ours = re.compile(rf"{re.escape(self._service)}/[^/]+/{node_id}")
-        end_named(lambda name: ours.fullmatch(name) is not None)
+        self._end_code("*", node_id)
+
+    def _end_code(self, jobs: str, nodes: str) -> None:
+        """End what keeps the environments of jobs on nodes, each a name or ``*`` for all."""
+        ours = f"{self._service}/{jobs}/{nodes}"
+        end_named(lambda name: name.count("/") == 2 and fnmatchcase(name, ours))
 
     def _bring(self, shipment: _Shipment, before: Future[None] | None) -> None:
         told: dict[str, Any] = {"told": "shipped", "places": {}}
@@ -141,7 +149,8 @@ class Shipping:
             if (shipment.environment and could_not_begin(problem)) or vain > MOST_IN_VAIN:
                 return _unshippable(problem, [node], certain=False)
             return {"told": "unfit", "nodes": [node], "reason": ""}
-        except OSError as problem:  # it has no room: others may
+        except OSError as problem:  # it has no room, or its folder was removed: others may
+            self._end_code(shipment.job, self._node_id_of(node))  # another one is made the next time
             return {
                 "told": "unfit",
                 "nodes": [node],
@@ -163,7 +172,7 @@ class Shipping:
             upload_package_to_gcs(uri, code.read_bytes())
         environment = CodeStore(code.parent).environment(code.stem)
         if not environment:
-            return {name: self._agent_of(name).unpack.remote(job, uri) for name in shipment.nodes}
+            return {name: self._agent_of(name).unpack.remote(job, uri, shipment.at) for name in shipment.nodes}
         shipment.environment = True
         names = list(environment.get("env_vars", {}))
         environment["working_dir"] = uri
@@ -184,13 +193,19 @@ class Shipping:
             asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
         return asked
 
-    def _remove(self, number: int, job: str, bringing: Sequence[Future[None]]) -> None:
-        """Remove a job's code everywhere; when this returns, nobody removes any of it any more."""
+    def _remove(self, number: int, at: int, job: str, bringing: Sequence[Future[None]]) -> None:
+        """Remove a job's code everywhere; when this returns, nothing is removed that is brought later.
+
+        Agents know that by themselves. One that hangs holds up nobody but whoever waits for this to be told.
+        """
         wait(bringing, UNSHIP_S)
-        removed = [agent.discard.remote(job) for agent in self._agents()]
+        removed = [agent.discard.remote(job, at) for agent in self._agents()]
+        self._end_code(job, "*")
+        self._pool.submit(self._tell_removed, number, removed)
+
+    def _tell_removed(self, number: int, removed: Sequence[Any]) -> None:
         if removed:
             ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
-        end_named(lambda name: name.startswith(f"{self._service}/{job}/"))
         self._tell({"told": "unshipped", "id": number})
 
 
