@@ -24,6 +24,7 @@ from onray import OnRay, command_of
 
 import geminid
 from geminid.serve.executors.ray import AGENTS_S
+from geminid.serve.executors.rayagent import agent_folder
 from geminid.serve.raycluster import LoopbackCluster
 
 pytestmark = pytest.mark.xdist_group("ray")
@@ -497,6 +498,26 @@ def test_a_second_service_finds_the_cluster_keeps_to_itself_and_leaves_out_nodes
                 assert not {"n6", "n7"} & service.nodes().keys()
         ray.cluster.kill("n6")
         ray.cluster.kill("n7")
+
+
+def test_a_job_goes_elsewhere_if_its_node_has_no_room_for_its_code(ray, small_file_system):
+    first, *others = sorted(ray.nodes())
+    room = agent_folder((ray.home / "ray.id").read_text().strip(), first) / "code"
+    room.mkdir(exist_ok=True)
+    small_file_system(room, "1m")
+    for name in others:
+        assert ray.run("drain", name).returncode == 0
+    code = ray.home / "large"
+    code.mkdir()
+    (code / "data").write_bytes(os.urandom(3 << 20))
+    job = ray.submit("sh", "-c", "ls", working_dir=str(code), name="large")
+    told = f"no code could be brought to {first}: "
+    ray.wait_for(lambda: any(told in note["text"] for note in ray.json("status")["notes"]))
+    for name in others:
+        assert ray.run("drain", "--undo", name).returncode == 0
+    assert ray.over(job)["phase"] == "succeeded"
+    assert ray.run("logs", job).stdout.strip() == "data"
+    assert len([note for note in ray.json("status")["notes"] if told in note["text"]]) == 1
 
 
 def test_everything_is_given_back_at_the_end(ray):

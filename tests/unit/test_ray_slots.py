@@ -251,3 +251,18 @@ def test_code_is_brought_again_where_another_agent_is_on_the_node(executor):
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]
     assert tell(executor, "shipped", id=again["id"], places={"a": place}) == []
     assert executor._places.on("j1", "a") == place
+
+
+def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_there_goes_elsewhere(executor):
+    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    run(executor, coded)
+    give(executor, "a/0")
+    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    bridge.asked.clear()
+    warning, taken = tell(executor, "unfit", id=number, nodes=["a"], reason="no space left on a")
+    assert "no space left on a" in warning.text
+    assert taken == r.SlotsTaken(node="a", slots=[0, 1])
+    assert [one["slots"] for one in bridge.asked if one["do"] == "release"] == [["a/0"]]
+    bridge.asked.clear()
+    assert executor.tick() == []
+    assert [one["do"] for one in bridge.asked if one["do"] in ("lease", "ship")] == []

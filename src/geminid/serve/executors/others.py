@@ -33,9 +33,11 @@ class OthersSlots:
         """Ray has these slots for others: they are left alone for a while."""
         self._refused_until_s |= dict.fromkeys(slots, monotonic() + REFUSED_S)
 
-    def spare(self, nodes: Iterable[str]) -> None:
-        """Of these nodes, no more slots are used for a while."""
+    def spare(self, nodes: Iterable[str]) -> list[str]:
+        """Of these nodes, no more slots are used for a while; for which of them that is new."""
+        new = sorted(node for node in nodes if self._unfit_until_s.get(node, 0.0) <= monotonic())
         self._unfit_until_s |= dict.fromkeys(nodes, monotonic() + UNFIT_S)
+        return new
 
     def mark(self, slots: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
         """These slots are not ours, until their nodes are counted again; what is not for us of their nodes now."""

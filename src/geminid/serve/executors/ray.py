@@ -405,7 +405,7 @@ class RayExecutor(SupervisedExecutor):
                     told = f"node {name} is not used, for its agent cannot be started: {reason}"
                     return [r.Noted(level="warning", text=told)]
             case _Bridged(document={"told": "lost"} as document):
-                return self._lose_slots(document["slots"])
+                return self._lose_slots(document["slots"], document["reason"])
         return []
 
     def _look_at(self, document: Mapping[str, Any]) -> list[r.Record]:
@@ -453,12 +453,14 @@ class RayExecutor(SupervisedExecutor):
                 told.append(r.SlotsTaken(node=name, slots=list(taken)))
         return told
 
-    def _spare(self, nodes: Iterable[str], reason: str) -> list[r.Record]:
-        """Nodes that cannot be used, for this reason, are not for a while."""
-        self._others.spare(nodes)
-        names = ", ".join(sorted(nodes))
-        text = f"{reason}; {names} is not given to jobs for {UNFIT_S:g} s"
-        return [r.Noted(level="warning", text=text), *self._count_others()]
+    def _spare(self, nodes: Sequence[str], reason: str) -> list[r.Record]:
+        """Nodes that cannot be used, for this reason, are not for a while; whoever was to come there goes elsewhere."""
+        told: list[r.Record] = []
+        if new := self._others.spare(nodes):
+            text = f"{reason}; {', '.join(new)} is not given to jobs for {UNFIT_S:g} s"
+            told.append(r.Noted(level="warning", text=text))
+        self._release([slot for slot in self._held if _node(slot) in nodes and not self._holders.of([slot])])
+        return told + self._count_others()
 
     def _brought(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
         """A job's code was brought to nodes, or could not be."""
@@ -505,11 +507,12 @@ class RayExecutor(SupervisedExecutor):
         marked = self._others.mark(map(self._where, slots))
         return [r.SlotsTaken(node=node, slots=list(indices)) for node, indices in marked.items()]
 
-    def _lose_slots(self, slots: Sequence[str]) -> list[r.Record]:
+    def _lose_slots(self, slots: Sequence[str], why: str = "") -> list[r.Record]:
         """Ray has taken slots back: the agents have ended what ran there, and jobs go on with what they have left."""
         mine = [slot for slot in slots if slot in self._held]
         self._release(mine)
-        lost = self._lose(set(mine), f"Ray has taken {', '.join(mine)} back") if mine else []
+        told = f"Ray has taken {', '.join(mine)} back" + (f": {why}" if why else "")
+        lost = self._lose(set(mine), told) if mine else []
         return [*self._mark_taken(mine), *lost]
 
     def _lose_node(self, name: str) -> list[r.Record]:

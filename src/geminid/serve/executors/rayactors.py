@@ -40,6 +40,14 @@ def end_named(is_meant: Callable[[str], bool]) -> None:
             ray.kill(ray.get_actor(name))
 
 
+def why_it_died(problem: BaseException) -> str:
+    """Why Ray says that an actor has died, in a sentence; nothing if it does not say."""
+    if isinstance(problem, ray.exceptions.OutOfMemoryError):
+        return "its node was short of memory"
+    said = [line for line in str(problem).splitlines()[1:] if line.strip() and not line.startswith("\t")]
+    return said[0].partition(". ")[0].strip()[:200] if said else ""
+
+
 def in_a_line(problem: BaseException) -> str:
     """A problem in a line; that of the process that was asked, not that it was asked through Ray.
 

@@ -22,7 +22,7 @@ twice a second, keeps an agent on every node that has slots, and takes and gives
 | ``{"told": "leased", "id", "held"}`` | by whom each slot is held |
 | ``{"told": "seated", "held"}`` | by whom CPU slots are held, for whose actors nobody had to wait |
 | ``{"told": "refused", "id", "slots", "withheld"}`` | not to be had; ``withheld``: Ray has them, for others |
-| ``{"told": "lost", "slots"}`` | these were taken back: what held them for us has ended |
+| ``{"told": "lost", "slots", "reason"}`` | taken back: what held them for us has ended, as Ray says for this reason |
 | ``{"told": "shipped", "id", "places"}`` | where a job's code is on each node |
 | ``{"told": "unshippable", "id", "nodes", "reason", "certain"}`` | code, with what it asks for, cannot be there |
 | ``{"told": "unfit", "id", "nodes", "reason"}`` | no code can be brought to these nodes; without a reason, for now |
@@ -58,7 +58,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from geminid import __version__
 from geminid.serve.executors.line import Line
-from geminid.serve.executors.rayactors import NAMESPACE, end_actor, end_named, in_a_line
+from geminid.serve.executors.rayactors import NAMESPACE, end_actor, end_named, in_a_line, why_it_died
 from geminid.serve.executors.rayagent import NodeAgent, lease_name
 from geminid.serve.executors.raynodes import (
     Known,
@@ -458,7 +458,7 @@ class Bridge:
         if lost:
             for slot in lost:
                 self._release(slot)
-            self._tell({"told": "lost", "slots": lost})
+            self._tell({"told": "lost", "slots": lost, "reason": "nobody could sit there"})
             self._said = None
 
     def _lose(self, alive: set[str]) -> None:
@@ -467,26 +467,30 @@ class Bridge:
             stays = {stay: slot for slot, stay in self._stays.items()}
         ended, _ = ray.wait(list(stays), num_returns=len(stays), timeout=0) if stays else ([], [])
         here = [(stays[stay], stay) for stay in ended if self._units[stays[stay].rpartition("/")[0]][0] in alive]
-        lost = [slot for slot, stay in here if self._has_ended(slot, stay)]
-        if lost:
-            print(f"geminid: taken back by Ray: {', '.join(lost)}", file=sys.stderr, flush=True)
+        found = {slot: self._how_it_ended(slot, stay) for slot, stay in here}
+        by_reason: dict[str, list[str]] = {}
+        for slot, reason in found.items():
+            if reason is not None:
+                by_reason.setdefault(reason, []).append(slot)
+        for reason, lost in by_reason.items():
+            print(f"geminid: taken back by Ray: {', '.join(lost)}: {reason}", file=sys.stderr, flush=True)
             for slot in lost:
                 self._release(slot)
-            self._tell({"told": "lost", "slots": lost})
+            self._tell({"told": "lost", "slots": lost, "reason": reason})
             self._said = None
 
-    def _has_ended(self, slot: str, stay: Any) -> bool:
-        """Whether what held a slot has ended, and not just been out of reach."""
+    def _how_it_ended(self, slot: str, stay: Any) -> str | None:
+        """Why what held a slot has ended, if Ray says so; None if it has not, and is just out of reach."""
         try:
             ray.get(stay)
         except ray.exceptions.ActorUnavailableError:
             with self._lock:
                 if slot in self._stays:
                     self._stays[slot] = self._seats[slot].stay.remote()
-            return False
-        except ray.exceptions.RayError:
-            pass
-        return True
+            return None
+        except ray.exceptions.RayError as problem:
+            return why_it_died(problem)
+        return ""
 
     def _release(self, slot: str, group: PlacementGroup | None = None) -> None:
         """Give a slot back, or what was to hold it."""
