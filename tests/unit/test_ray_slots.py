@@ -266,3 +266,16 @@ def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_
     bridge.asked.clear()
     assert executor.tick() == []
     assert [one["do"] for one in bridge.asked if one["do"] in ("lease", "ship")] == []
+
+
+def test_code_is_with_the_agent_that_has_unpacked_it_and_not_with_the_next_one(executor):
+    """It died before others of the same request had answered."""
+    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    run(executor, coded)
+    give(executor, "a/0")
+    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    bridge.asked.clear()
+    place = {"folder": "/", "environment": {}, "agent": "one that is gone"}
+    assert tell(executor, "shipped", id=number, places={"a": place}) == []
+    assert executor._places.on("j1", "a") is None
+    assert [one["nodes"] for one in bridge.asked if one["do"] == "ship"] == [["a"]]

@@ -69,8 +69,8 @@ class CodePlaces:
         return self._bringing.answered(number)
 
     def came(self, job_id: str, places: Mapping[str, Mapping[str, Any]]) -> None:
-        """A job's code is on some more nodes."""
-        here = {node: _Place(self._agent_of(node), place) for node, place in places.items()}
+        """A job's code is on some more nodes; an agent that has unpacked it says so, and may be gone by now."""
+        here = {node: _Place(place.get("agent") or self._agent_of(node), place) for node, place in places.items()}
         self._places.setdefault(job_id, {}).update(here)
         self._write(job_id)
 

@@ -60,7 +60,8 @@ class NodeAgent:
         """Have a job's folder here, which Ray keeps as a package; where it is, and what makes it run."""
         there = self._code.have(job, uri, at)
         paths = [str(there), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {"folder": str(there), "environment": {"PYTHONPATH": os.pathsep.join(paths)}}
+        environment = {"PYTHONPATH": os.pathsep.join(paths)}
+        return {"folder": str(there), "environment": environment, "agent": self._place["token"]}
 
     def discard(self, job: str, at: int) -> None:
         """A job's code is not needed any more, as far as it was asked for before."""
