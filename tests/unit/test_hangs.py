@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from geminid.train.group import Standing
-from geminid.train.hangs import Seen, busy, deadlocked, hung, late, more_patient
+from geminid.train.hangs import Seen, busy, deadlocked, hung, late, more_patient, waiting
 from geminid.train.jobspec import Patience
 
 PATIENCE = Patience(hang=10.0, step=20.0, free=60.0, stall=900.0, form=60.0, grace=30.0)
@@ -114,3 +114,11 @@ def test_nobody_is_late_who_is_with_the_script_or_waits_for_one_who_is():
     assert late([leader, peer], 100.0, 61.0, PATIENCE) == []  # nobody waits for them
     assert busy([newcomer, leaver], PATIENCE)
     assert not busy([newcomer, peer], PATIENCE)
+
+
+def test_who_waits_for_one_that_gave_up_waits_in_vain_unless_it_may_be_the_one_that_died():
+    waits, died, trains = (
+        Seen(worker=name, standing=Standing.MEMBER, silent_s=silent_s, phase=phase, phase_s=5.0)
+        for name, silent_s, phase in (("w1", 0.4, "forming"), ("w2", 2.1, "forming"), ("w3", 0.4, "computing"))
+    )
+    assert waiting([waits, died, trains], 2.1) == ["w1"]

@@ -124,6 +124,14 @@ def late(workers: Sequence[Seen], forming_s: float, free_s: float, patience: Pat
     ]
 
 
+def waiting(workers: Sequence[Seen], lost_s: float) -> list[str]:
+    """Who waits for peers, of whom one gave up so long ago, and lives: it was heard in the second half of that time.
+
+    Whoever was not may be the one that the others have lost, though nobody has told yet that it is gone.
+    """
+    return [seen.worker for seen in workers if seen.phase == "forming" and seen.silent_s < lost_s / 2.0]
+
+
 def busy(workers: Sequence[Seen], patience: Patience) -> bool:
     """Whether somebody in a group is with the script."""
     return any(seen.in_a_group and excused(seen, patience) for seen in workers)

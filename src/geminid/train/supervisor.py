@@ -77,7 +77,7 @@ LONG_S = 0.2
 #: Workers that fail again and again are started anew after 1, 2, 4 … s, at most so long; older failures do not count.
 LONGEST_DELAY_S, RECENT_FAILURE_S = 30.0, 60.0
 
-#: Whoever waits for a peer that has given up so long ago waits in vain; that one may have died, which is told first.
+#: Whoever waits for a peer that has given up so long ago waits in vain.
 IN_VAIN_S = 2.0
 
 #: What could not be written for want of room is tried again so often.
@@ -684,7 +684,7 @@ class Supervisor:
             if self._group.members and not self._group.formed:
                 found += hangs.late(seen, now - self._forming_since_s, now - self._busy_at_s, patience)
             if self._lost_since_s is not None and now - self._lost_since_s > IN_VAIN_S:
-                self._carry_out(self._group.in_vain([one.worker for one in seen if one.phase == "forming"]))
+                self._carry_out(self._group.in_vain(hangs.waiting(seen, now - self._lost_since_s)))
             if self._lost_since_s is not None and now - self._lost_since_s > patience.hang:
                 found += self._unaware(seen)
             if now > self._form_again_at_s:
