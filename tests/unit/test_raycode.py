@@ -77,6 +77,7 @@ def test_files_that_the_environment_names_are_files_of_the_folder(store, code):
         ("- pip", "no mapping"),
         ("pip: [a", "not YAML"),
         ("env_vars: [a]", "does not take"),
+        ("pips: [a]", "does not take: it knows no pips"),
         ("working_dir: /elsewhere", "names a working_dir"),
         ("excludes: '*.bin'", "excludes that are no list"),
         ("excludes: [5]", "excludes that are no list"),

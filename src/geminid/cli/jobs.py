@@ -217,7 +217,8 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         print_json(told)
         return
     limits = told["limits"]
-    work = "" if told["work_samples"] is None else f" of {told['work_samples']:,.0f}"
+    is_done = told["phase"] == "succeeded"  # what it had to do was foretold, and is known now
+    work = "" if told["work_samples"] is None or is_done else f" of {told['work_samples']:,.0f}"
     budget = "" if told["budget_gpu_s"] is None else f" of its budget of {told['budget_gpu_s']:g}"
     sizes = f"{told['min_slots']} to {told['max_slots'] or 'any'}"
     unheard = ", when it was last heard of" if told["reason"].endswith("while the service was away") else ""

@@ -319,7 +319,12 @@ class RayExecutor(SupervisedExecutor):
         if asked := self._pending.among(slots):
             return f"Ray is asked for {_several(asked)}"
         if bringing := sorted(self._places.bringing(job_id)):
-            return f"its code, with the environment that it asks for, is brought to {_several(bringing)}"
+            what = (
+                "its code, with the environment that it asks for,"
+                if self._code.environment(wanted[0].code)
+                else "its code"
+            )
+            return f"{what} is brought to {_several(bringing)}"
         nodes = {self._where(slot)[0] for slot in slots}
         if agentless := sorted((nodes - self._up) | (nodes & self._resting.keys())):
             return f"the agent of {_several(agentless)} is being started"

@@ -31,6 +31,9 @@ UNNEEDED_S = 3600.0
 #: Fields of a description that may name files of the folder; Ray would look for them where the service was started.
 NAMING_FILES = ("pip", "uv", "conda")
 
+#: With these, Ray knows more fields of environments than are its own.
+PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
+
 #: What Ray has to say of folders that it packs is nobody's concern here.
 QUIET = logging.Logger("geminid.serve.quiet", logging.CRITICAL)
 
@@ -119,6 +122,9 @@ def _as_ray_reads(told: dict[str, Any]) -> dict[str, Any]:
         return {}
     from ray.runtime_env import RuntimeEnv
 
+    unknown = sorted(told.keys() - RuntimeEnv.known_fields)
+    if unknown and not os.environ.get(PLUGINS):  # Ray would pass them over
+        raise ValueError(f"it knows no {', '.join(unknown)}")
     return dict(RuntimeEnv(**told).to_dict())
 
 
