@@ -420,15 +420,18 @@ class Supervisor:
     def _part_from(self, leaving: Sequence[str]) -> None:
         """The members cannot work together: they go on without these, or if there are none, together once more.
 
-        Others are started in their places, later and later, and it counts as one failure, of the first.
+        Others are started in their places, later and later. It counts as one failure, of the first, unless some go on:
+        that the job was to grow is nothing that it did.
         """
         why = f"could not work together with its peers: {self._lost_why}"
+        go_on = len(leaving) < len(self._group.members)
+        self._failed_at_s += [monotonic()] if leaving and go_on else []
         for worker in leaving:
             known = self._workers[worker]
-            known.ending = "was ended with its peers" if worker != leaving[0] else known.ending
+            known.ending = "was ended with its peers" if go_on or worker != leaving[0] else known.ending
             known.last_words = known.last_words or (why if worker == leaving[0] else "")
             known.process.signal(signal.SIGKILL)
-        if 0 < len(leaving) < len(self._group.members):
+        if leaving and go_on:
             self._emit(CouldNotGrow(tuple(self._group.slot(worker) for worker in leaving), self._lost_why))
         if not leaving:
             self._count_failure(f"the workers could not work together: {self._lost_why}")

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import count
@@ -150,7 +151,8 @@ class Shipping:
                 return _unshippable(problem, [node], certain=False)
             return {"told": "unfit", "nodes": [node], "reason": ""}
         except OSError as problem:  # it has no room, or its folder was removed: others may
-            self._end_code(shipment.job, self._node_id_of(node))  # another one is made the next time
+            with suppress(Exception):  # another one is made the next time
+                self._end_code(shipment.job, self._node_id_of(node))
             return {
                 "told": "unfit",
                 "nodes": [node],

@@ -35,7 +35,7 @@ class UnpackedCode:
             NotNeeded: it was discarded meanwhile.
         """
         with self._lock:
-            if (known := self._there.get((job, package))) is not None:
+            if (known := self._there.get((job, package))) is not None and known[1].is_dir():  # nobody removed it
                 self._folders[job][known[0]] = max(at, self._folders[job][known[0]])
                 return known[1]
             folder = self._folder / job / secrets.token_hex(4)
