@@ -170,7 +170,7 @@ def test_code_of_a_job_that_is_not_wanted_any_more_is_not_brought(executor):
     bridge = executor._bridge
     coded = replace(job("j1", 0), code="c0de")
     run(executor, coded)
-    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    number = shipment(bridge)
     executor.stop(coded, "cancelled")
     bridge.asked.clear()
     bridge.is_there = False
@@ -188,10 +188,22 @@ def unshipped(bridge: Played) -> list[str]:
     return [one["job"] for one in bridge.asked if one["do"] == "unship"]
 
 
+def shipment(bridge: Played) -> int:
+    """Under which number code is to be brought."""
+    return next(one["id"] for one in bridge.asked if one["do"] == "ship")
+
+
+def asked_to_ship(executor: RayExecutor, coded: LiveJob) -> int:
+    """Have a job run where it has its slot, and not yet its code; under which number that is to be brought."""
+    run(executor, coded)
+    give(executor, "a/0")
+    return shipment(executor._bridge)
+
+
 def bring(executor: RayExecutor, coded: LiveJob) -> None:
     """Have the code of a job be where it is to run, and the job end."""
     run(executor, coded)
-    number = next(one["id"] for one in executor._bridge.asked if one["do"] == "ship")
+    number = shipment(executor._bridge)
     tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}})
     executor.stop(coded, "cancelled")
 
@@ -238,9 +250,7 @@ def test_where_code_is_stays_known_if_it_is_brought_again_while_it_is_removed(ex
 def test_code_is_brought_again_where_another_agent_is_on_the_node(executor):
     """It was let rest while nobody needed it, or it has died: what it had unpacked went with it."""
     bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
-    run(executor, coded)
-    give(executor, "a/0")
-    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    number = asked_to_ship(executor, coded)
     place = {"folder": "/", "environment": {}}
     assert tell(executor, "shipped", id=number, places={"a": place}) != []
     assert executor._places.on("j1", "a") == place
@@ -255,9 +265,7 @@ def test_code_is_brought_again_where_another_agent_is_on_the_node(executor):
 
 def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_there_goes_elsewhere(executor):
     bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
-    run(executor, coded)
-    give(executor, "a/0")
-    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    number = asked_to_ship(executor, coded)
     bridge.asked.clear()
     warning, taken = tell(executor, "unfit", id=number, nodes=["a"], reason="no space left on a")
     assert "no space left on a" in warning.text
@@ -271,9 +279,7 @@ def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_
 def test_code_is_with_the_agent_that_has_unpacked_it_and_not_with_the_next_one(executor):
     """It died before others of the same request had answered."""
     bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
-    run(executor, coded)
-    give(executor, "a/0")
-    number = next(one["id"] for one in bridge.asked if one["do"] == "ship")
+    number = asked_to_ship(executor, coded)
     bridge.asked.clear()
     place = {"folder": "/", "environment": {}, "agent": "one that is gone"}
     assert tell(executor, "shipped", id=number, places={"a": place}) == []

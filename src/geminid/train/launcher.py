@@ -205,13 +205,17 @@ class LimitedLauncher:
 
 def adopted(identity: Mapping[str, Any]) -> AdoptedProcess | None:
     """The process of this machine that was given this identity, if it still runs."""
-    started = started_at(identity["pid"])
-    if started is None or started != identity["started_at"]:
+    if not still_runs(identity):
         return None
     try:
         return AdoptedProcess(identity["pid"])
     except ProcessLookupError:
         return None
+
+
+def still_runs(identity: Mapping[str, Any]) -> bool:
+    """Whether a process of this machine that was given this identity is still the one with its id."""
+    return identity["started_at"] is not None and started_at(identity["pid"]) == identity["started_at"]
 
 
 def started_at(pid: int) -> int | None:

@@ -425,13 +425,13 @@ class Supervisor:
         """
         why = f"could not work together with its peers: {self._lost_why}"
         go_on = len(leaving) < len(self._group.members)
-        self._failed_at_s += [monotonic()] if leaving and go_on else []
         for worker in leaving:
             known = self._workers[worker]
             known.ending = "was ended with its peers" if go_on or worker != leaving[0] else known.ending
             known.last_words = known.last_words or (why if worker == leaving[0] else "")
             known.process.signal(signal.SIGKILL)
         if leaving and go_on:
+            self._failed_at_s.append(monotonic())
             self._emit(CouldNotGrow(tuple(self._group.slot(worker) for worker in leaving), self._lost_why))
         if not leaving:
             self._count_failure(f"the workers could not work together: {self._lost_why}")

@@ -38,7 +38,7 @@ from geminid.serve.executors.supervised import (
 )
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.serve.state import LiveJob
-from geminid.train.launcher import MEMORY, LimitedLauncher, PlainLauncher
+from geminid.train.launcher import LimitedLauncher, PlainLauncher
 from geminid.train.offspring import signal_marked
 from geminid.train.pythonline import PythonLine
 from geminid.train.supervisor import JobSpec as WorkerSpec
@@ -181,9 +181,7 @@ class LocalExecutor(SupervisedExecutor):
         )
 
     def _slot_environment(self, slots: Sequence[str]) -> dict[str, str]:
-        limit = self._slot_memory_bytes
-        memory = {} if limit is None else {MEMORY: str(limit * len(slots))}
-        return {**slot_environment(list(map(int, slots)), self._devices), **memory}
+        return slot_environment(list(map(int, slots)), self._devices, self._slot_memory_bytes)
 
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
         addresses = {self._where(slots[0])[0]: LOOPBACK}  # a command is on one node here

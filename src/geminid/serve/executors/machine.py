@@ -9,13 +9,14 @@ import shutil
 import socket
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput, Problem
 from geminid.nodes import NodeGroup
+from geminid.train.launcher import MEMORY
 from geminid.train.pythonline import PythonLine
 
 #: The node that this machine is; with devices of several types, a node ``local-TYPE`` for each.
@@ -126,11 +127,14 @@ def cuda_devices() -> list[Device]:
     return []
 
 
-def slot_environment(slots: Sequence[int], devices: Sequence[str] = ()) -> Mapping[str, str]:
-    """What a process needs to see its slots and no others: of these devices, by slot, or none."""
+def slot_environment(
+    slots: Sequence[int], devices: Sequence[str] = (), slot_memory_bytes: int | None = None
+) -> dict[str, str]:
+    """What a process needs to see its slots and no others: of these devices, by slot, or none; and how much memory."""
     visible = ",".join(devices[slot] for slot in slots) if devices else ""
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if devices else {}  # numbers mean what nvidia-smi says
-    return {"CUDA_VISIBLE_DEVICES": visible, SLOTS: ",".join(map(str, slots)), **order}
+    memory = {} if slot_memory_bytes is None else {MEMORY: str(slot_memory_bytes * len(slots))}
+    return {"CUDA_VISIBLE_DEVICES": visible, SLOTS: ",".join(map(str, slots)), **order, **memory}
 
 
 def uses_library(command: Sequence[str], working_dir: str | None) -> bool:

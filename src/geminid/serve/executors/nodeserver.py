@@ -57,7 +57,7 @@ from geminid.serve.executors.nodelog import NodeLog
 from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.train.channel import ENDED
-from geminid.train.launcher import SLOT_GONE, Launch, LimitedLauncher, WorkerProcess, started_at
+from geminid.train.launcher import SLOT_GONE, Launch, LimitedLauncher, WorkerProcess, started_at, still_runs
 from geminid.train.offspring import MARK, signal_marked
 
 #: Logs are looked at so often, and passed on in pieces of at most so many bytes.
@@ -368,7 +368,7 @@ class NodeServer:
         if identity is None:
             return
         try:
-            if started_at(identity["pid"]) != identity["started_at"]:
+            if not still_runs(identity):
                 raise ProcessLookupError
             holder = self._holders[slot] = _Holder(identity, os.pidfd_open(identity["pid"]))
             self._selector.register(holder.descriptor, selectors.EVENT_READ, lambda: self._unhold(slot))
@@ -454,22 +454,17 @@ class NodeServer:
         """A server that was killed, or hangs, may have left processes: their slots are ours now."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for one in json.loads((self._folder / SERVER).read_text(encoding="utf-8")):
-                if _still_runs(one) and one["pid"] != os.getpid():
+                if still_runs(one) and one["pid"] != os.getpid():
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(one["pid"], signal.SIGKILL)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for one in json.loads((self._folder / PROCESSES).read_text(encoding="utf-8")):
-                if _still_runs(one):
+                if still_runs(one):
                     end_group(one["pid"])
         signal_marked(signal.SIGKILL, lambda mark: mark.startswith(self._mark()))
         for old in self._folder.iterdir():
             if old.is_dir():
                 shutil.rmtree(old, ignore_errors=True)
-
-
-def _still_runs(identity: Mapping[str, Any]) -> bool:
-    """Whether a process that was written down is still the one with its id."""
-    return identity["started_at"] is not None and started_at(identity["pid"]) == identity["started_at"]
 
 
 def _say(text: str) -> None:

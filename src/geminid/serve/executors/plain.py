@@ -23,7 +23,7 @@ from time import monotonic
 
 from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.shim import EXIT, PROCESS, locked, write
-from geminid.train.launcher import AdoptedProcess, Launch, PlainLauncher, WorkerProcess, how_it_ended, started_at
+from geminid.train.launcher import AdoptedProcess, Launch, PlainLauncher, WorkerProcess, how_it_ended, still_runs
 from geminid.train.offspring import MARK, signal_marked
 
 SHIM = Path(__file__).with_name("shim.py")
@@ -160,10 +160,10 @@ def live_pid(folder: Path) -> int | None:
             document = json.loads((folder / PROCESS).read_text(encoding="utf-8"))
             if "start" in document:
                 (folder / PROCESS).unlink()
-        pid, since = int(document["pid"]), document["started_at"]
+        identity = {"pid": int(document["pid"]), "started_at": document["started_at"]}
     except (OSError, ValueError, KeyError):
         return None
-    return pid if since is not None and started_at(pid) == since and not _is_dead(pid) else None
+    return identity["pid"] if still_runs(identity) and not _is_dead(identity["pid"]) else None
 
 
 def _is_dead(pid: int) -> bool:
@@ -194,9 +194,7 @@ def live_workers(folder: Path) -> dict[str, tuple[int, str]]:
     return {
         worker: (entry["pid"], entry["slot"])
         for worker, entry in workers
-        if entry["started_at"] is not None
-        and started_at(entry["pid"]) == entry["started_at"]
-        and not _is_dead(entry["pid"])
+        if still_runs(entry) and not _is_dead(entry["pid"])
     }
 
 

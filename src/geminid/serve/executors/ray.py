@@ -51,7 +51,7 @@ from geminid.serve.executors.unanswered import Unanswered
 from geminid.serve.executors.wishes import Wishes
 from geminid.serve.state import LiveJob
 from geminid.train.channel import Address
-from geminid.train.launcher import MEMORY, SLOT_GONE, Launch
+from geminid.train.launcher import SLOT_GONE, Launch
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 from geminid.train.takeover import Handover, end_of
@@ -657,20 +657,17 @@ class RayExecutor(SupervisedExecutor):
 
     def _environment_of(self, job: LiveJob, node: str, slots: Sequence[str]) -> dict[str, str]:
         """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
-        found = dict(slot_environment([self._where(slot)[1] for slot in slots]))
+        found = slot_environment([self._where(slot)[1] for slot in slots], (), self._slot_memory_bytes)
         seats = [self._held[slot] for slot in slots if slot in self._held]  # no process starts on a slot that is not
         devices = [device for seat in seats for device in seat["devices"]]
         place = self._places.on(job.id, node) or {"environment": {}}
         known = self._known.get(node)
-        limit = self._slot_memory_bytes
-        memory = {} if limit is None else {MEMORY: str(limit * len(slots))}
         threads = {"OMP_NUM_THREADS": "1"} if known is None or known.gpu_type == "cpu" else {}
         return {
             **threads,
             **place["environment"],
             **dict(job.spec.env),
             **found,
-            **memory,
             "CUDA_VISIBLE_DEVICES": ",".join(devices),
         }
 

@@ -40,7 +40,5 @@ class Wishes:
         """Tell the bridge what it does not know yet."""
         if self._is_told or (self.scales and self._wished is None):
             return
-        nothing = {"do": "wish nothing"}
-        self._is_told = (
-            self._send(nothing if self._wished is None else {"do": "wish", "wished": self._wished}) is not None
-        )
+        told = {"do": "wish nothing"} if self._wished is None else {"do": "wish", "wished": self._wished}
+        self._is_told = self._send(told) is not None
