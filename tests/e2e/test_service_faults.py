@@ -198,7 +198,7 @@ def test_crashes_are_named_counted_and_given_up():
 
 
 def test_a_job_whose_workers_cannot_reach_each_other_stays_as_it_is_and_says_why():
-    """With a network interface that there is none of; one that needs two slots fails for it."""
+    """With a network interface that there is none of; one that needs two slots waits, or if it never ran fails."""
     with Live(2, "geminid:gap=1,refresh=5,fill=true") as live:
         nowhere = {"GLOO_SOCKET_IFNAME": "no-such-interface"}
         job_id = live.patient("out", env=nowhere, min_slots=1, max_slots=2)
@@ -209,6 +209,13 @@ def test_a_job_whose_workers_cannot_reach_each_other_stays_as_it_is_and_says_why
         assert "tried again in 30 s" in " ".join(live.run("status").stdout.split())
         job = live.hurry(job_id, "out")
         assert (job["slots"], job["failures"]) == (0, 0)
+        (live.home / "hurry").unlink()
+        grows = live.patient("grows", env=nowhere, min_slots=1, max_slots=1)
+        live.until(grows, lambda job: job["samples"] > 0)
+        live.client.patch(f"jobs/{grows}", {"min_slots": 2, "max_slots": 2})
+        waits = live.until(grows, lambda job: job["phase"] == "pending")
+        assert waits["failures"] == 0
+        assert "it waits for 30 s: it could not go on to" in json.dumps(waits["story"])
         wide = live.counting("wide", env=nowhere, min_slots=2, max_slots=2, max_retries=0)
         assert "could not work together" in live.over(wide)["reason"]
 

@@ -463,6 +463,23 @@ def test_a_job_that_fails_for_its_workers_has_as_many_failures_as_its_reason_say
     assert (state.jobs["j1"].phase, state.jobs["j1"].state.failures) == (JobPhase.FAILED, 4)
 
 
+def test_a_job_whose_workers_cannot_reach_each_other_has_failed_only_if_it_never_trained(tmp_path):
+    apart = j.JobEnded(j.JobPhase.FAILED, "worker w1 failed: no route", failures=4, apart=True)
+    waits_s = []
+    made = executor(tmp_path, [])
+    for samples in (0, 100, 100):
+        made._running["j1"] = running = _Elastic(MagicMock())
+        made._wanted["j1"] = (replace(job(elastic=True), samples=samples), ("0", "1"))
+        told = made._hear("j1", running, apart)
+        (ended,) = [record for record in told if isinstance(record, r.JobEnded)]
+        assert ended.how == ("unstarted" if samples else "failed")
+        waits_s += [record.for_s for record in told if isinstance(record, r.JobHeld)]
+    assert waits_s == [30.0, 60.0]
+    made._running["j1"] = running = _Elastic(MagicMock(), formed=("0", "1"))
+    made._hear("j1", running, j.FirstStepDone(1, 0.0))
+    assert not made._refusals
+
+
 def test_what_is_no_python_script_has_one_size(tmp_path):
     made = executor(tmp_path, [])
     (tmp_path / "train.sh").write_text("#!/bin/sh\n")

@@ -97,6 +97,25 @@ def test_a_plain_command_has_its_retries_once() -> None:
     assert waits_s == [1.0, 2.0]
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [r.JobChanged(job_id="j1", by="ann", min_slots=1)],
+        [r.JobWished(job_id="j1", wish=w, by="ann") for w in ("pause", "run")],
+    ],
+)
+def test_a_job_that_waits_for_its_next_try_is_tried_at_once_if_its_owner_says_so(asked: list[r.Record]) -> None:
+    story = Story(min_slots=3, max_slots=3)
+    story.start(restored=True, samples=0)
+    story.hear(r.JobHeld(job_id="j1", for_s=30.0, reason="far away", placement=Placement.of({"local": [0]})))
+    waits = story.hear(r.JobStopping(job_id="j1", reason="far away"), r.JobEnded(job_id="j1", how="stopped"))
+    assert (waits.phase, waits.target, waits.state.failures) == (JobPhase.PENDING, None, 0)
+    assert waits.held_until_s > story.seq
+    assert "it waits for 30 s: far away" in [line.text for line in waits.story]
+    after = story.hear(*asked)
+    assert (after.phase, after.held_until_s) == (JobPhase.PENDING, 0.0)
+
+
 def test_a_batch_is_never_told_to_be_larger_than_the_largest() -> None:
     """64 samples over three slots are 22, 21 and 21."""
     story = Story()

@@ -470,6 +470,8 @@ class ServiceState:
                 changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
                 text = ", ".join(f"{name} = {value}" for name, value in changes.items())
                 told = job.told(at_s, f"{record.by} set {text}")
+                if "min_slots" in changes or "max_slots" in changes:
+                    told = replace(told, held_until_s=0.0)  # what could not be done before may be possible now
                 return replace(told, state=replace(state, spec=replace(job.spec, **changes)))
             case _:
                 return job
@@ -663,8 +665,7 @@ class ServiceState:
             wished = replace(wished, rests_since_s=at_s)
         elif record.wish == "run" and job.rests_since_s is not None:
             wished = replace(wished, rested_s=job.rested_s + at_s - job.rests_since_s, rests_since_s=None)
-        if record.wish != "run":
-            wished = self._unplanned(at_s, wished)
+        wished = replace(wished, held_until_s=0.0) if record.wish == "run" else self._unplanned(at_s, wished)
         return wished.told(at_s, told)
 
     # --- What must hold ---

@@ -89,7 +89,8 @@ class JobEnded:
 
     ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``short`` it
     failed because its machine was short of something, such as room on the disk, and may well be tried again.
-    ``failures`` is how many there were without progress in between, if it failed for them.
+    ``failures`` is how many there were without progress in between, if it failed for them. With ``apart`` it failed
+    because its workers, all of which lived, could not work together.
     """
 
     state: JobPhase
@@ -97,6 +98,7 @@ class JobEnded:
     stopped_at_s: float | None = None
     short: bool = False
     failures: int = 0
+    apart: bool = False
 
 
 class JobPhase(StrEnum):

@@ -22,7 +22,10 @@ REFUSALS_S = 10.0
 
 @dataclass(slots=True)
 class Known:
-    """A worker's process, the token that only this one has, its line, and what it last said."""
+    """A worker's process, the token that only this one has, its line, and what it last said.
+
+    One that is ``apart`` lived, and could not work together with its peers.
+    """
 
     process: WorkerProcess
     slot: str
@@ -39,6 +42,7 @@ class Known:
     last_words: str = ""
     ending: str = ""
     lost: bool = False
+    apart: bool = False
     kill_at_s: float | None = None
 
 

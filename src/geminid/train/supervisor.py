@@ -429,12 +429,13 @@ class Supervisor:
             known = self._workers[worker]
             known.ending = "was ended with its peers" if go_on or worker != leaving[0] else known.ending
             known.last_words = known.last_words or (why if worker == leaving[0] else "")
+            known.apart = True
             known.process.signal(signal.SIGKILL)
         if leaving and go_on:
             self._failed_at_s.append(monotonic())
             self._emit(CouldNotGrow(tuple(self._group.slot(worker) for worker in leaving), self._lost_why))
         if not leaving:
-            self._count_failure(f"the workers could not work together: {self._lost_why}")
+            self._count_failure(f"the workers could not work together: {self._lost_why}", apart=True)
             self._form_again_at_s = monotonic() + self._delay_s()
 
     def _delay_s(self) -> float:
@@ -523,7 +524,7 @@ class Supervisor:
         reason = known.last_words or known.ending or ("finished" if expected else _how(known, code))
         self._emit(WorkerEnded(worker, known.slot, reason, expected))
         if not (expected or known.lost or self._phase.over or self._phase is JobPhase.STOPPING):
-            self._count_failure(f"worker {worker} on {known.slot} {_failed(known, code)}")
+            self._count_failure(f"worker {worker} on {known.slot} {_failed(known, code)}", apart=known.apart)
         self._joined.pop(worker, None)
         if known.finished:
             self._finished_generation = known.generation
@@ -532,7 +533,7 @@ class Supervisor:
             self._carry_out(self._group.gone(worker))
         self._check_over()
 
-    def _count_failure(self, reason: str) -> None:
+    def _count_failure(self, reason: str, *, apart: bool = False) -> None:
         samples = self._progress.samples if self._progress is not None else -1
         self._failures = 1 if samples > self._best_samples else self._failures + 1
         self._best_samples = max(samples, self._best_samples)
@@ -540,15 +541,16 @@ class Supervisor:
         self._reason = reason
         if self._failures > self.spec.most_failures:
             told = f"{reason}; {self._failures} failures without progress in between"
-            self._fail(told, short=tells_of_full_disk(reason) or is_full(self._folder), failures=self._failures)
+            short = tells_of_full_disk(reason) or is_full(self._folder)
+            self._fail(told, short=short, failures=self._failures, apart=apart)
         elif self._phase is JobPhase.RUNNING:
             self._phase = JobPhase.RECOVERING
 
-    def _fail(self, reason: str, *, short: bool = False, failures: int = 0) -> None:
+    def _fail(self, reason: str, *, short: bool = False, failures: int = 0, apart: bool = False) -> None:
         self._phase, self._reason = JobPhase.FAILED, reason
         for worker in self._workers:
             self._end(worker, "was ended because the job failed")
-        self._end_told = JobEnded(self._phase, reason, short=short, failures=failures)
+        self._end_told = JobEnded(self._phase, reason, short=short, failures=failures, apart=apart)
 
     def _check_over(self) -> None:
         if self._phase.over:

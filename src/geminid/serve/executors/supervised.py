@@ -116,8 +116,7 @@ class _Elastic:
     ``asked`` are the slots that it is to train on, ``formed`` those that it does train on, and ``told`` those that the
     records say it holds; ``settled`` tells whether they say that it trains on them, and ``lost`` whether a worker was
     lost since it was formed. ``left`` are slots that it was to train on before, where a worker may still be started: as
-    long as of what was asked of the supervisor something is ``unheard``. ``refused`` is why it could not grow just now,
-    and ``refusals`` how often in a row it could not, on more slots than ``refused_on``.
+    long as of what was asked of the supervisor something is ``unheard``. ``refused`` is why it could not grow just now.
     """
 
     supervisor: Supervisor
@@ -138,8 +137,6 @@ class _Elastic:
     silent_ticks: int = 0
     reason: str = ""
     refused: str = ""
-    refusals: int = 0
-    refused_on: int = 0
 
     @property
     def holds(self) -> set[str]:
@@ -151,6 +148,14 @@ class _Elastic:
         self.unheard -= 1
         if not self.unheard:
             self.left.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class _Refusals:
+    """How many times in a row a job could not train on more slots than these."""
+
+    times: int = 0
+    slots: int = 0
 
 
 @dataclass(slots=True)
@@ -176,6 +181,7 @@ class SupervisedExecutor(ABC):
         self._running: dict[str, _Elastic | _Plain] = {}
         self._wanted: dict[str, tuple[LiveJob, tuple[str, ...]]] = {}
         self._holders, self._suitors = JobsBySlot(), JobsBySlot()  # as of when each job was accounted for
+        self._refusals: dict[str, _Refusals] = {}
         self._stirred: set[str] = set()  # slots where something has changed for whoever wants them
         self._todo: list[tuple[str, Callable[[], None]]] = []
         self._logs_at_s = 0.0
@@ -582,8 +588,8 @@ class SupervisedExecutor(ABC):
                 return [*self._ready(job_id, running), *self._report(running, now=True), formed, *stays]
             case j.CouldNotGrow(reason=reason):
                 running.refused = reason
-            case j.FirstStepDone() if len(running.formed) > running.refused_on:
-                running.refusals = 0
+            case j.FirstStepDone() if len(running.formed) > self._refusals.get(job_id, _Refusals()).slots:
+                self._refusals.pop(job_id, None)
             case j.Reported(progress=progress):
                 running.unreported = r.JobProgressed(
                     job_id=job_id,
@@ -612,20 +618,25 @@ class SupervisedExecutor(ABC):
                     seconds=checkpoint.seconds,
                 )
                 return [*self._report(running, now=True), written]
-            case j.JobEnded(state=state, reason=reason, short=short, failures=failures):
+            case j.JobEnded(state=state, reason=reason, short=short, failures=failures, apart=apart):
                 del self._running[job_id]
+                apart = apart and self._has_trained(job_id)
                 how = {j.JobPhase.FINISHED: "succeeded", j.JobPhase.FAILED: "failed"}.get(state, "stopped")
                 if how == "stopped" and not running.saved:
                     how = "lost"
-                if how == "failed" and short:
+                if how == "failed" and (short or apart):
                     how = "unstarted"
+                if how in ("succeeded", "failed"):
+                    self._refusals.pop(job_id, None)
                 if how != "stopped":
                     self._wanted.pop(job_id, None)
                 why = reason if how in ("failed", "unstarted") else running.reason
-                return [
-                    *self._report(running, now=True),
-                    r.JobEnded(job_id=job_id, how=how, reason=why[:500], failures=failures),
-                ]
+                if apart:
+                    ended = r.JobEnded(job_id=job_id, how=how, reason="its workers could not work together")
+                    told = [ended, *held(job_id, why[:500], self._refuse(job_id, 0), None)]
+                else:
+                    told = [r.JobEnded(job_id=job_id, how=how, reason=why[:500], failures=failures)]
+                return [*self._report(running, now=True), *told]
         return []
 
     def _holds_fewer(self, job_id: str, running: _Elastic) -> list[r.Record]:
@@ -634,18 +645,26 @@ class SupervisedExecutor(ABC):
             return self._moving(job_id, running, running.holds)
         return []
 
+    def _has_trained(self, job_id: str) -> bool:
+        """Whether a job that is wanted somewhere has got on before."""
+        return job_id in self._wanted and self._wanted[job_id][0].samples > 0
+
+    def _refuse(self, job_id: str, slots: int) -> int:
+        """A job cannot train on more slots than these; how many times in a row now."""
+        before = self._refusals.get(job_id, _Refusals())
+        self._refusals[job_id] = _Refusals(before.times + 1, max(before.slots, slots))
+        return before.times + 1
+
     def _stays(self, job_id: str, running: _Elastic) -> list[r.Record]:
-        """A job that could not grow stays as it is for a while, unless that is less than it needs."""
+        """A job that could not grow stays as it is for a while; if that is less than it needs, it saves and waits."""
         why, running.refused = running.refused, ""
         if not why or job_id not in self._wanted or set(running.formed) == set(running.asked):
             return []
-        running.refusals, running.refused_on = running.refusals + 1, len(running.formed)
-        if len(running.formed) < self._wanted[job_id][0].spec.min_slots:
-            return []  # it is tried again at once, and then later and later
         where = self._placed(slot for slot in running.asked if slot not in running.formed)
         slots = ", ".join(f"{node}/{slot}" for node, slot in where.slots())
         stays_on = self._placed(running.formed)
-        return held(job_id, f"it could not go on to {slots}: {why}", running.refusals, stays_on)
+        times = self._refuse(job_id, stays_on.num_slots)
+        return held(job_id, f"it could not go on to {slots}: {why}", times, stays_on)
 
     def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
         """A job that was taken over reports: it was formed when nobody was there to hear it.
