@@ -18,7 +18,7 @@ from geminid.serve.executors import nodelog, nodeserver, remote, remotecommand
 from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodelog import KEPT_BYTES, STEP_BYTES, NodeLog
 from geminid.serve.executors.nodeserver import NodeServer
-from geminid.serve.executors.remote import NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
+from geminid.serve.executors.remote import CodeGone, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
 from geminid.serve.executors.remotecommand import RemoteCommand
 from geminid.train.launcher import SLOT_GONE, Launch, started_at
 
@@ -111,6 +111,25 @@ def test_what_cannot_be_started_says_so(nodes, tmp_path):
     assert process.exit_code() == 127
     assert "no such program" in process.reason
     process.close()
+
+
+def test_code_that_was_brought_and_is_gone_is_told_before_the_end_of_whoever_was_to_run_it(server, tmp_path):
+    events = []
+    gone = tmp_path / "gone"
+    nodes = Nodes(events.append, folder_on=lambda job, node: str(gone), holders_on=lambda node: {"0": None})
+    nodes.know("n", *server.address, "secret")
+    process = started(nodes, replace(launch(tmp_path, "true", name="j7/w1"), environment={SLOTS: "0"}))
+    until(lambda: process.exit_code() is not None)
+    assert process.exit_code() == SLOT_GONE
+    assert "its code is not on the node" in process.reason
+    assert CodeGone("j7", "n", frozenset({"n/0"})) in events
+    gone.mkdir()
+    again = started(nodes, replace(launch(tmp_path, "pwd", name="j7/w2"), environment={SLOTS: "0"}))
+    until(lambda: again.exit_code() is not None)
+    assert again.exit_code() == 0
+    for one in (process, again):
+        one.close()
+    nodes.close()
 
 
 def test_a_process_ends_with_whatever_holds_its_slot(server, tmp_path):

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -16,6 +17,7 @@ from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.bridge import Bridge
 from geminid.serve.executors.ray import RayExecutor, _Bridged
+from geminid.serve.executors.remote import CodeGone
 from geminid.serve.executors.supervised import _Told
 from geminid.serve.executorscale import _Lines, _Quiet, _told
 from geminid.serve.state import LiveJob
@@ -194,9 +196,9 @@ def shipment(bridge: Played) -> int:
 
 
 def asked_to_ship(executor: RayExecutor, coded: LiveJob) -> int:
-    """Have a job run where it has its slot, and not yet its code; under which number that is to be brought."""
+    """Have a job run where it has its slots, and not yet its code; under which number that is to be brought."""
     run(executor, coded)
-    give(executor, "a/0")
+    give(executor, *(f"{node}/{index}" for node, index in coded.target.slots()))
     return shipment(executor._bridge)
 
 
@@ -274,6 +276,22 @@ def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_
     bridge.asked.clear()
     assert executor.tick() == []
     assert [one["do"] for one in bridge.asked if one["do"] in ("lease", "ship")] == []
+
+
+def test_code_that_is_gone_from_a_node_is_brought_again_and_whoever_trains_there_trains_on(executor):
+    bridge, coded = executor._bridge, replace(job("j1", 0, 1), code="c0de")
+    place = {"folder": "/", "environment": {}}
+    assert tell(executor, "shipped", id=asked_to_ship(executor, coded), places={"a": place}) != []
+    bridge.asked.clear()
+    executor._running["j1"].supervisor = supervisor = MagicMock()
+    executor._running["j1"].workers["w1"] = "a/0"
+    executor.take(CodeGone("j1", "a", frozenset({"a/1"})))
+    assert executor._running["j1"].asked == ("a/0",)
+    assert executor._places.on("j1", "a") is None
+    (again,) = [one for one in bridge.asked if one["do"] == "ship"]
+    assert tell(executor, "shipped", id=again["id"], places={"a": place}) != []
+    assert executor._running["j1"].asked == ("a/0", "a/1")
+    supervisor.kill.assert_not_called()
 
 
 def test_code_is_with_the_agent_that_has_unpacked_it_and_not_with_the_next_one(executor):

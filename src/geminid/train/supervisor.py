@@ -503,7 +503,7 @@ class Supervisor:
         self._lines.hear_last_words(worker)
         known.finished = known.finished or has_ended_well(self._folder, worker)
         if code == SLOT_GONE:
-            self._lose({known.slot}, how_it_ended(code))
+            self._lose({known.slot}, _how(known, code))
         else:
             self._gone(worker, known, code)
 

@@ -74,6 +74,11 @@ class CodePlaces:
         self._places.setdefault(job_id, {}).update(here)
         self._write(job_id)
 
+    def gone(self, job_id: str, node: str) -> None:
+        """A job's code is not on a node any more, whoever removed it."""
+        if self._places.get(job_id, {}).pop(node, None) is not None:
+            self._write(job_id)
+
     def recall(self, jobs: Collection[str]) -> None:
         """Where an earlier service had the code of these jobs brought; that of others is removed unless needed."""
         for path in self._folder.glob("*.json"):

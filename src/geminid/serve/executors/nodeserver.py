@@ -88,7 +88,8 @@ class _Kept:
     """A process and its log.
 
     ``slots`` are those that it runs on, and ``unheld`` tells whether one of them was taken away; ``well`` whether it
-    has left word that its script ended well after training.
+    has left word that its script ended well after training, and ``codeless`` whether what was brought here for it to
+    run is gone.
     """
 
     log: NodeLog
@@ -99,6 +100,7 @@ class _Kept:
     slots: frozenset[str] = frozenset()
     unheld: bool = False
     well: bool = False
+    codeless: bool = False
 
     @property
     def word(self) -> Path:
@@ -326,12 +328,15 @@ class NodeServer:
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = self._kept[key] = _Kept(NodeLog(logs / f"{worker}.log", sent=0), slots=frozenset(document["slots"]))
         folder = Path(document["folder"] or self._folder / job)
+        kept.codeless = document.get("brought", False) and not folder.is_dir()
         environment = {**self._environment, **document["environment"], MARK: self._mark(key), ENDED: str(kept.word)}
         launch = Launch(tuple(document["command"]), environment, folder, kept.log.path)
         try:
             for old in (kept.log.path, kept.word):
                 old.unlink(missing_ok=True)
-            if kept.slots <= self._holders.keys():
+            if kept.codeless:
+                kept.code, kept.reason = SLOT_GONE, "could not be started: its code is not on the node any more"
+            elif kept.slots <= self._holders.keys():
                 kept.process = self._launcher.start(launch)
             else:
                 kept.code = SLOT_GONE
@@ -430,7 +435,8 @@ class NodeServer:
         kept = self._kept[key]
         if kept.code is not None and not kept.told and kept.log.complete and self._line is not None:
             kept.told = True
-            self._tell({"told": "ended", "key": key, "code": kept.code, "reason": kept.reason, "well": kept.well})
+            end = {"code": kept.code, "reason": kept.reason, "well": kept.well, "codeless": kept.codeless}
+            self._tell({"told": "ended", "key": key, **end})
 
     # --- What an earlier server left ---
 

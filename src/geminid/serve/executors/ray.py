@@ -36,7 +36,7 @@ from geminid.serve.executors.meeting import meeting_place, place_among
 from geminid.serve.executors.others import UNFIT_S, OthersSlots
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.raycode import CannotPack, CodeStore
-from geminid.serve.executors.remote import SILENT_S, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
+from geminid.serve.executors.remote import SILENT_S, CodeGone, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
 from geminid.serve.executors.remotecommands import RemoteCommands
 from geminid.serve.executors.supervised import (
     JOBS,
@@ -252,7 +252,7 @@ class RayExecutor(SupervisedExecutor):
 
     def take(self, happening: Happening) -> list[r.Record]:
         """What a node, the bridge, a supervisor or a watcher told means this."""
-        if not isinstance(happening, NodeHere | NodeGone | NodeEnded | NodeSilent | _Bridged):
+        if not isinstance(happening, NodeHere | NodeGone | NodeEnded | NodeSilent | CodeGone | _Bridged):
             return super().take(happening)
         about = self._slots_about(happening)
         told = self._digest(happening)
@@ -360,6 +360,12 @@ class RayExecutor(SupervisedExecutor):
             case NodeSilent(node=name):  # what follows is as if somebody had killed it
                 self._bridge.send({"do": "replace", "node": name})
                 return [self._note_hanging(name)]
+            case CodeGone(job_id=job_id, node=name, slots=slots):
+                self._places.gone(job_id, name)
+                running = self._running.get(job_id)
+                if isinstance(running, _Elastic):
+                    running.do_without(slots, f"its code is not on {name} any more")
+                    self._account(job_id)
             case NodeHere(node=name) if name in self._resting:
                 del self._resting[name]
                 self._nodes.end_strangers(name)

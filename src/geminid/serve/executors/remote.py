@@ -77,6 +77,15 @@ class NodeSilent:
     node: str
 
 
+@dataclass(frozen=True, slots=True)
+class CodeGone:
+    """What was brought to a node for a job to run is not there any more: nothing could be started on these slots."""
+
+    job_id: str
+    node: str
+    slots: frozenset[str]
+
+
 @dataclass(slots=True)
 class _Doubt:
     """A node that is gone, whose processes may still run; where its server was, if that is known."""
@@ -175,7 +184,7 @@ class Nodes:
 
     def __init__(
         self,
-        on_event: Callable[[NodeHere | NodeGone | NodeEnded | NodeSilent], None],
+        on_event: Callable[[NodeHere | NodeGone | NodeEnded | NodeSilent | CodeGone], None],
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
         holders_on: Callable[[str], Mapping[str, Mapping[str, Any] | None]] = lambda node: {},
         silent_s: float = SILENT_S,
@@ -282,15 +291,16 @@ class Nodes:
 
     def announce(self, launch: Launch) -> RemoteProcess:
         """A process that is to be started: its identity can be written down before it is."""
-        node = launch.slot.rpartition("/")[0]
+        node, job = launch.slot.rpartition("/")[0], launch.name.partition("/")[0]
         key = f"{launch.name}.{secrets.token_hex(4)}"
+        brought = self._folder_on(job, node)
         document = {
             "do": "start",
             "key": key,
             "command": list(launch.command),
             "environment": dict(launch.environment),
-            "folder": self._folder_on(launch.name.partition("/")[0], node)
-            or ("" if launch.folder == Path() else str(launch.folder)),
+            "folder": brought or ("" if launch.folder == Path() else str(launch.folder)),
+            "brought": brought is not None,
             "slots": [slot for slot in launch.environment.get(SLOTS, "").split(",") if slot],
         }
         process = RemoteProcess(self, node, key, launch.log, start=document)
@@ -567,6 +577,9 @@ class Nodes:
                         node.ended[key] = document["code"]
                 if process is not None:
                     node.ended.pop(key, None)
+                    if document.get("codeless") and process.start is not None:  # told before anybody hears of its end
+                        slots = frozenset(f"{name}/{index}" for index in process.start["slots"])
+                        self._on_event(CodeGone(key.partition("/")[0], name, slots))
                     process.on_end(int(document["code"]), document["reason"])
                     process.over(int(document["code"]), document["reason"])
                 self._send(name, {"do": "forget", "key": key})

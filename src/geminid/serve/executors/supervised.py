@@ -149,6 +149,15 @@ class _Elastic:
         if not self.unheard:
             self.left.clear()
 
+    def do_without(self, slots: Set[str], reason: str) -> None:
+        """No worker can be on these slots: the job goes on with the others, and ends if there are none."""
+        self.asked = tuple(slot for slot in self.asked if slot not in slots)
+        self.left -= slots
+        self.supervisor.lose(slots, reason)
+        if not self.asked:
+            self.reason = reason
+            self.supervisor.kill()
+
 
 @dataclass(frozen=True, slots=True)
 class _Refusals:
@@ -539,12 +548,7 @@ class SupervisedExecutor(ABC):
         for job_id in holders:
             running = self._running[job_id]
             if isinstance(running, _Elastic):
-                running.asked = tuple(slot for slot in running.asked if slot not in slots)
-                running.left -= slots
-                running.supervisor.lose(slots, reason)
-                if not running.asked:
-                    running.reason = reason
-                    running.supervisor.kill()
+                running.do_without(slots, reason)
             else:
                 del self._running[job_id]
                 self._wanted.pop(job_id, None)
