@@ -519,6 +519,7 @@ def test_a_job_goes_elsewhere_if_its_node_has_no_room_for_its_code(ray, small_fi
     job = ray.submit("sh", "-c", "ls", working_dir=str(code), name="large")
     told = f"no code could be brought to {first}: "
     ray.wait_for(lambda: any(told in note["text"] for note in ray.json("status")["notes"]))
+    assert "not used for now" in ray.run("nodes").stdout
     for name in others:
         assert ray.run("drain", "--undo", name).returncode == 0
     assert ray.over(job)["phase"] == "succeeded"

@@ -41,12 +41,17 @@ def test_what_ray_has_refused_is_left_alone_for_a_while(clock):
 
 def test_a_node_that_cannot_be_used_keeps_only_what_we_hold_there(clock):
     slots = OthersSlots()
-    slots.spare(["a"])
+    assert slots.spare(["a", "c"], "no room") == ["a", "c"]
+    assert slots.spare(["a", "c"], "no room") == []
     assert slots.count("a", 3, 0, {1}) == (0, 2)
     assert slots.count("b", 3, 0, {1}) is None
+    assert slots.count("c", 1, 1, set()) == (0,)
+    assert [slots.why_unfit(node) for node in "abc"] == ["no room", "", "no room"]
     clock[0] += UNFIT_S
     assert slots.forget_waits()
     assert slots.count("a", 3, 0, {1}) == ()
+    assert slots.count("c", 1, 1, set()) == (0,)  # as before, and for another reason
+    assert [slots.why_unfit(node) for node in "abc"] == ["", "", ""]
 
 
 def test_slots_that_turn_out_not_to_be_ours_are_others_until_their_node_is_counted_again():

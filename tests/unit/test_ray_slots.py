@@ -271,7 +271,7 @@ def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_
     bridge.asked.clear()
     warning, taken = tell(executor, "unfit", id=number, nodes=["a"], reason="no space left on a")
     assert "no space left on a" in warning.text
-    assert taken == r.SlotsTaken(node="a", slots=[0, 1])
+    assert taken == r.SlotsTaken(node="a", slots=[0, 1], reason="no space left on a")
     assert [one["slots"] for one in bridge.asked if one["do"] == "release"] == [["a/0"]]
     bridge.asked.clear()
     assert executor.tick() == []

@@ -43,6 +43,8 @@ def test_a_drain_and_a_lost_node_are_told_as_such():
     assert Causes().explain(changes, leaving, 0.0) == {"j1": "node a is about to leave the cluster"}
     others = state(r.SlotsTaken(node="a", slots=[1]))
     assert Causes().explain(changes, others, 0.0) == {"j1": "others use slot a/1"}
+    unfit = state(r.SlotsTaken(node="a", slots=[1], reason="its disk is full"))
+    assert Causes().explain(changes, unfit, 0.0) == {"j1": "node a is not used for now: its disk is full"}
 
 
 def test_only_those_who_get_a_slot_that_became_free_are_told_so():

@@ -35,7 +35,9 @@ def nodes(json: JsonOption = False) -> None:
         for slot, job in enumerate(node["jobs"]):
             state = "about to leave" if node["leaving"] else "cordoned" if slot in node["cordoned"] else "in service"
             state = "drained" if node["drained"] else state
-            state = "gone" if node["down"] else "used by others" if slot in node["taken"] else state
+            if slot in node["taken"]:
+                state = f"not used for now: {node['unfit']}" if node["unfit"] else "used by others"
+            state = "gone" if node["down"] else state
             planned = node["planned"][slot]
             rows.append(
                 [f"{node['name']}/{slot}", node["gpu_type"], state, job or "", planned if planned != job else ""]

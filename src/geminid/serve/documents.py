@@ -170,6 +170,7 @@ def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]
             "leaving": node.name in state.leaving,
             "down": node.name in state.down,
             "taken": sorted(slot for owner, slot in state.taken if owner == node.name),
+            "unfit": state.unfit.get(node.name, ""),
             "cordoned": sorted(slot for owner, slot in state.cordoned if owner == node.name),
             "jobs": [holders.get((node.name, slot)) for slot in range(node.slots)],
             "planned": [planned.get((node.name, slot)) for slot in range(node.slots)],

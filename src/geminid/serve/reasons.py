@@ -140,6 +140,8 @@ def _out_of_service(slots: Iterable[Slot], state: ServiceState) -> list[str]:
             told[f"node {node} is about to leave the cluster"] = None
         elif (node, slot) in state.cordoned:
             told[f"slot {node}/{slot} is cordoned"] = None
+        elif (node, slot) in state.taken and node in state.unfit:
+            told[f"node {node} is not used for now: {state.unfit[node]}"] = None
         elif (node, slot) in state.taken:
             told[f"others use slot {node}/{slot}"] = None
     return list(told)[:MOST_NAMED]

@@ -230,10 +230,14 @@ class NodeForgotten:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsTaken:
-    """These slots of a node, and no others, are used by somebody who does not ask us."""
+    """These slots of a node, and no others, are used by somebody who does not ask us.
+
+    If the node cannot be used for a while, there is a ``reason``, and they are all that no job of ours is on.
+    """
 
     node: str
     slots: list[int]
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -178,7 +178,8 @@ class DryRun(TypedDict):
 class Node(TypedDict):
     """A node; ``jobs`` are those on its slots, ``planned`` those that the last plan puts there.
 
-    An operator has ``drained`` it; whoever owns it is about to take it away (``leaving``), or has (``down``).
+    An operator has ``drained`` it; whoever owns it is about to take it away (``leaving``), or has (``down``). Slots that
+    are ``taken`` are used by others; or cannot be used for now, if the node is ``unfit`` for a reason.
     """
 
     name: str
@@ -188,6 +189,7 @@ class Node(TypedDict):
     leaving: bool
     down: bool
     taken: list[int]
+    unfit: str
     cordoned: list[int]
     jobs: list[str | None]
     planned: list[str | None]

@@ -231,7 +231,8 @@ class ServiceState:
     ``quotas`` are by kind (``queue`` or ``owner``) and name, and ``borrowers`` those that may have more for a while.
     ``notes`` are for operators, newest last, without what was audited. ``forgotten`` is what is left of jobs that are
     not kept any more, by owner. ``down`` are nodes that are gone, ``leaving`` those that are about to go, and ``taken``
-    slots that are used by somebody who does not ask us. ``slots`` is how many there are, by node.
+    slots that are used by somebody who does not ask us; or that cannot be used, if their node is ``unfit``, for a
+    reason. ``slots`` is how many there are, by node.
     """
 
     seq: int = 0
@@ -250,6 +251,7 @@ class ServiceState:
     down: frozenset[str] = frozenset()
     leaving: frozenset[str] = frozenset()
     taken: frozenset[tuple[str, int]] = frozenset()
+    unfit: Mapping[str, str] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -289,7 +291,7 @@ class ServiceState:
                 self.epoch = record.epoch
                 nodes = record.cluster.get("gpu_types_by_node", {})
                 self.gpu_types = dict(nodes)
-                self.down, self.leaving, self.taken = frozenset(), frozenset(), frozenset()
+                self.down, self.leaving, self.taken, self.unfit = frozenset(), frozenset(), frozenset(), {}
                 self.slots = dict(record.cluster.get("slots", {}))
                 for held in list(self.jobs.values()):
                     gone = set(held.target.node_names) - set(nodes) if held.target else set()
@@ -306,7 +308,7 @@ class ServiceState:
             case r.NodeLeft():
                 self.down |= {record.node}
                 self.leaving -= {record.node}
-                self.taken = frozenset(slot for slot in self.taken if slot[0] != record.node)
+                self._take(record.node, (), "")
                 self.notes = (*self.notes, (at_s, "warning", record.reason))[-MOST_NOTES:]
                 for held in list(self.jobs.values()):
                     self._lose_nodes(at_s, held, {record.node}, record.reason)
@@ -314,8 +316,7 @@ class ServiceState:
                 self.down -= {record.node}
                 self.slots = {node: slots for node, slots in self.slots.items() if node != record.node}
             case r.SlotsTaken():
-                others = {slot for slot in self.taken if slot[0] != record.node}
-                self.taken = frozenset(others | {(record.node, slot) for slot in record.slots})
+                self._take(record.node, record.slots, printable(record.reason))
             case r.NodeLeaving():
                 self.leaving = self.leaving | {record.node} if record.leaving else self.leaving - {record.node}
             case r.NodeDrained():
@@ -341,6 +342,13 @@ class ServiceState:
                 if job is not None and not job.phase.is_terminal:
                     with suppress(IllegalTransition, InvalidInput):  # a process may say anything
                         self.jobs[job.id] = self._change(at_s, job, record)
+
+    def _take(self, node: str, slots: Sequence[int], reason: str) -> None:
+        """These slots of a node are not ours to give, and no others."""
+        others = {slot for slot in self.taken if slot[0] != node}
+        self.taken = frozenset(others | {(node, slot) for slot in slots})
+        unfit = {name: why for name, why in self.unfit.items() if name != node}
+        self.unfit = {**unfit, node: reason} if reason else unfit
 
     def _submit(self, at_s: float, record: r.JobSubmitted) -> None:
         self.submitted += 1
@@ -731,6 +739,7 @@ class ServiceState:
             "down": sorted(self.down),
             "leaving": sorted(self.leaving),
             "taken": sorted([node, slot] for node, slot in self.taken),
+            "unfit": dict(self.unfit),
             "slots": dict(self.slots),
         }
 
@@ -755,6 +764,7 @@ class ServiceState:
             down=frozenset(plain.get("down", ())),
             leaving=frozenset(plain.get("leaving", ())),
             taken=frozenset((node, slot) for node, slot in plain.get("taken", ())),
+            unfit=dict(plain.get("unfit", {})),
             slots=dict(plain.get("slots", {})),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from time import monotonic
 
 #: A node to which code cannot be brought is given to no job for so long.
@@ -17,8 +17,9 @@ class OthersSlots:
 
     def __init__(self) -> None:
         self._taken: dict[str, tuple[int, ...]] = {}
+        self._why: dict[str, str] = {}
         self._refused_until_s: dict[tuple[str, int], float] = {}
-        self._unfit_until_s: dict[str, float] = {}
+        self._unfit: dict[str, tuple[float, str]] = {}  # until when, and why
 
     @property
     def taken(self) -> Mapping[str, tuple[int, ...]]:
@@ -33,11 +34,15 @@ class OthersSlots:
         """Ray has these slots for others: they are left alone for a while."""
         self._refused_until_s |= dict.fromkeys(slots, monotonic() + REFUSED_S)
 
-    def spare(self, nodes: Iterable[str]) -> list[str]:
+    def spare(self, nodes: Collection[str], reason: str) -> list[str]:
         """Of these nodes, no more slots are used for a while; for which of them that is new."""
-        new = sorted(node for node in nodes if self._unfit_until_s.get(node, 0.0) <= monotonic())
-        self._unfit_until_s |= dict.fromkeys(nodes, monotonic() + UNFIT_S)
+        new = sorted(node for node in nodes if node not in self._unfit or self._unfit[node][0] <= monotonic())
+        self._unfit |= dict.fromkeys(nodes, (monotonic() + UNFIT_S, reason))
         return new
+
+    def why_unfit(self, node: str) -> str:
+        """Why a node is not used now, if it is not."""
+        return self._unfit[node][1] if node in self._unfit else ""
 
     def mark(self, slots: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
         """These slots are not ours, until their nodes are counted again; what is not for us of their nodes now."""
@@ -50,10 +55,10 @@ class OthersSlots:
 
     def forget_waits(self) -> bool:
         """Whether some slot or node has been left alone for long enough."""
-        now_s, before = monotonic(), len(self._unfit_until_s) + len(self._refused_until_s)
-        self._unfit_until_s = {node: until_s for node, until_s in self._unfit_until_s.items() if now_s < until_s}
+        now_s, before = monotonic(), len(self._unfit) + len(self._refused_until_s)
+        self._unfit = {node: unfit for node, unfit in self._unfit.items() if now_s < unfit[0]}
         self._refused_until_s = {slot: until_s for slot, until_s in self._refused_until_s.items() if now_s < until_s}
-        return len(self._unfit_until_s) + len(self._refused_until_s) < before
+        return len(self._unfit) + len(self._refused_until_s) < before
 
     def count(self, node: str, slots: int, others: int, held: Set[int]) -> tuple[int, ...] | None:
         """What is not for us of a node where others have so many slots and we hold these; None if that is as it was.
@@ -63,14 +68,16 @@ class OthersSlots:
         """
         unheld = [index for index in range(slots) if index not in held]
         refused = [index for index in unheld if (node, index) in self._refused_until_s]
-        count = len(unheld) if node in self._unfit_until_s else max(others, len(refused))
+        count = len(unheld) if node in self._unfit else max(others, len(refused))
         first = refused + [index for index in reversed(unheld) if index not in refused]
         taken = tuple(sorted(first[:count]))
-        if taken == self._taken.get(node, ()):
+        why = self.why_unfit(node)
+        if taken == self._taken.get(node, ()) and why == self._why.get(node, ""):
             return None
-        self._taken[node] = taken
+        self._taken[node], self._why[node] = taken, why
         return taken
 
     def lose_node(self, node: str) -> None:
         """A node is gone."""
         self._taken.pop(node, None)
+        self._why.pop(node, None)

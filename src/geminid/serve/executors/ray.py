@@ -461,13 +461,13 @@ class RayExecutor(SupervisedExecutor):
             held = {index for index in range(slots) if self._slot(name, index) in self._held}
             taken = self._others.count(name, slots, others, held)
             if taken is not None:
-                told.append(r.SlotsTaken(node=name, slots=list(taken)))
+                told.append(r.SlotsTaken(node=name, slots=list(taken), reason=self._others.why_unfit(name)))
         return told
 
     def _spare(self, nodes: Sequence[str], reason: str) -> list[r.Record]:
         """Nodes that cannot be used, for this reason, are not for a while; whoever was to come there goes elsewhere."""
         told: list[r.Record] = []
-        if new := self._others.spare(nodes):
+        if new := self._others.spare(nodes, reason):
             text = f"{reason}; {', '.join(new)} is not given to jobs for {UNFIT_S:g} s"
             told.append(r.Noted(level="warning", text=text))
         self._release([slot for slot in self._held if _node(slot) in nodes and not self._holders.of([slot])])
@@ -516,7 +516,10 @@ class RayExecutor(SupervisedExecutor):
     def _mark_taken(self, slots: Sequence[str]) -> list[r.Record]:
         """These slots are not ours, until their nodes are looked at again."""
         marked = self._others.mark(map(self._where, slots))
-        return [r.SlotsTaken(node=node, slots=list(indices)) for node, indices in marked.items()]
+        return [
+            r.SlotsTaken(node=node, slots=list(indices), reason=self._others.why_unfit(node))
+            for node, indices in marked.items()
+        ]
 
     def _lose_slots(self, slots: Sequence[str], why: str = "") -> list[r.Record]:
         """Ray has taken slots back: the agents have ended what ran there, and jobs go on with what they have left."""
