@@ -125,14 +125,16 @@ def test_a_stopped_job_goes_on_elsewhere_on_another_number_of_workers(tmp_path, 
 
 def test_another_supervisor_takes_over_running_workers(tmp_path, launcher):
     with Job(tmp_path, "counting.py", "--samples", 300, "--epochs", 3, launcher=launcher) as first:
+        first.resized("abc")
         first.resized("ab")
-        pids = {worker.pid for worker in first.status.workers}
+        pids = {worker.pid for worker in first.wait(lambda status: len(status.workers) == 2).workers}
         first.detach()
     with Job(tmp_path, "counting.py", "--samples", 300, "--epochs", 3, launcher=launcher, adopt=True) as second:
         second.wait(lambda status: status.progress is not None)
         assert {worker.pid for worker in second.status.workers} == pids
         second.resized("abc")
         assert second.ended() == "finished"
+    assert [event.worker for event in second.of_kind(WorkerStarted)] == ["w4"]  # and not the name of one that was
     assert exactly_once(second, 300, 3)
 
 

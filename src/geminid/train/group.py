@@ -133,6 +133,11 @@ class ElasticGroup:
         return tuple(self._workers)
 
     @property
+    def newest(self) -> str:
+        """The worker that was named last."""
+        return f"w{self._started}"
+
+    @property
     def wanted(self) -> tuple[str, ...]:
         """The slots that the job is to run on."""
         return self._wanted

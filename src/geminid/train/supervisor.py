@@ -754,6 +754,7 @@ class Supervisor:
             generation=group.generation,
             members=group.members,
             slots=tuple(group.slot(worker) for worker in group.members if group.standing(worker)),
+            newest=group.newest,
             workers={
                 worker: {
                     "slot": known.slot,
@@ -789,7 +790,7 @@ class Supervisor:
                     leads=left.members[:1] == (worker,),
                 )
                 self._group.adopt(worker, entry["slot"], member=member)
-        self._group.resume(left.generation, left.members, (*left.slots, *coming), left.workers)
+        self._group.resume(left.generation, left.members, (*left.slots, *coming), (*left.workers, left.newest))
         if any(member in self._workers for member in left.members):
             self._phase = JobPhase.RUNNING
         elif self._workers:

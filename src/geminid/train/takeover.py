@@ -28,7 +28,8 @@ class Handover:
 
     ``token`` is that of the place where its workers meet, ``address`` is where they look for a supervisor, ``slots``
     are those that its members are on, by rank. Of a worker there are its slot, its standing, its own token, and what
-    its launcher finds its process by.
+    its launcher finds its process by. ``newest`` is the worker that was named last: none gets the name of another, living
+    or dead.
     """
 
     token: str
@@ -37,6 +38,7 @@ class Handover:
     members: tuple[str, ...]
     slots: tuple[str, ...]
     workers: dict[str, dict[str, Any]]
+    newest: str = ""
 
     def write(self, folder: Path) -> None:
         """Readable by the owner only, whole or not at all."""
