@@ -178,8 +178,8 @@ class DryRun(TypedDict):
 class Node(TypedDict):
     """A node; ``jobs`` are those on its slots, ``planned`` those that the last plan puts there.
 
-    An operator has ``drained`` it; whoever owns it is about to take it away (``leaving``), or has (``down``). Slots that
-    are ``taken`` are used by others; or cannot be used for now, if the node is ``unfit`` for a reason.
+    An operator has ``drained`` it; whoever owns it is about to take it away (``leaving``), or has (``down``). Slots
+    that are ``taken`` are used by others; or cannot be used for now, if the node is ``unfit`` for a reason.
     """
 
     name: str

@@ -28,8 +28,8 @@ class Handover:
 
     ``token`` is that of the place where its workers meet, ``address`` is where they look for a supervisor, ``slots``
     are those that its members are on, by rank. Of a worker there are its slot, its standing, its own token, and what
-    its launcher finds its process by. ``newest`` is the worker that was named last: none gets the name of another, living
-    or dead.
+    its launcher finds its process by. ``newest`` is the worker that was named last: none gets the name of
+    another, living or dead.
     """
 
     token: str
