@@ -144,14 +144,14 @@ def ray(
     shares: Annotated[str, typer.Option(help="Fixed shares to compare with, in slots.")] = "1,2,4",
     json: Json = False,
 ) -> None:
-    """A Ray cluster on this machine: completion times against fixed shares, pauses of rescales, latencies."""
+    """A Ray cluster on this machine: times against fixed shares, pauses of rescales, latencies, killed raylets."""
     import importlib.util
 
     from geminid.cli.client import give_up
 
     if importlib.util.find_spec("ray") is None:
         give_up("this needs Ray: pip install 'geminid[ray]'")
-    from geminid.serve.raybench import DidNotFinish, compare, small_jobs
+    from geminid.serve.raybench import GOES_ON_S, DidNotFinish, compare, small_jobs
 
     sizes = whole_numbers("shares", shares, 1)
     try:
@@ -183,6 +183,14 @@ def ray(
             middle = sorted(pauses)[len(pauses) // 2]
             console.print(
                 f"{len(pauses)} live rescales {where}: paused {middle:.2f} s (median), at most {max(pauses):.2f} s"
+            )
+    killed = (("from memory", rows[0].killed_from_memory_s), ("from its checkpoint", rows[0].killed_from_checkpoint_s))
+    for whence, after in killed:
+        if after:
+            verdict = "[green]met[/]" if max(after) < GOES_ON_S else "[red]missed[/]"
+            told = ", ".join(f"{seconds:.2f}" for seconds in after)
+            console.print(
+                f"{verdict}: a job trains on {told} s after a raylet is killed, {whence} (goal: {GOES_ON_S:g} s)"
             )
 
 

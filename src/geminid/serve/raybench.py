@@ -1,5 +1,7 @@
 """The service on a Ray cluster, measured: completion times against fixed shares, pauses of rescales, and latencies.
 
+And how soon a job trains on after a raylet of its was killed: with the workers that are left, or elsewhere if none is.
+
 The cluster is one of loopback addresses on this machine (``raycluster.py``), the jobs are real but sleep for what a
 device would compute (``slotjob.py``). Everything is read from the service's log afterwards.
 """
@@ -7,11 +9,13 @@ device would compute (``slotjob.py``). Everything is read from the service's log
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +33,9 @@ SCRIPT = Path(__file__).with_name("slotjob.py")
 #: A run that takes longer than this is given up.
 PATIENCE_S = 900.0
 
+#: How many raylets are killed under a job of each kind, and within which time it is to train on.
+KILLS, GOES_ON_S = 3, 5.0
+
 
 class DidNotFinish(Exception):
     """A job did not end well."""
@@ -45,7 +52,10 @@ class SmallJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One way of running the jobs. Times are in seconds; latencies are from the plan to the job training by it."""
+    """One way of running the jobs. Times are in seconds; latencies are from the plan to the job training by it.
+
+    Of the first way, also how long after each killed raylet a job trained: from memory, and from its checkpoint.
+    """
 
     shares: str
     jobs: int
@@ -57,6 +67,8 @@ class Measured:
     rescale_latency_s: float | None
     pauses_within_s: tuple[float, ...] = field(default=())
     pauses_across_s: tuple[float, ...] = field(default=())
+    killed_from_memory_s: tuple[float, ...] = field(default=())
+    killed_from_checkpoint_s: tuple[float, ...] = field(default=())
 
 
 def small_jobs(count: int, length: float) -> list[SmallJob]:
@@ -87,6 +99,10 @@ def compare(
         for name, policy, share in ways:
             progress(f"{len(jobs)} jobs: {name}")
             found.append(run(cluster, jobs, name, policy, nodes * slots, share))
+        if nodes > 1:
+            progress(f"killing {2 * KILLS} raylets")
+            memory, checkpoint = kill_raylets(cluster, nodes, slots)
+            found[0] = replace(found[0], killed_from_memory_s=memory, killed_from_checkpoint_s=checkpoint)
         return found
 
 
@@ -99,10 +115,7 @@ def run(
     """
     options = Options(home=Path(), policy=policy, grace_s=20.0, executor="ray", address=cluster.address)
     with temporary_service(options) as (client, home):
-        code = home / "small"
-        code.mkdir()
-        shutil.copy(SCRIPT, code)
-        _wait(client, [_submit(client, SmallJob(0.0, 512, 1), code, most, most, "first")])
+        code = _warm_up(client, home, most)
         before = last_entries(home, 1_000_000, after=0)[-1].seq
         began_s, ids = time.monotonic(), []
         for job in jobs:
@@ -113,6 +126,59 @@ def run(
     return _measure(name, entries)
 
 
+def kill_raylets(cluster: LoopbackCluster, nodes: int, slots: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Kill raylets under jobs: how long after that they trained, with workers that were left, and where none was."""
+    most = nodes * slots
+    options = Options(home=Path(), policy=DEFAULT_POLICY, grace_s=20.0, executor="ray", address=cluster.address)
+    memory: list[float] = []
+    checkpoint: list[float] = []
+    with temporary_service(options) as (client, home):
+        code = _warm_up(client, home, most)
+        for _ in range(KILLS):
+            for size, found in ((slots + 1, memory), (1, checkpoint)):
+                job_id = _submit(client, SmallJob(0.0, 512, 100_000), code, most, size, "killed")
+                found.append(_kill_under(cluster, client, home, job_id))
+                _until(client, lambda: sum(not node["down"] for node in client.get("nodes")) == nodes)
+    return tuple(memory), tuple(checkpoint)
+
+
+def _kill_under(cluster: LoopbackCluster, client: Client, home: Path, job_id: str) -> float:
+    """Kill a raylet under a job that trains and has saved; after how long it trained. Then it is cancelled."""
+
+    def job() -> Mapping[str, Any]:
+        told: Mapping[str, Any] = client.get(f"jobs/{job_id}")
+        return told
+
+    _until(client, lambda: job()["phase"] == "running" and job()["durable_samples"] > 0)
+    client.patch(f"jobs/{job_id}", {"min_slots": 1})  # what is left is enough
+    victim, killed_at_s = sorted(job()["placement"])[-1], time.time()
+    cluster.signal(victim, signal.SIGKILL)
+
+    def formed() -> list[float]:
+        return [
+            entry.at_s
+            for entry in last_entries(home, -1, after=0)
+            if isinstance(entry.record, r.JobFormed) and entry.record.job_id == job_id and entry.at_s > killed_at_s
+            if victim not in entry.record.placement.node_names
+        ]
+
+    _until(client, lambda: bool(formed()))
+    client.post(f"jobs/{job_id}/cancel")
+    cluster.kill(victim)
+    cluster.start_node(victim)
+    _until(client, lambda: job()["finished_at_s"] is not None)
+    return formed()[0] - killed_at_s
+
+
+def _warm_up(client: Client, home: Path, most: int) -> Path:
+    """Have a job run on all slots; the folder with what jobs run."""
+    code = home / "small"
+    code.mkdir()
+    shutil.copy(SCRIPT, code)
+    _wait(client, [_submit(client, SmallJob(0.0, 512, 1), code, most, most, "first")])
+    return code
+
+
 def _submit(client: Client, job: SmallJob, code: Path, most: int, share: int | None, name: str = "small") -> str:
     """Submit a job with a folder that has to be brought to its nodes, as from the command line."""
     sizes = {"min_slots": 1, "max_slots": most} if share is None else {"min_slots": share, "max_slots": share}
@@ -120,16 +186,22 @@ def _submit(client: Client, job: SmallJob, code: Path, most: int, share: int | N
     return str(client.post("jobs", {"name": name, "command": command, "working_dir": str(code), **sizes})["id"])
 
 
-def _wait(client: Client, ids: Sequence[str]) -> None:
+def _until(client: Client, reached: Callable[[], bool]) -> None:
     deadline_s = time.monotonic() + PATIENCE_S
-    while True:
-        jobs = {job["id"]: job for job in client.get("jobs", all=True)}
-        if all(jobs[job_id]["finished_at_s"] is not None for job_id in ids):
-            break
+    while not reached():
         if time.monotonic() > deadline_s:
-            raise DidNotFinish(f"the jobs did not end within {PATIENCE_S:g} s")
-        time.sleep(0.5)
-    bad = [job for job in jobs.values() if job["phase"] != "succeeded"]
+            bad = [f"{job['id']} is {job['phase']}: {job['reason']}" for job in client.get("jobs")]
+            raise DidNotFinish(f"something took longer than {PATIENCE_S:g} s; {'; '.join(bad)}")
+        time.sleep(0.1)
+
+
+def _wait(client: Client, ids: Sequence[str]) -> None:
+    def jobs() -> dict[str, Mapping[str, Any]]:
+        told = {job["id"]: job for job in client.get("jobs", all=True)}
+        return {job_id: told[job_id] for job_id in ids}
+
+    _until(client, lambda: all(job["finished_at_s"] is not None for job in jobs().values()))
+    bad = [job for job in jobs().values() if job["phase"] != "succeeded"]
     if bad:
         raise DidNotFinish(f"job {bad[0]['id']} is {bad[0]['phase']}: {bad[0]['reason']}")
 
