@@ -15,8 +15,9 @@ from collections import Counter
 from pathlib import Path
 
 from geminid.serve.client import Client, Trouble
+from geminid.serve.livejob import LiveJob
 from geminid.serve.records import JobFormed, Noted, Planned
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.state import ServiceState
 from geminid.serve.store import last_entries
 
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -26,8 +26,9 @@ from geminid.policies.fifo import Fifo
 from geminid.policies.geminid import Geminid
 from geminid.serve.documents import market_document
 from geminid.serve.forecast import Forecaster, Made, forecast, waiting_order
+from geminid.serve.livejob import Limits, LiveJob, Stretch
 from geminid.serve.server import DEFAULT_POLICY
-from geminid.serve.state import Limits, LiveJob, ServiceState, Stretch
+from geminid.serve.state import ServiceState
 from geminid.serve.translation import view_of
 from geminid.serve.whatif import LEAST_ERROR, uncertainty, what_if
 

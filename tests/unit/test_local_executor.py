@@ -27,8 +27,9 @@ from geminid.serve.executors.machine import NODE, Device, machine
 from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
 from geminid.serve.executors.shim import PROCESS
 from geminid.serve.executors.supervised import _Elastic, _Told
+from geminid.serve.livejob import LiveJob
 from geminid.serve.service import Published
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.state import ServiceState
 from geminid.train import jobevents as j
 from geminid.train.offspring import MARK
 

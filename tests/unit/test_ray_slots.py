@@ -20,7 +20,7 @@ from geminid.serve.executors.ray import RayExecutor, _Bridged
 from geminid.serve.executors.remote import CodeGone
 from geminid.serve.executors.supervised import _Told
 from geminid.serve.executorscale import _Lines, _Quiet, _told
-from geminid.serve.state import LiveJob
+from geminid.serve.livejob import LiveJob
 from geminid.train.jobevents import WorkerStarted
 
 NODES = [_told("a", 2), _told("b", 2)]

@@ -23,9 +23,9 @@ from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.forecast import Forecaster
+from geminid.serve.livejob import LiveJob
 from geminid.serve.retention import Retention
 from geminid.serve.service import Refused, Service
-from geminid.serve.state import LiveJob
 from geminid.serve.store import DATABASE, Store, StoreTaken, last_entries
 from geminid.serve.translation import facts_of, name_slots
 
@@ -341,7 +341,7 @@ def test_a_repeated_request_has_one_effect(tmp_path):
 
 def test_what_is_not_measured_yet_is_opaque_to_policies():
     from geminid.jobstate import JobState
-    from geminid.serve.state import Limits
+    from geminid.serve.livejob import Limits
 
     state = JobState.submitted(job_id="j1", spec=spec(), at_s=0.0)
     limits = Limits(

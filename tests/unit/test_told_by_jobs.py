@@ -8,7 +8,8 @@ from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.serve import records as r
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.livejob import LiveJob
+from geminid.serve.state import ServiceState
 
 PLACE = Placement.of({"local": [0, 1, 2]})
 

@@ -152,7 +152,7 @@ def events(
     """Print the service's log of records."""
     import json as encoder
 
-    from geminid.serve.state import printable
+    from geminid.serve.livejob import printable
 
     while True:
         with reporting_trouble():

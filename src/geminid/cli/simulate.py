@@ -250,7 +250,7 @@ def _what_if(
     from geminid.cli.client import client, give_up, reporting_trouble
     from geminid.cluster import Cluster
     from geminid.serve.forecast import can_start, restrained
-    from geminid.serve.state import job_from_dict
+    from geminid.serve.livejob import job_from_dict
     from geminid.serve.translation import fits
     from geminid.serve.whatif import from_now, what_if
     from geminid.sim.metrics import summary

@@ -39,11 +39,11 @@ from geminid.serve.auth import DamagedTokens, Identity, Tokens, changes
 from geminid.serve.client import TOTAL
 from geminid.serve.cordons import kept_slots
 from geminid.serve.forecast import Forecast, Forecaster, can_start, in_service, waiting_order
+from geminid.serve.livejob import ENDS, LiveJob, job_to_dict, printable
 from geminid.serve.logfiles import LogReader, Tails, last_words
 from geminid.serve.metrics import metrics_text
 from geminid.serve.refusals import NOBODY, Refusals
 from geminid.serve.service import Published, Refused, Service
-from geminid.serve.state import ENDS, LiveJob, job_to_dict, printable
 from geminid.serve.store import StoreProblem, last_entries
 from geminid.serve.whatif import with_forerunners
 

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from geminid.cluster import Cluster
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.livejob import LiveJob
+from geminid.serve.state import ServiceState
 
 #: A slot: its node and its number.
 Slot = tuple[str, int]

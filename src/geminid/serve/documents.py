@@ -10,8 +10,9 @@ from typing import Any
 from geminid.cluster import Cluster
 from geminid.jobstate import JobPhase
 from geminid.policies.base import Policy
+from geminid.serve.livejob import LiveJob, total_batch
 from geminid.serve.service import Published
-from geminid.serve.state import LiveJob, ServiceState, total_batch
+from geminid.serve.state import ServiceState
 from geminid.serve.translation import fits
 
 #: What of a job's file is for its owner and admins alone.

@@ -22,7 +22,7 @@ from geminid.serve.executors.line import Line
 from geminid.serve.executors.ray import RayExecutor, _Bridged
 from geminid.serve.executors.remote import NodeHere, Nodes
 from geminid.serve.executors.supervised import _Elastic, _Told
-from geminid.serve.state import LiveJob
+from geminid.serve.livejob import LiveJob
 from geminid.train import jobevents as j
 from geminid.train.supervisor import Supervisor
 

@@ -36,9 +36,10 @@ from geminid.serve import records as r
 from geminid.serve.client import Client
 from geminid.serve.executors.machine import machine
 from geminid.serve.guard import AroundAPolicy, Guard
+from geminid.serve.livejob import LiveJob
 from geminid.serve.planner import NEWS_S, settled_s
 from geminid.serve.server import Options
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.state import ServiceState
 from geminid.serve.store import Entry, last_entries
 from geminid.serve.temporary import temporary_service
 from geminid.serve.translation import facts_of

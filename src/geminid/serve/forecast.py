@@ -27,9 +27,10 @@ from geminid.policies.base import ClusterView, Decision, JobView
 from geminid.serve.cordons import kept_slots
 from geminid.serve.documents import market_document, too_large
 from geminid.serve.guard import AroundAPolicy, Guard
+from geminid.serve.livejob import LiveJob
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.state import ServiceState
 from geminid.serve.translation import fits, recall_usage
 from geminid.serve.turns import PATIENCE_S
 from geminid.serve.whatif import WhatIf, what_if

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from geminid.cluster import Cluster
 from geminid.jobstate import JobPhase
 from geminid.serve.documents import quota_documents
+from geminid.serve.livejob import LiveJob
 from geminid.serve.service import Published
-from geminid.serve.state import LiveJob
 
 #: Why jobs wait.
 REASONS = ("capacity", "quota", "paused", "retry")

@@ -28,8 +28,9 @@ from geminid.serve.clock import Clock
 from geminid.serve.cordons import Slot, kept_slots
 from geminid.serve.guard import Guard, Timed
 from geminid.serve.histograms import DECISIONS
+from geminid.serve.livejob import ENDS, LiveJob, observation_of
 from geminid.serve.reasons import Causes, Change
-from geminid.serve.state import ENDS, LiveJob, ServiceState, observation_of
+from geminid.serve.state import ServiceState
 from geminid.serve.translation import facts_of, fits, name_slots, recall_usage, view_of
 from geminid.serve.turns import PATIENCE_S
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from geminid.serve.cordons import Slot
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.livejob import LiveJob
+from geminid.serve.state import ServiceState
 
 #: So many slots, jobs or requests are named where there may be many.
 MOST_NAMED = 3

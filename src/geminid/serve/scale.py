@@ -33,9 +33,10 @@ from geminid.serve.executors.nodeserver import PING_S
 from geminid.serve.executors.ray import heartbeat_s
 from geminid.serve.executors.supervised import LOGS_EVERY_S, REPORTS_LATE_S
 from geminid.serve.executorscale import ManyJobs, ManyNodes
+from geminid.serve.livejob import LiveJob
 from geminid.serve.planner import NEWS_S, Planner
 from geminid.serve.service import TICK_S
-from geminid.serve.state import LiveJob, ServiceState
+from geminid.serve.state import ServiceState
 from geminid.serve.store import Store
 from geminid.sim.run import load_policy
 from geminid.train.jobspec import REPORT_S

@@ -33,9 +33,10 @@ from geminid.serve.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
 from geminid.serve.histograms import DECISIONS, WAITS, Histogram
+from geminid.serve.livejob import ENDS, LiveJob, StoryLine
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.retention import Retention, remove_folders
-from geminid.serve.state import ENDS, LiveJob, ServiceState, StoryLine
+from geminid.serve.state import ServiceState
 from geminid.serve.store import Entry, Store, StoreProblem, StoreTaken
 from geminid.serve.turns import PATIENCE_S
 from geminid.train.pythonline import PYTHONS

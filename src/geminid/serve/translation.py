@@ -11,7 +11,7 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, JobFacts, JobView, Policy
 from geminid.policies.claims import Used
-from geminid.serve.state import LiveJob
+from geminid.serve.livejob import LiveJob
 
 #: What a change of slots costs before a job has been through one: live, or from a checkpoint.
 LIVE_RESCALE_S, COLD_RESCALE_S = 1.0, 10.0

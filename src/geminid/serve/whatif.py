@@ -22,7 +22,7 @@ from geminid.goodput.throughput import Shape
 from geminid.job import Adaptivity
 from geminid.jobstate import JobPhase
 from geminid.policies.base import Allocation, JobFacts, JobView, Policy, slots_of
-from geminid.serve.state import LiveJob
+from geminid.serve.livejob import LiveJob
 from geminid.serve.translation import batch_limits, facts_of, view_of
 from geminid.sim.application import Application, GradientTruth, StepTimeTruth
 from geminid.sim.simulator import Result, Settings, Simulator

@@ -15,8 +15,8 @@ from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.fields import Problem
 from geminid.job import JobSpec
+from geminid.serve.livejob import LiveJob
 from geminid.serve.records import Record
-from geminid.serve.state import LiveJob
 
 #: Something that an executor heard in another thread; nobody else looks inside.
 Happening = object

@@ -37,7 +37,7 @@ from geminid.serve.executors.supervised import (
     worker_options,
 )
 from geminid.serve.executors.warm import WarmLauncher
-from geminid.serve.state import LiveJob
+from geminid.serve.livejob import LiveJob
 from geminid.train.launcher import LimitedLauncher, PlainLauncher
 from geminid.train.offspring import signal_marked
 from geminid.train.pythonline import PythonLine

@@ -49,7 +49,7 @@ from geminid.serve.executors.supervised import (
 )
 from geminid.serve.executors.unanswered import Unanswered
 from geminid.serve.executors.wishes import Wishes
-from geminid.serve.state import LiveJob
+from geminid.serve.livejob import LiveJob
 from geminid.train.channel import Address
 from geminid.train.launcher import SLOT_GONE, Launch
 from geminid.train.supervisor import JobSpec as WorkerSpec

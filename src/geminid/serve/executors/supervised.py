@@ -31,8 +31,8 @@ from geminid.serve.executors.base import Happening
 from geminid.serve.executors.jobsbyslot import JobsBySlot
 from geminid.serve.executors.machine import uses_library
 from geminid.serve.executors.plain import PlainExit
+from geminid.serve.livejob import LiveJob
 from geminid.serve.logfiles import rotate
-from geminid.serve.state import LiveJob
 from geminid.train import jobevents as j
 from geminid.train.launcher import Launcher
 from geminid.train.room import SHORTAGES

@@ -1,0 +1,241 @@
+"""A job as the service knows it: its state, what was measured of it, where it is to run, and its story.
+
+A value that never changes; :class:`~geminid.serve.state.ServiceState` says what records make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, fields, replace
+from typing import Any
+
+from geminid.configuration import BatchPlan, Placement
+from geminid.goodput.efficiency import GradientStats
+from geminid.goodput.profile import Observation, Profile
+from geminid.job import JobSpec
+from geminid.jobstate import JobPhase, JobState
+from geminid.serve import records as r
+
+#: How a job can be over, in words.
+ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
+
+#: How much of a job's story is kept.
+LONGEST_STORY = 200
+
+#: How much is kept of why something happened.
+LONGEST_REASON = 500
+
+
+@dataclass(frozen=True, slots=True)
+class StoryLine:
+    """Something that happened to a job, for people. ``pause_s``: how long training stood still for it."""
+
+    at_s: float
+    text: str
+    slots: int
+    pause_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """How long a job trained in one way, and how many steps it made in that time."""
+
+    gpu_type: str
+    slots: int
+    per_slot_batch: int
+    accumulation_steps: int
+    seconds: float
+    steps: int
+
+    def alike(self, other: Stretch) -> bool:
+        """Whether it was trained in the same way."""
+        return replace(self, seconds=other.seconds, steps=other.steps) == other
+
+    def observed(self, profile: Profile | None) -> Observation | None:
+        """What was measured of steps like these."""
+        seen = () if profile is None else profile.observations
+        alike = (one for one in seen if (one.slots, one.per_slot_batch) == (self.slots, self.per_slot_batch))
+        return next(alike, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How a job's script can be run, in its own words."""
+
+    initial_batch: int
+    largest_batch: int
+    smallest_per_slot: int
+    largest_per_slot: int
+    parameter_count: int
+    dataset_samples: int | None = None
+    work_samples: int | None = None
+    by_progress: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob:
+    """A job, as the service knows it.
+
+    ``code`` names its code as it was submitted, if the executor has put it by.
+    ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``, and ``wished`` tells who does. ``held_until_s``
+    keeps a job that crashed from being started again at once, ``stays_until_s`` one that runs from growing, and
+    ``stays_put_until_s`` from moving. ``why`` is why the last plan gave it the slots that it has, or took them. It is
+    ``over_budget`` if it is cancelled for having used all the slots × time that it may.
+    ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
+    ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
+    ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
+    were in a row, without progress in between: beyond the ``failed_samples`` at which one was before. It has trained on
+    the slots that it has since ``formed_at_s``. Its owner had it paused for ``rested_s`` all told, up to
+    ``rests_since_s``, if it is.
+    """
+
+    state: JobState
+    elastic: bool
+    request: str | None = None
+    digest: str = ""
+    code: str = ""
+    target: Placement | None = None
+    why: str = ""
+    wish: str = "run"
+    wished: str = ""
+    over_budget: bool = False
+    held_until_s: float = 0.0
+    stays_until_s: float = 0.0
+    stays_put_until_s: float = 0.0
+    limits: Limits | None = None
+    measured: tuple[tuple[str, Profile], ...] = ()
+    gradient: GradientStats | None = None
+    samples: int = 0
+    saved_samples: int = 0
+    fruitless: int = 0
+    failed_samples: int = -1
+    step: int = 0
+    epoch: int = 0
+    learning_rate_factor: float = 1.0
+    metrics: tuple[tuple[str, float | str], ...] = ()
+    stretches: tuple[Stretch, ...] = ()
+    reported: tuple[float, int] | None = None
+    pauses_s: tuple[float, ...] = ()
+    restarts: int = 0
+    target_since_s: float = 0.0
+    formed_at_s: float = 0.0
+    executed_before_s: float = 0.0
+    rested_s: float = 0.0
+    rests_since_s: float | None = None
+    story: tuple[StoryLine, ...] = ()
+
+    @property
+    def id(self) -> str:
+        """The job's identifier."""
+        return self.state.job_id
+
+    @property
+    def spec(self) -> JobSpec:
+        """What was asked for."""
+        return self.state.spec
+
+    @property
+    def phase(self) -> JobPhase:
+        """Where in its life it is."""
+        return self.state.phase
+
+    @property
+    def work_samples(self) -> float | None:
+        """All that it has to do, in useful samples; what the script says goes before what the file says."""
+        if self.limits is not None and self.limits.work_samples is not None:
+            return float(self.limits.work_samples)
+        return self.spec.work_samples
+
+    @property
+    def done_samples(self) -> float:
+        """What it has done of its work, as its script counts: samples consumed, or progress."""
+        by_progress = self.limits is not None and self.limits.by_progress
+        return self.state.progress_samples if by_progress else float(self.samples)
+
+    @property
+    def wants_slots(self) -> bool:
+        """Whether a policy should consider it."""
+        return self.wish == "run" and not self.phase.is_terminal and self.phase is not JobPhase.PAUSED
+
+    def executed_s(self, now_s: float) -> float:
+        """Seconds for which it has been planned to have slots."""
+        return self.executed_before_s + (now_s - self.target_since_s if self.target is not None else 0.0)
+
+    def service_gpu_s(self, now_s: float) -> float:
+        """Slots × seconds that it has had up to now."""
+        since_s = 0.0 if self.phase.is_terminal else max(now_s - self.state.updated_at_s, 0.0)
+        return self.state.attained_service_gpu_s + self.state.num_slots * since_s
+
+    def failed_again(self) -> LiveJob:
+        """The job with one failure more in a row, or the first if it had come further than at the last."""
+        further = self.samples > self.failed_samples
+        return replace(
+            self,
+            fruitless=1 if further else self.fruitless + 1,
+            failed_samples=max(self.samples, self.failed_samples),
+        )
+
+    def told(self, at_s: float, text: str, pause_s: float | None = None) -> LiveJob:
+        """The job with another line in its story."""
+        line = StoryLine(at_s, text, self.state.num_slots, pause_s)
+        return replace(self, story=(*self.story, line)[-LONGEST_STORY:])
+
+
+def total_batch(job: LiveJob, plan: BatchPlan, slots: int) -> int:
+    """The samples of a step: never more than the job's largest batch, for which some slots have one less."""
+    total = plan.total_batch(slots)
+    return total if job.limits is None else min(total, max(job.limits.largest_batch, job.limits.initial_batch))
+
+
+def observation_of(record: r.JobProgressed) -> Observation | None:
+    """The step times of a report, if it has any that can be believed."""
+    if record.step_s is None:
+        return None
+    seen = Observation(
+        nodes=record.nodes,
+        slots=record.slots,
+        per_slot_batch=record.per_slot_batch,
+        accumulation_s=record.accumulation_s if record.accumulation_s is not None else record.step_s,
+        step_s=record.step_s,
+        busiest_node_slots=-(-record.slots // record.nodes),
+    )
+    return seen if seen.problem() is None else None
+
+
+def printable(text: str) -> str:
+    """What a process said, on one line and not too long: it may have said anything."""
+    return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:LONGEST_REASON]
+
+
+def job_to_dict(job: LiveJob) -> dict[str, Any]:
+    """A job as plain data, with its secrets."""
+    plain: dict[str, Any] = {one.name: getattr(job, one.name) for one in fields(job)}
+    plain["state"] = job.state.to_dict()
+    plain["target"] = None if job.target is None else job.target.to_dict()
+    plain["limits"] = None if job.limits is None else asdict(job.limits)
+    plain["measured"] = {name: [asdict(seen) for seen in known.observations] for name, known in job.measured}
+    plain["gradient"] = None if job.gradient is None else [job.gradient.squared_gradient, job.gradient.variance]
+    plain["metrics"] = dict(job.metrics)
+    plain["pauses_s"] = list(job.pauses_s)
+    plain["stretches"] = [list(astuple(stretch)) for stretch in job.stretches]
+    plain["reported"] = None if job.reported is None else list(job.reported)
+    plain["story"] = [[line.at_s, line.text, line.slots, line.pause_s] for line in job.story]
+    return plain
+
+
+def job_from_dict(plain: Mapping[str, Any]) -> LiveJob:
+    """The job that was written."""
+    values = dict(plain)
+    values["state"] = JobState.from_dict(plain["state"])
+    values["target"] = None if plain["target"] is None else Placement.from_dict(plain["target"])
+    values["limits"] = None if plain["limits"] is None else Limits(**plain["limits"])
+    values["measured"] = tuple(
+        (name, Profile(tuple(Observation(**seen) for seen in known))) for name, known in plain["measured"].items()
+    )
+    values["gradient"] = None if plain["gradient"] is None else GradientStats(*plain["gradient"])
+    values["metrics"] = tuple(plain["metrics"].items())
+    values["pauses_s"] = tuple(plain["pauses_s"])
+    values["stretches"] = tuple(Stretch(*stretch) for stretch in plain.get("stretches", ()))
+    values["reported"] = None if plain.get("reported") is None else tuple(plain["reported"])
+    values["story"] = tuple(StoryLine(*line) for line in plain["story"])
+    return LiveJob(**values)
