@@ -124,6 +124,7 @@ def test_the_environment_that_a_job_asks_for_is_there_for_elastic_jobs_too(ray):
     (code / "train.py").write_text(
         "import os, runpy, sys, tinyword\n"
         "print(tinyword.WORD, os.environ['FROM'], os.path.exists('left-out.txt'), flush=True)\n"
+        "print('in', os.getcwd(), flush=True)\n"
         "runpy.run_path(sys.argv.pop(1))\n"
     )
     options = ("--working-dir", code, "--min-slots", 1, "--max-slots", 2, "--retries", 0)
@@ -131,8 +132,13 @@ def test_the_environment_that_a_job_asks_for_is_there_for_elastic_jobs_too(ray):
     told = json.loads(ray.run("submit", "--json", *options, "--", "python", "train.py", *counting).stdout)
     assert told["elastic"]
     job = told["id"]
-    assert ray.over(job)["phase"] == "succeeded", ray.run("logs", job).stdout[-3000:]
-    assert "from its own package its-environment False" in ray.run("logs", job).stdout
+    assert ray.over(job)["phase"] == "succeeded", ray.story(job)
+    log = ray.run("logs", job).stdout
+    assert "from its own package its-environment False" in log
+    (folder,) = {line.split()[1] for line in log.splitlines() if line.startswith("in ")}
+    assert folder.startswith(
+        str(Path(tempfile.gettempdir(), f"geminid-{os.getuid()}"))
+    )  # Ray replaces its own, at times
     assert ray.exactly_once("q", 50, 2)
 
 

@@ -293,6 +293,21 @@ def test_explanations_name_the_numbers():
     assert explain(engine.view(), "nobody") is None
 
 
+def test_explanations_know_of_sizes_on_several_nodes():
+    cluster = Cluster.parse("cpu:3x4")
+    engine = Engine(cluster, Fifo(), ModelKeeper())
+    one = replace(job("j1", max_slots=11), target=Placement.of({"cpu-0": (0, 1, 2), "cpu-1": (0, 1, 2)}))
+    engine.models.add_profile("j1", "cpu", PROFILE)
+    engine.restore(view_of(one, cluster, 5.0))
+    engine.policy.needs_models = True
+    told = explain(engine.view(), "j1")
+    assert told is not None
+    assert {size.slots: size.nodes for size in told.sizes} == {1: 1, 2: 1, 3: 1, 4: 1, 6: 2, 8: 2, 11: 3}
+    assert [size.slots for size in told.sizes if size.current] == [6]
+    assert any(number.startswith("on 6 slots its model predicts") for number in told.numbers)
+    assert "more slots would not make it faster" not in told.reason
+
+
 def test_who_cannot_grow_because_nobody_can_shrink_is_told_so():
     engine = Engine(CLUSTER, Fifo(), ModelKeeper())
     engine.policy.needs_models = True

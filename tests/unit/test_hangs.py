@@ -91,7 +91,9 @@ def test_members_that_all_wait_for_each_other_are_deadlocked():
     assert not deadlocked([WAITING, BUSY], PATIENCE)
     assert not deadlocked([WAITING], PATIENCE)
     assert not deadlocked([WAITING, replace(WAITING, worker="w2", phase_s=59.0)], PATIENCE)
-    assert not deadlocked([WAITING, replace(WAITING, worker="w2", usual_s=None)], PATIENCE)
+    first = [replace(WAITING, phase_s=181.0), replace(WAITING, worker="w2", usual_s=None, phase_s=181.0)]
+    assert deadlocked(first, PATIENCE)
+    assert not deadlocked([first[0], replace(first[1], phase_s=179.0)], PATIENCE)
     forming = replace(BUSY, phase="forming", joined=False, phase_s=901.0)
     assert deadlocked([forming, replace(WAITING, joined=True)], PATIENCE)
     assert not deadlocked([forming, replace(forming, worker="w3", phase="between")], PATIENCE)

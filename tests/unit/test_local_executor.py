@@ -481,6 +481,22 @@ def test_a_job_whose_workers_cannot_reach_each_other_has_failed_only_if_it_never
     assert not made._refusals
 
 
+def test_a_job_on_its_way_to_slots_that_cannot_be_used_stays_where_it_trains():
+    moving = _Elastic(MagicMock(), workers={"w1": "a/0", "w2": "b/0"}, asked=("b/0", "b/1"), formed=("a/0",))
+    moving.left = {"a/0"}
+    moving.do_without({"b/1"}, "gone")
+    assert moving.asked == ("b/0",)
+    moving.supervisor.resize.assert_not_called()
+    moving.do_without({"b/0"}, "gone")
+    moving.supervisor.resize.assert_called_once_with(("a/0",))
+    assert (moving.asked, moving.left, moving.unheard) == (("a/0",), set(), 1)
+    moving.supervisor.kill.assert_not_called()
+    del moving.workers["w2"]
+    moving.do_without({"a/0"}, "gone, too")
+    moving.supervisor.kill.assert_called_once()
+    assert moving.reason == "gone, too"
+
+
 def test_what_is_no_python_script_has_one_size(tmp_path):
     made = executor(tmp_path, [])
     (tmp_path / "train.sh").write_text("#!/bin/sh\n")

@@ -485,6 +485,6 @@ def test_the_speed_that_a_story_expects_is_of_the_model_that_the_decision_was_ma
     policy.slots = 2
     view = scene.planner.engine.jobs["j1"]
     scene.plan()
-    outdated, decided_with = (expected_speed(replace(view, model=model), 2) for model in (before, policy.saw))
+    outdated, decided_with = (expected_speed(replace(view, model=model), 2, 1) for model in (before, policy.saw))
     assert f"{outdated:.2f}" != f"{decided_with:.2f}"
     assert f"expected speed × {decided_with:.2f}" in scene.state.jobs["j1"].why

@@ -15,6 +15,7 @@ class Size:
 
     gpu_type: str
     slots: int
+    nodes: int
     goodput: float
     throughput: float
     efficiency: float
@@ -98,22 +99,25 @@ def explain(
 
 
 def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
-    """Predicted goodput of every size that a job could have on one node; none before it has been measured."""
+    """Predicted goodput of the sizes that a job could have; none before it has been measured.
+
+    They are all that a node has room for, on several nodes whole ones, twice as many each time, and the one it has.
+    """
     if job.model is None:
         return ()
     result = []
     for gpu_type, fitted in job.model.fits.items():
         limits = job.model.limits.get(gpu_type)
-        per_node = view.cluster.largest_node_slots.get(gpu_type, 0)
         if limits is None:
             continue
-        for slots in range(job.facts.min_slots, min(job.facts.max_slots, per_node) + 1):
-            plan = best_plan(fitted, job.model.gradient, limits, nodes=1, slots=slots)
+        for slots, nodes in sorted(_shapes(job, view, gpu_type).items()):
+            plan = best_plan(fitted, job.model.gradient, limits, nodes=nodes, slots=slots)
             if plan.goodput > 0:
                 result.append(
                     Size(
                         gpu_type=gpu_type,
                         slots=slots,
+                        nodes=nodes,
                         goodput=plan.goodput,
                         throughput=plan.throughput,
                         efficiency=plan.efficiency,
@@ -124,7 +128,21 @@ def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
     return tuple(result)
 
 
-def expected_speed(job: JobView, slots: int) -> float | None:
+def _shapes(job: JobView, view: ClusterView, gpu_type: str) -> dict[int, int]:
+    """On how many nodes a job would be with each of some numbers of slots of a type."""
+    per_node = view.cluster.largest_node_slots.get(gpu_type, 0)
+    total = sum(node.slots for node in view.cluster.nodes if node.gpu_type == gpu_type)
+    least, most = job.facts.min_slots, min(job.facts.max_slots, total)
+    shapes = dict.fromkeys(range(least, min(most, per_node) + 1), 1)
+    if most > per_node > 0:
+        whole = [per_node << doublings for doublings in range(1, (most // per_node).bit_length())]
+        shapes |= {slots: -(-slots // per_node) for slots in (*whole, most) if slots >= least}
+    if job.allocation and job.gpu_type == gpu_type:
+        shapes[job.slots] = len(job.allocation)
+    return shapes
+
+
+def expected_speed(job: JobView, slots: int, nodes: int) -> float | None:
     """How many times as fast as it is a job should be with other slots of its type; None if that is not known."""
     if job.model is None or job.gpu_type is None or slots in (0, job.slots) or not job.slots:
         return None
@@ -132,7 +150,8 @@ def expected_speed(job: JobView, slots: int) -> float | None:
     if fitted is None or limits is None:
         return None
     before, after = (
-        best_plan(fitted, job.model.gradient, limits, nodes=1, slots=count).goodput for count in (job.slots, slots)
+        best_plan(fitted, job.model.gradient, limits, nodes=on, slots=count).goodput
+        for count, on in ((job.slots, len(job.allocation)), (slots, nodes))
     )
     return after / before if before > 0 and after > 0 else None
 

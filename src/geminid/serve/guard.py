@@ -199,23 +199,23 @@ def _not_worth_it(
     for job in view.jobs:
         wanted = assignments.get(job.id)
         if job.allocation and isinstance(wanted, Configuration) and wanted.slots != job.slots:
-            changed.append((job, wanted.slots, wanted.gpu_type == job.gpu_type))
+            changed.append((job, wanted))
         elif (
             job.allocation and wanted is not None and not isinstance(wanted, Configuration) and wanted != job.allocation
         ):
             return []
-    grow = [slots > job.slots for job, slots, _ in changed]
+    grow = [wanted.slots > job.slots for job, wanted in changed]
     if not changed or (any(grow) and not all(grow)):
         return []
     least, most = (0.0, 1.0 + WORTH_GROWING) if grow[0] else (1.0 - WORTH_GROWING, 1.0 + WORTH_SHRINKING)
     return [
         job
-        for job, slots, same_type in changed
-        if same_type
+        for job, wanted in changed
+        if wanted.gpu_type == job.gpu_type
         and job.id not in limits
         and job.facts.min_slots <= job.slots <= job.facts.max_slots
         and job.stands(view.usable_slots)
-        and least < (expected_speed(job, slots) or inf) < most
+        and least < (expected_speed(job, wanted.slots, wanted.nodes) or inf) < most
     ]
 
 

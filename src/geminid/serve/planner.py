@@ -390,7 +390,8 @@ class Planner:
                 told = ["weighed anew with what jobs have measured" if had_news else "weighed anew"]
             if i < MOST_EXPLAINED and self.engine.jobs[job_id].gpu_type == before[job_id].gpu_type:
                 weighed = replace(before[job_id], model=self.engine.jobs[job_id].model)  # as the decision knew it
-                expected = expected_speed(weighed, len(changes[job_id].after))
+                after = changes[job_id].after
+                expected = expected_speed(weighed, len(after), len({node for node, _ in after}))
                 told.append("" if expected is None else f"expected speed × {expected:.2f}")
             reasons[job_id] = "; ".join(text for text in told if text)
         return r.Planned(targets=targets, reasons={job_id: reason for job_id, reason in reasons.items() if reason})

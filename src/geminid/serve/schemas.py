@@ -137,6 +137,7 @@ class Size(TypedDict):
 
     gpu_type: str
     slots: int
+    nodes: int
     goodput: float
     throughput: float
     efficiency: float

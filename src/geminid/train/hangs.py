@@ -101,9 +101,10 @@ def deadlocked(workers: Sequence[Seen], patience: Patience) -> bool:
         return all(seen.phase == "forming" and seen.phase_s > patience.stall for seen in missing)
     members = [seen for seen in workers if seen.in_a_group]
     known = [seen.usual_s for seen in members if seen.usual_s is not None]
-    if len(members) < 2 or len(known) < len(members):
+    if len(members) < 2:
         return False
-    limit = DEADLOCK * _longest(max(known), patience)
+    usual = len(known) == len(members)  # in the first step connections may still be made
+    limit = DEADLOCK * (_longest(max(known), patience) if usual else patience.form)
     return all(_waits(seen) > limit for seen in members)
 
 

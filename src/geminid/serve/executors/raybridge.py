@@ -77,6 +77,9 @@ from geminid.serve.executors.raywishes import wish, wish_nothing
 #: The cluster is looked at so often.
 LOOK_S = 0.4
 
+#: Within so long it shows whether a node is gone where something could not be done.
+NOTICED_S = 3.0
+
 #: A slot that cannot be held within so long is somebody else's; to sit down in it may take so long, and for those that
 #: an earlier bridge held it must not: nothing else happens meanwhile, and a bridge that is silent for long is ended.
 LEASE_S, SEAT_S, SEAT_AGAIN_S = 5.0, 60.0, 15.0
@@ -452,13 +455,18 @@ class Bridge:
             held = self._sit(groups)
         except Exception as problem:  # whatever it is, nobody else would know that nobody sits there
             print(f"geminid: nobody sits in {', '.join(groups)}: {in_a_line(problem)}", file=sys.stderr, flush=True)
+        self._tell({"told": "seated", "held": held})
+        if len(held) == len(groups):
+            return
+        sleep(NOTICED_S)
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
         with self._lock:
             lost = [slot for slot in self._ours(groups) if slot not in held]
-        self._tell({"told": "seated", "held": held})
-        if lost:
-            for slot in lost:
-                self._release(slot)
-            self._tell({"told": "lost", "slots": lost, "reason": "nobody could sit there"})
+        for slot in lost:
+            self._release(slot)
+        here = [slot for slot in lost if self._units.get(slot.rpartition("/")[0], ("",))[0] in alive]
+        if here:  # of the others it is told that their nodes are gone
+            self._tell({"told": "lost", "slots": here, "reason": "nobody could sit there"})
             self._said = None
 
     def _lose(self, alive: set[str]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,6 +42,9 @@ MOST_IN_VAIN = 20
 
 #: For so many jobs at a time.
 SHIPPERS = 512
+
+#: By which an environment names the folder of its job; where it does not, Ray needs none.
+NEEDS_FOLDER = "RAY_RUNTIME_ENV_CREATE_WORKING_DIR"
 
 #: That code is not to be brought any more is noticed within so long.
 GIVEN_UP_S = 0.5
@@ -162,10 +165,11 @@ class Shipping:
             return _unshippable(problem, [node], certain=False)
 
     def _ask_for(self, shipment: _Shipment) -> dict[str, Any]:
-        """Have Ray bring a job's code to some nodes, with the environment that it asks for; what will be their answers.
+        """Have a job's code on some nodes, with the environment that it asks for from Ray; what will be their answers.
 
-        Code alone is unpacked by the agents: Ray takes seconds to start a process in an environment. That an
-        environment could not be set up Ray believes for ten minutes: another try is of another environment to it.
+        Code is unpacked by the agents, for each node and job by itself: where raylets share a machine Ray would unpack
+        it again under whoever runs in it. That an environment could not be set up Ray believes for ten minutes: another
+        try is of another environment to it.
         """
         job, code = shipment.job, shipment.code
         uri = f"gcs://{RAY_PKG_PREFIX}{code.name}"  # whose name stands for what is in it
@@ -173,11 +177,13 @@ class Shipping:
         if not package_exists(uri):
             upload_package_to_gcs(uri, code.read_bytes())
         environment = CodeStore(code.parent).environment(code.stem)
+        unpacked = {name: self._agent_of(name).unpack.remote(job, uri, shipment.at) for name in shipment.nodes}
         if not environment:
-            return {name: self._agent_of(name).unpack.remote(job, uri, shipment.at) for name in shipment.nodes}
+            return unpacked
         shipment.environment = True
         names = list(environment.get("env_vars", {}))
-        environment["working_dir"] = uri
+        if NEEDS_FOLDER in str(environment):
+            environment["working_dir"] = uri
         if tries := self._tries.get(job, 0):
             environment["env_vars"] = {**environment.get("env_vars", {}), "GEMINID_SETUP_TRY": str(tries + 1)}
         asked = {}
@@ -192,7 +198,7 @@ class Shipping:
                 "scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False),
                 "runtime_env": environment,
             }
-            asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names)
+            asked[name] = ray.remote(_Code).options(**options).remote().place.remote(names, unpacked[name])
         return asked
 
     def _remove(self, number: int, at: int, job: str, bringing: Sequence[Future[None]]) -> None:
@@ -212,13 +218,14 @@ class Shipping:
 
 
 class _Code:
-    """Stays where a job's code is for as long as it is needed: Ray removes code that nobody uses."""
+    """Stays in a job's environment for as long as it is needed: Ray removes environments that nobody uses."""
 
-    def place(self, names: list[str]) -> dict[str, Any]:
-        """Where it is, and what makes it run; with these variables, which its environment sets."""
+    def place(self, names: list[str], unpacked: Mapping[str, Any]) -> dict[str, Any]:
+        """Where its code was unpacked, and what makes it run; with these variables, which its environment sets."""
         names = ["PYTHONPATH", "VIRTUAL_ENV", *names]
         environment = {"PATH": own_path()} | {name: os.environ[name] for name in names if name in os.environ}
-        return {"folder": os.getcwd(), "environment": environment}
+        paths = [unpacked["folder"], *filter(None, [environment.get("PYTHONPATH")])]
+        return {**unpacked, "environment": {**environment, "PYTHONPATH": os.pathsep.join(paths)}}
 
 
 def _unshippable(problem: Exception, nodes: Sequence[str], *, certain: bool) -> dict[str, Any]:

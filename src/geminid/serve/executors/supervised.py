@@ -150,11 +150,22 @@ class _Elastic:
             self.left.clear()
 
     def do_without(self, slots: Set[str], reason: str) -> None:
-        """No worker can be on these slots: the job goes on with the others, and ends if there are none."""
+        """No worker can be on these slots: the job goes on with the others, and ends if there are none.
+
+        One that was on its way to no other slots than these stays where it trains.
+        """
         self.asked = tuple(slot for slot in self.asked if slot not in slots)
         self.left -= slots
         self.supervisor.lose(slots, reason)
-        if not self.asked:
+        if self.asked:
+            return
+        living = set(self.workers.values()) - slots
+        self.asked = tuple(slot for slot in self.formed if slot in living)
+        if self.asked:
+            self.left -= set(self.asked)
+            self.unheard += 1
+            self.supervisor.resize(self.asked)
+        else:
             self.reason = reason
             self.supervisor.kill()
 
