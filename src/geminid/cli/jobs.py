@@ -228,6 +228,9 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         "command": shlex.join(told["spec"].get("command", [])) or f"only for {told['owner']} and admins to see",
         "kind": "elastic" if told["elastic"] else "plain command",
         "slots": f"{told['slots']} (planned {told['target_slots']}, may have {sizes})",
+        "on": "; ".join(
+            f"{node}: {', '.join(map(str, slots))}" for node, slots in sorted((told["placement"] or {}).items())
+        ),
         "progress": f"{told['progress_samples']:,.0f}{work} useful samples, {told['samples']:,} consumed,"
         f" epoch {told['epoch']}, step {told['step']}{unheard}"
         if told["elastic"]
@@ -237,11 +240,11 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         else f"{told['batch']} (learning rate × {told['learning_rate_factor']:.3g})",
         "limits": ""
         if limits is None
-        else f"M0 {limits['initial_batch']}, at most {limits['largest_batch']},"
+        else f"batches of {limits['initial_batch']} at first, at most {limits['largest_batch']},"
         f" {limits['smallest_per_slot']} to {limits['largest_per_slot']} a slot,"
         f" {limits['parameter_count']:,} parameters",
         "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in told["metrics"].items()),
-        "used": f"{told['gpu_s']:.0f} slot-seconds{budget}, {told['rescales']} resizes, {told['failures']} failures",
+        "used": f"{told['gpu_s']:.0f} slot-seconds{budget}; {told['rescales']} × resized, {told['failures']} × failed",
         "deadline": "" if told["late_s"] is None else f"missed by {humanize_duration(round(told['late_s'], 1))}",
         "starts in": _told_interval(told, "start_at_s") if told["slots"] == 0 else "",
         "ends in": _told_interval(told, "finish_at_s"),

@@ -217,7 +217,7 @@ def replay(
     for name, price in told["prices"].items():
         console.print(f"a slot of {name} is worth {price:.4g} to the jobs that want one more")
     if told["gap"] is not None:
-        console.print(f"within {100 * told['gap']:.2g} % of the best decision")
+        console.print(f"within {max(0.0, round(100 * told['gap'], 6)):.2g} % of the best decision")
 
 
 def token(

@@ -86,6 +86,12 @@ def up(
         raise InvalidInput([Problem("executor", executor, "must be local or ray")])
     if executor == "ray" and slots is not None:
         raise InvalidInput([Problem("slots", slots, "goes with --executor local only: a Ray cluster has its own")])
+    for_ray = {"storage": storage, "shared-code": shared_code, "autoscale": autoscale}
+    for name, value in for_ray.items() if executor == "local" else ():
+        if value:
+            raise InvalidInput([Problem(name, value, "goes with --executor ray only")])
+    if executor == "local" and address != "auto":
+        raise InvalidInput([Problem("address", address, "goes with --executor ray only")])
     if devices is not None and (slots is not None or executor == "ray"):
         other = "--slots" if slots is not None else "--executor ray"
         raise InvalidInput([Problem("devices", devices, f"must be left out with {other}")])
@@ -223,7 +229,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         f" {told['rejected_decisions']} rejected",
     }
     if told["gap"] is not None:
-        facts["decisions"] += f", within {100 * told['gap']:.2g} % of the best"
+        facts["decisions"] += f", within {max(0.0, round(100 * told['gap'], 6)):.2g} % of the best"
     if told["prices"]:
         worth = ", ".join(f"{price:.3g} for {name}" for name, price in told["prices"].items())
         facts["prices"] = f"one more slot is worth {worth}"
@@ -247,6 +253,8 @@ def _closed(told: Mapping[str, Any]) -> str:
     """What of the slots is not in service, if anything."""
     drained = [f"{name} is drained" for name in told["drained"]]
     drained += [f"{name} is about to leave" for name in told["leaving"]]
+    drained += [f"{name} is gone" for name in told["down"]]
+    drained += [f"{len(told['taken'])} not ours now (`geminid nodes`)"] if told["taken"] else []
     cordoned = ", ".join(told["cordoned"])
     some = [f"{cordoned} {'is' if len(told['cordoned']) == 1 else 'are'} cordoned"] if cordoned else []
     return "".join(f"; {text}" for text in (*drained, *some))

@@ -174,7 +174,7 @@ def _waiting(
     if usable < need:
         reason = f"it needs {_count(need, 'slot')}, and only {usable} of {total} are in service"
         fewer = [f"ask for fewer slots (min_slots is {need})"] if need > 1 and usable else []
-        return reason, numbers, ["undrain a node or uncordon slots", *fewer]
+        return reason, numbers, ["bring a node back, undrain one, or uncordon slots", *fewer]
     numbers += [
         f"{other.id} ({other.facts.owner or 'nobody'}) holds {_count(other.slots, 'slot')}"
         f" for {other.executed_s(view.now_s):.0f} s{_priority(other, job)}"

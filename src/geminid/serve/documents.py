@@ -234,6 +234,8 @@ def status_document(published: Published, cluster: Cluster, policy: str, extra: 
         "gpu_types": dict(cluster.slots_per_type),
         "drained": sorted(state.drained & set(cluster.node_index)),
         "leaving": sorted(state.leaving & set(cluster.node_index)),
+        "down": sorted(state.down & set(cluster.node_index)),
+        "taken": [f"{node}/{slot}" for node, slot in sorted(state.taken & state.out_of_service)],
         "cordoned": [f"{node}/{slot}" for node, slot in sorted(state.cordoned & state.out_of_service)],
         "jobs": {phase.value: phases[phase.value] for phase in JobPhase if phases[phase.value]},
         "decisions": published.decisions,

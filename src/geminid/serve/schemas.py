@@ -260,6 +260,8 @@ class Status(TypedDict):
     gpu_types: dict[str, int]
     drained: list[str]
     leaving: list[str]
+    down: list[str]
+    taken: list[str]
     cordoned: list[str]
     jobs: dict[JobPhase, int]
     decisions: int

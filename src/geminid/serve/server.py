@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Protocol
@@ -58,6 +58,9 @@ SOLVING = 0.4
 
 #: Workers talk to their supervisors through sockets in the home folder, whose paths the system limits.
 LONGEST_HOME = LONGEST_SOCKET_PATH - len("/jobs/j1234567890/control")
+
+#: What the last service of a home ran jobs with.
+EXECUTOR = "executor.json"
 
 #: What a service in the foreground prints begins so.
 STARTED = "service at "
@@ -140,7 +143,9 @@ def serve(
     ):
         _log_to(options.home / LOG)
         first_token(options.home)
-        executor = _executor(options)
+        options, moved_from = _as_before(options, store)
+        executor = _executor(options, moved_from)
+        write_private(options.home / EXECUTOR, json.dumps({"executor": options.executor, "storage": options.storage}))
         service = Service(store, executor, policy, options.policy, patience_s=options.patience_s, keep=options.keep)
         port = listener.getsockname()[1]
         url = f"http://{options.host}:{port}"
@@ -168,7 +173,27 @@ def _taken(options: Options, before_write: Callable[[str], None]) -> Store:
         raise
 
 
-def _executor(options: Options) -> Executor:
+def _as_before(options: Options, store: Store) -> tuple[Options, str]:
+    """The options, with the storage of the last service if none is named; and what that was, if it is another one.
+
+    Raises:
+        StoreProblem: the jobs that are left have run elsewhere, and would not find their checkpoints here.
+    """
+    try:
+        before = json.loads((options.home / EXECUTOR).read_text(encoding="utf-8"))
+        executor, storage = str(before["executor"]), before["storage"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return options, ""
+    if executor != options.executor and not all(job.phase.is_terminal for job in store.load().jobs.values()):
+        told = f"jobs of {options.home} have run with --executor {executor}, and are not over: start it with that again"
+        raise StoreProblem(f"{told}, or set GEMINID_HOME to another folder")
+    if executor != "ray" or options.executor != "ray" or storage is None:
+        return options, ""
+    named = options.storage or storage
+    return replace(options, storage=named), storage if named != storage else ""
+
+
+def _executor(options: Options, moved_from: str) -> Executor:
     patience = Patience(grace=options.grace_s, orphan=ORPHANS_S)
     if options.executor == "local":
         if len(os.fsencode(options.home)) > LONGEST_HOME:
@@ -196,6 +221,7 @@ def _executor(options: Options) -> Executor:
             patience=patience,
             slot_memory_bytes=options.slot_memory_bytes,
             storage=options.storage,
+            moved_from=moved_from,
             ship=options.ship_code,
             autoscale=options.autoscale,
             silent_s=options.agent_timeout_s,

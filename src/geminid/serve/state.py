@@ -307,7 +307,9 @@ class ServiceState:
                 saved = max(job.saved_samples, min(record.samples, job.samples))
                 return replace(job, state=state.advance(at_s=at_s, durable_samples=durable), saved_samples=saved)
             case r.WorkerLost() if state.phase.holds_slots:
-                return job.told(at_s, f"worker {record.worker} on {record.slot} ended: {printable(record.reason)}")
+                reason = printable(record.reason)
+                how = reason if reason.startswith("ended") else f"ended: {reason}"
+                return job.told(at_s, f"worker {record.worker} on {record.slot} {how}")
             case r.JobStopping() if state.phase.holds_slots and state.phase is not JobPhase.STOPPING:
                 reason = printable(record.reason)
                 state = state.move(JobPhase.STOPPING, at_s=at_s, reason=reason)
@@ -324,7 +326,8 @@ class ServiceState:
                 text = ", ".join(f"{name} = {value}" for name, value in changes.items())
                 told = job.told(at_s, f"{record.by} set {text}")
                 if "min_slots" in changes or "max_slots" in changes:
-                    told = replace(told, held_until_s=0.0)  # what could not be done before may be possible now
+                    # What could not be done before may be possible now.
+                    told = replace(told, held_until_s=0.0, stays_until_s=0.0, stays_put_until_s=0.0)
                 return replace(told, state=replace(state, spec=replace(job.spec, **changes)))
             case _:
                 return job
@@ -476,7 +479,7 @@ class ServiceState:
         if place is None or job.target is None or not job.phase.holds_slots or job.phase is JobPhase.STOPPING:
             return job
         if place.num_slots < job.spec.min_slots:
-            waits = replace(self._unplanned(at_s, job), held_until_s=until_s)
+            waits = replace(self._unplanned(at_s, job), held_until_s=until_s, why=reason)
             return waits.told(at_s, f"it waits for {record.for_s:g} s: {reason}")
         slots = f"{place.num_slots} slot{'s' if place.num_slots > 1 else ''}"
         told = job.told(at_s, f"it stays on {slots} for {record.for_s:g} s: {reason}")

@@ -106,6 +106,7 @@ class RayExecutor(SupervisedExecutor):
         patience: Patience | None = None,
         slot_memory_bytes: int | None = None,
         storage: str | None = None,
+        moved_from: str = "",
         ship: bool = True,
         autoscale: bool = False,
         silent_s: float = SILENT_S,
@@ -126,6 +127,9 @@ class RayExecutor(SupervisedExecutor):
         self._pending = Unanswered()  # slots that are to be held
         self._trouble, self._has_looked = "", False
         self._noted_early: list[r.Record] = []
+        if moved_from:
+            told = f"checkpoints are kept in {storage}, and those of jobs that have run before are looked for there"
+            self._noted_early.append(r.Noted(level="warning", text=f"{told}; they were kept in {moved_from}"))
         self._others_versions: dict[str, str] = {}
         self._agentless: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}

@@ -45,8 +45,16 @@ class NodeAgent:
         self._code = UnpackedCode(folder / "code", _unpack)
         self._gcs, self._node_id = None, ray.NodeID.from_hex(ray.get_runtime_context().get_node_id())
         self._server = NodeServer(
-            host, folder, token, base_environment(node, host), forsaken_s=forsaken_s, vouched=self._counts
+            host,
+            folder,
+            token,
+            base_environment(node, host),
+            forsaken_s=forsaken_s,
+            vouched=self._counts,
+            is_whole=self._code.is_whole,
         )
+        self._in_use = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(self._in_use, fcntl.LOCK_SH)  # by which systemd-tmpfiles knows not to tidy it
         self._place = {"host": self._server.address[0], "port": self._server.address[1], "token": token}
         with suppress(KeyError, ValueError, OSError):
             self._server.watch(os.pidfd_open(int(os.environ["RAY_RAYLET_PID"])))

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
@@ -648,7 +648,8 @@ class SupervisedExecutor(ABC):
                 why = reason if how in ("failed", "unstarted") else running.reason
                 if apart:
                     ended = r.JobEnded(job_id=job_id, how=how, reason="its workers could not work together")
-                    told = [ended, *held(job_id, why[:500], self._refuse(job_id, 0), None)]
+                    reason = why[:400] + _way_out({self._where(slot)[0] for slot in running.told})
+                    told = [ended, *held(job_id, reason, self._refuse(job_id, 0), None)]
                 else:
                     told = [r.JobEnded(job_id=job_id, how=how, reason=why[:500], failures=failures)]
                 return [*self._report(running, now=True), *told]
@@ -679,7 +680,10 @@ class SupervisedExecutor(ABC):
         slots = ", ".join(f"{node}/{slot}" for node, slot in where.slots())
         stays_on = self._placed(running.formed)
         times = self._refuse(job_id, stays_on.num_slots)
-        return held(job_id, f"it could not go on to {slots}: {why}", times, stays_on)
+        reason = f"it could not go on to {slots}: {why}"
+        if stays_on.num_slots < self._wanted[job_id][0].spec.min_slots:
+            reason += _way_out({*where.node_names, *stays_on.node_names})
+        return held(job_id, reason, times, stays_on)
 
     def _formed_before(self, job_id: str, running: _Elastic) -> list[r.Record]:
         """A job that was taken over reports: it was formed when nobody was there to hear it.
@@ -794,6 +798,11 @@ def held(job_id: str, reason: str, times: int, placement: Placement | None) -> l
     warning = f"{job_id}: {reason}; it is tried again in {for_s:g} s"
     record = r.JobHeld(job_id=job_id, for_s=for_s, reason=reason, placement=placement)
     return [r.Noted(level="warning", text=warning), record]
+
+
+def _way_out(nodes: Collection[str]) -> str:
+    """What an operator can do for a job that needs nodes which do not reach each other."""
+    return f" (`geminid drain` one of {', '.join(sorted(nodes))} to have it elsewhere)" if len(nodes) > 1 else ""
 
 
 def _stopped(job_id: str) -> r.Record:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import threading
@@ -27,6 +28,7 @@ class UnpackedCode:
         self._lock = threading.Lock()
         self._folders: dict[str, dict[Path, int]] = {}  # and what was last asked for that is in them
         self._there: dict[tuple[str, str], tuple[Path, Path]] = {}  # the folder, and where in it
+        self._files: dict[Path, tuple[str, ...]] = {}  # what is in each of these places
 
     def have(self, job: str, package: str, at: int) -> Path:
         """Where a job's package is; it is unpacked if it is not there.
@@ -35,7 +37,7 @@ class UnpackedCode:
             NotNeeded: it was discarded meanwhile.
         """
         with self._lock:
-            if (known := self._there.get((job, package))) is not None and known[1].is_dir():  # nobody removed it
+            if (known := self._there.get((job, package))) is not None and self.is_whole(known[1]):
                 self._folders[job][known[0]] = max(at, self._folders[job][known[0]])
                 return known[1]
             folder = self._folder / job / secrets.token_hex(4)
@@ -43,16 +45,22 @@ class UnpackedCode:
         try:
             folder.mkdir(parents=True, mode=0o700)
             there = self._unpack(package, folder)
+            files = tuple(str(path.relative_to(there)) for path in there.rglob("*") if path.is_file())
             with self._lock:
                 if folder not in self._folders.get(job, ()):
                     raise NotNeeded
                 self._there[job, package] = folder, there
+                self._files[there] = files
         except BaseException:
             with self._lock:
                 self._folders.get(job, {}).pop(folder, None)
             shutil.rmtree(folder, ignore_errors=True)
             raise
         return there
+
+    def is_whole(self, there: Path) -> bool:
+        """Whether all that was unpacked there still is: whoever tidies up may have removed some of it."""
+        return there.is_dir() and all(os.path.exists(there / name) for name in self._files.get(there, ()))
 
     def discard(self, job: str, at: int) -> None:
         """A job's code is not needed any more, as far as it was asked for before."""
@@ -62,6 +70,8 @@ class UnpackedCode:
             if left := {folder: asked_at for folder, asked_at in mine.items() if asked_at >= at}:
                 self._folders[job] = left
             self._there = {key: known for key, known in self._there.items() if known[0] not in discarded}
+            kept = {there for _, there in self._there.values()}
+            self._files = {there: files for there, files in self._files.items() if there in kept}
         for folder in discarded:
             shutil.rmtree(folder, ignore_errors=True)
         with suppress(OSError):  # some of it is being unpacked again
