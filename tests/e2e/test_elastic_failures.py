@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 from elastic import PATIENCE, Job, exactly_once
 
 from geminid.train.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
-from geminid.train.jobevents import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, WorkerEnded
+from geminid.train.jobevents import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, JobPhase, WorkerEnded
 from geminid.train.launcher import MEMORY, Launch, LimitedLauncher, PlainLauncher
 from geminid.train.takeover import Handover
 from geminid.train.zygote import Zygote
@@ -355,6 +355,23 @@ def test_loader_processes_and_streams_lose_and_repeat_nothing(tmp_path, launcher
         assert job.ended() == "finished"
     assert exactly_once(job, 203, 2)
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
+
+
+def test_a_newcomer_that_is_lost_with_its_slot_disturbs_nobody_and_the_job_goes_back(tmp_path, launcher):
+    options = ("--samples", 400, "--epochs", 40, "--pause", 0.05, "--until", tmp_path / "enough", "--stuck")
+    with Job(tmp_path, "counting.py", *options, launcher=launcher) as job:
+        job.resized("a")
+        job.resize(["b"])
+        job.wait(lambda status: len(status.workers) == 2)
+        job.lose({"b"}, "its machine is gone")
+        job.wait(lambda status: len(status.workers) == 1)
+        assert job.status.phase is JobPhase.RUNNING  # it is not to recover from anything
+        job.resize(["a"])
+        job.wait(lambda status: status.settled)
+        (tmp_path / "enough").touch()
+        assert job.ended() == "finished"
+    assert exactly_once(job, 400, 40)
+    assert len(job.of_kind(GroupFormed)) == 1
 
 
 def test_workers_on_several_hosts_talk_and_meet_over_tcp(tmp_path, launcher):

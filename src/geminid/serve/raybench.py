@@ -36,6 +36,9 @@ PATIENCE_S = 900.0
 #: How many raylets are killed under a job of each kind, and within which time it is to train on.
 KILLS, GOES_ON_S = 3, 5.0
 
+#: After what a job asks for was changed, it has other slots within so long, if it is to have any.
+SETTLES_S = 3.0
+
 
 class DidNotFinish(Exception):
     """A job did not end well."""
@@ -137,13 +140,13 @@ def kill_raylets(cluster: LoopbackCluster, nodes: int, slots: int) -> tuple[tupl
         for _ in range(KILLS):
             for size, found in ((slots + 1, memory), (1, checkpoint)):
                 job_id = _submit(client, SmallJob(0.0, 512, 100_000), code, most, size, "killed")
-                found.append(_kill_under(cluster, client, home, job_id))
+                found.append(_kill_under(cluster, client, home, job_id, restored=size == 1))
                 _until(client, lambda: sum(not node["down"] for node in client.get("nodes")) == nodes)
     return tuple(memory), tuple(checkpoint)
 
 
-def _kill_under(cluster: LoopbackCluster, client: Client, home: Path, job_id: str) -> float:
-    """Kill a raylet under a job that trains and has saved; after how long it trained. Then it is cancelled."""
+def _kill_under(cluster: LoopbackCluster, client: Client, home: Path, job_id: str, *, restored: bool) -> float:
+    """Kill a raylet under a job that trains and has saved; after how long it trained, from its checkpoint or not."""
 
     def job() -> Mapping[str, Any]:
         told: Mapping[str, Any] = client.get(f"jobs/{job_id}")
@@ -151,6 +154,8 @@ def _kill_under(cluster: LoopbackCluster, client: Client, home: Path, job_id: st
 
     _until(client, lambda: job()["phase"] == "running" and job()["durable_samples"] > 0)
     client.patch(f"jobs/{job_id}", {"min_slots": 1})  # what is left is enough
+    time.sleep(SETTLES_S)
+    _until(client, lambda: job()["phase"] == "running")
     victim, killed_at_s = sorted(job()["placement"])[-1], time.time()
     cluster.signal(victim, signal.SIGKILL)
 
@@ -159,7 +164,7 @@ def _kill_under(cluster: LoopbackCluster, client: Client, home: Path, job_id: st
             entry.at_s
             for entry in last_entries(home, -1, after=0)
             if isinstance(entry.record, r.JobFormed) and entry.record.job_id == job_id and entry.at_s > killed_at_s
-            if victim not in entry.record.placement.node_names
+            if victim not in entry.record.placement.node_names and entry.record.restored == restored
         ]
 
     _until(client, lambda: bool(formed()))

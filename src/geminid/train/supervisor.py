@@ -379,7 +379,8 @@ class Supervisor:
 
     def _lose(self, slots: Collection[str], reason: str) -> None:
         self._group.forsake(slots)
-        if self._phase is JobPhase.RUNNING and any(known.slot in slots for known in self._workers.values()):
+        members = [self._workers[worker] for worker in self._group.members if worker in self._workers]
+        if self._phase is JobPhase.RUNNING and any(known.slot in slots for known in members):
             self._phase = JobPhase.RECOVERING
         for worker, known in list(self._workers.items()):
             if known.slot in slots:
