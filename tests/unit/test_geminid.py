@@ -207,13 +207,6 @@ def test_a_job_may_have_what_its_owner_says_though_that_is_no_power_of_two(
     assert slots(Geminid().decide(alone)) == {"a": expected}
 
 
-def test_what_is_left_of_a_node_is_used_though_that_is_no_power_of_two() -> None:
-    whole = view(job("a", work=1e7), cluster="t4:1x4")
-    assert slots(Geminid().decide(whole)) == {"a": 4}
-    cordoned = replace(whole, usable_slots=(3,), free_slots=(3,))
-    assert slots(Geminid().decide(cordoned)) == {"a": 3}
-
-
 def test_a_running_job_moves_only_for_more_than_its_pause_costs() -> None:
     running = job("a", allocation=((0, 4),), rescale_s=500.0, work=1e5)
     assert slots(Geminid().decide(view(running)))["a"] == 4

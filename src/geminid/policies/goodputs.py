@@ -79,8 +79,7 @@ class Goodputs:
     counts as a run on ``profiled_slots``. With a ``memory`` of kinds, what earlier jobs of its kind have measured
     counts as its own. A job of which nothing is known yet is as fast on one configuration as on any other.
     With ``limits_as_sizes`` a job that may have at least three slots, or at most, and not more than a node has, may
-    have three, although that is no power of two, and so may anybody where a node has three slots left that are in
-    service; what rigid jobs ask for is always a configuration.
+    have three, although that is no power of two; what rigid jobs ask for is always a configuration.
     """
 
     growth: float
@@ -129,8 +128,6 @@ class Goodputs:
             largest_node = int(view.cluster.node_slots.max())
             limits = {slots for job in view.jobs for slots in (job.facts.least_slots, job.facts.max_slots)}
             own |= {slots for slots in limits if slots <= largest_node}
-            usable = np.asarray(view.usable_slots)
-            own |= set(usable[(usable > 0) & (usable < view.cluster.node_slots[: len(usable)])].tolist())
         most = max((job.facts.max_slots for job in view.jobs), default=1)
         known = own <= self._own_sizes and most <= self._widest
         if self._table is None or not known or view.cluster.nodes != self._nodes:
