@@ -484,6 +484,7 @@ def test_a_job_whose_workers_cannot_reach_each_other_has_failed_only_if_it_never
 def test_a_job_on_its_way_to_slots_that_cannot_be_used_stays_where_it_trains():
     moving = _Elastic(MagicMock(), workers={"w1": "a/0", "w2": "b/0"}, asked=("b/0", "b/1"), formed=("a/0",))
     moving.left = {"a/0"}
+    moving.supervisor.status.slots = ("a/0",)
     moving.do_without({"b/1"}, "gone")
     assert moving.asked == ("b/0",)
     moving.supervisor.resize.assert_not_called()

@@ -304,6 +304,24 @@ def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_s
     assert scene.planner.engine.jobs["j1"].facts.max_slots == 4
 
 
+def test_a_job_that_has_less_than_its_owner_says_by_now_is_not_left_alone():
+    scene = Scene(nodes(a="cpu", b="cpu"))
+    clock = by_hand(scene)
+    scene.submit("j1", elastic=True, min_slots=1, max_slots=4)
+    here = Placement.of({"a": [0, 1]})
+    scene.tell(r.Planned(targets={"j1": here}, reasons={}))
+    run(scene, "j1")
+    scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package", placement=here))
+    scene.planner.sync(["j1"])
+    view = scene.planner.engine.jobs["j1"]
+    assert (view.facts.max_slots, scene.planner._left_alone_until_s(view) > clock.at_s) == (2, True)
+    scene.tell(r.JobChanged(job_id="j1", by="ann", min_slots=3))
+    scene.planner.sync(["j1"])
+    view = scene.planner.engine.jobs["j1"]
+    assert (view.facts.min_slots, view.facts.max_slots) == (3, 4)
+    assert scene.planner._left_alone_until_s(view) <= clock.at_s
+
+
 def test_a_job_that_cannot_move_keeps_its_slots_from_whoever_was_to_have_them():
     scene = Scene(nodes(a="cpu", b="cpu"))
     by_hand(scene)

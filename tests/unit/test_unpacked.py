@@ -45,20 +45,21 @@ def test_a_package_is_unpacked_once_for_a_job_and_again_after_it_was_discarded(t
     assert names(code.have("j1", "p", 5)) == FILES
 
 
-def test_a_package_of_which_somebody_removed_some_is_unpacked_anew(tmp_path):
+def test_a_package_that_somebody_removed_is_unpacked_anew_and_what_its_job_removes_is_its_own_matter(tmp_path):
     code = UnpackedCode(tmp_path, Packages())
     there = code.have("j1", "p", 1)
-    assert code.is_whole(there)
+    assert code.is_there(there)
     (there / "made-by-the-job").touch()
-    assert code.have("j1", "p", 2) == there
     (there / FILES[1]).unlink()
-    assert not code.is_whole(there)
+    assert code.have("j1", "p", 2) == there
+    (there / FILES[0]).unlink()
+    assert not code.is_there(there)
     again = code.have("j1", "p", 3)
     assert (again != there, names(again)) == (True, FILES)
-    assert (there / FILES[0]).exists()  # whoever runs in it keeps what there is
+    assert (there / "made-by-the-job").exists()  # whoever runs in it keeps what there is
     code.discard("j1", 4)
     assert not there.exists()
-    assert not code.is_whole(again)
+    assert not code.is_there(again)
 
 
 def test_what_is_asked_for_again_while_it_is_unpacked_and_discarded_is_whole(tmp_path):

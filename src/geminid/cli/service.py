@@ -253,8 +253,8 @@ def _closed(told: Mapping[str, Any]) -> str:
     """What of the slots is not in service, if anything."""
     drained = [f"{name} is drained" for name in told["drained"]]
     drained += [f"{name} is about to leave" for name in told["leaving"]]
-    drained += [f"{name} is gone" for name in told["down"]]
-    drained += [f"{len(told['taken'])} not ours now (`geminid nodes`)"] if told["taken"] else []
+    drained += [f"{name} is gone" for name in told.get("down", ())]
+    drained += [f"{len(told['taken'])} not ours now (`geminid nodes`)"] if told.get("taken") else []
     cordoned = ", ".join(told["cordoned"])
     some = [f"{cordoned} {'is' if len(told['cordoned']) == 1 else 'are'} cordoned"] if cordoned else []
     return "".join(f"; {text}" for text in (*drained, *some))

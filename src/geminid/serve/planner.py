@@ -412,7 +412,8 @@ class Planner:
             return job.target_since_s + STARTING_S
         started_s = view.started_s if view.started_s is not None else job.target_since_s
         changed = replace(view, since_s=max(job.target_since_s, job.formed_at_s), paused_until_s=0.0)
-        return max(settled_s(changed), started_s + job.spec.min_runtime_s, job.stays_put_until_s)
+        lacks = job.target is not None and job.target.num_slots < job.spec.min_slots  # as its owner says by now
+        return max(0.0 if lacks else settled_s(changed), started_s + job.spec.min_runtime_s, job.stays_put_until_s)
 
 
 def _slots(place: Placement | None) -> frozenset[Slot]:

@@ -28,7 +28,7 @@ from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import chosen_devices, machine
 from geminid.serve.executors.remote import SILENT_S
-from geminid.serve.executors.supervised import ORPHANS_S
+from geminid.serve.executors.supervised import JOBS, ORPHANS_S
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
@@ -184,13 +184,18 @@ def _as_before(options: Options, store: Store) -> tuple[Options, str]:
         executor, storage = str(before["executor"]), before["storage"]
     except (OSError, ValueError, KeyError, TypeError):
         return options, ""
-    if executor != options.executor and not all(job.phase.is_terminal for job in store.load().jobs.values()):
-        told = f"jobs of {options.home} have run with --executor {executor}, and are not over: start it with that again"
-        raise StoreProblem(f"{told}, or set GEMINID_HOME to another folder")
-    if executor != "ray" or options.executor != "ray" or storage is None:
+    if (executor, storage) == (options.executor, options.storage):
         return options, ""
-    named = options.storage or storage
-    return replace(options, storage=named), storage if named != storage else ""
+    jobs = store.load().jobs.values()
+    has_run = any(not job.phase.is_terminal and job.state.first_started_at_s is not None for job in jobs)
+    if executor != options.executor and has_run:
+        told = f"jobs of {options.home} have run with --executor {executor}, and are not over: start it with that again"
+        raise StoreProblem(f"{told} (and cancel them, if they are not needed), or set GEMINID_HOME to another folder")
+    if executor != "ray" or options.executor != "ray":
+        return options, ""
+    if options.storage is None:
+        return replace(options, storage=storage), ""
+    return options, (storage or str(options.home / JOBS)) if has_run else ""
 
 
 def _executor(options: Options, moved_from: str) -> Executor:

@@ -129,10 +129,10 @@ class NodeServer:
         forsaken_s: float = 900.0,
         lease_s: float = LEASE_S,
         vouched: Callable[[], bool] = lambda: True,
-        is_whole: Callable[[Path], bool] = Path.is_dir,
+        is_there: Callable[[Path], bool] = Path.is_dir,
     ) -> None:
         self._folder, self._token, self._forsaken_s = folder, token, forsaken_s
-        self._lease_s, self._vouched, self._is_whole = lease_s, vouched, is_whole
+        self._lease_s, self._vouched, self._is_there = lease_s, vouched, is_there
         self._environment = environment
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._end_leftovers()
@@ -329,7 +329,7 @@ class NodeServer:
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
         kept = self._kept[key] = _Kept(NodeLog(logs / f"{worker}.log", sent=0), slots=frozenset(document["slots"]))
         folder = Path(document["folder"] or self._folder / job)
-        kept.codeless = document.get("brought", False) and not self._is_whole(folder)
+        kept.codeless = document.get("brought", False) and not self._is_there(folder)
         environment = {**self._environment, **document["environment"], MARK: self._mark(key), ENDED: str(kept.word)}
         launch = Launch(tuple(document["command"]), environment, folder, kept.log.path)
         try:

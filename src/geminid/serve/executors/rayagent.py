@@ -51,7 +51,7 @@ class NodeAgent:
             base_environment(node, host),
             forsaken_s=forsaken_s,
             vouched=self._counts,
-            is_whole=self._code.is_whole,
+            is_there=self._code.is_there,
         )
         self._in_use = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
         fcntl.flock(self._in_use, fcntl.LOCK_SH)  # by which systemd-tmpfiles knows not to tidy it

@@ -459,12 +459,14 @@ class Bridge:
         if len(held) == len(groups):
             return
         sleep(NOTICED_S)
-        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        gone: set[str] = set()
+        with contextlib.suppress(Exception):  # the head is away: whether nodes are gone shows when it is back
+            gone = {node["NodeID"] for node in ray.nodes() if not node["Alive"]}
         with self._lock:
             lost = [slot for slot in self._ours(groups) if slot not in held]
         for slot in lost:
             self._release(slot)
-        here = [slot for slot in lost if self._units.get(slot.rpartition("/")[0], ("",))[0] in alive]
+        here = [slot for slot in lost if self._units.get(slot.rpartition("/")[0], ("",))[0] not in gone]
         if here:  # of the others it is told that their nodes are gone
             self._tell({"told": "lost", "slots": here, "reason": "nobody could sit there"})
             self._said = None

@@ -159,8 +159,8 @@ class _Elastic:
         self.supervisor.lose(slots, reason)
         if self.asked:
             return
-        living = set(self.workers.values()) - slots
-        self.asked = tuple(slot for slot in self.formed if slot in living)
+        living = set(self.workers.values()) - slots  # of whom some may be leaving, and have no state to go on from
+        self.asked = tuple(slot for slot in self.supervisor.status.slots if slot in living)
         if self.asked:
             self.left -= set(self.asked)
             self.unheard += 1

@@ -37,7 +37,7 @@ class UnpackedCode:
             NotNeeded: it was discarded meanwhile.
         """
         with self._lock:
-            if (known := self._there.get((job, package))) is not None and self.is_whole(known[1]):
+            if (known := self._there.get((job, package))) is not None and self.is_there(known[1]):
                 self._folders[job][known[0]] = max(at, self._folders[job][known[0]])
                 return known[1]
             folder = self._folder / job / secrets.token_hex(4)
@@ -58,9 +58,13 @@ class UnpackedCode:
             raise
         return there
 
-    def is_whole(self, there: Path) -> bool:
-        """Whether all that was unpacked there still is: whoever tidies up may have removed some of it."""
-        return there.is_dir() and all(os.path.exists(there / name) for name in self._files.get(there, ()))
+    def is_there(self, there: Path) -> bool:
+        """Whether something of what was unpacked there still is; whoever tidies up may leave an empty folder.
+
+        Of what is missing of the rest, jobs may have removed it themselves.
+        """
+        files = self._files.get(there, ())
+        return there.is_dir() and (not files or any(os.path.exists(there / name) for name in files))
 
     def discard(self, job: str, at: int) -> None:
         """A job's code is not needed any more, as far as it was asked for before."""
