@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from geminid.cli.client import client, give_up, reporting_trouble
 from geminid.cli.client import of as at
-from geminid.cli.output import console, print_json, print_table
+from geminid.cli.output import console, gap_percent, print_json, print_table
 from geminid.fields import InvalidInput, Problem
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def replay(
     for name, price in told["prices"].items():
         console.print(f"a slot of {name} is worth {price:.4g} to the jobs that want one more")
     if told["gap"] is not None:
-        console.print(f"within {max(0.0, round(100 * told['gap'], 6)):.2g} % of the best decision")
+        console.print(f"within {gap_percent(told['gap'])} of the best decision")
 
 
 def token(

@@ -45,6 +45,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def gap_percent(gap: float) -> str:
+    """How far a decision may be from the best, without the last bits of a float."""
+    return f"{max(0.0, round(100 * gap, 6)):.2g} %"
+
+
 def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> None:
     """Print a table whose first ``text_columns`` columns are text and whose others are right-aligned numbers.
 

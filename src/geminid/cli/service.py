@@ -15,7 +15,7 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import client, give_up, reporting_trouble
-from geminid.cli.output import console, error_console, print_json
+from geminid.cli.output import console, error_console, gap_percent, print_json
 from geminid.units import humanize_duration
 
 
@@ -86,12 +86,11 @@ def up(
         raise InvalidInput([Problem("executor", executor, "must be local or ray")])
     if executor == "ray" and slots is not None:
         raise InvalidInput([Problem("slots", slots, "goes with --executor local only: a Ray cluster has its own")])
-    for_ray = {"storage": storage, "shared-code": shared_code, "autoscale": autoscale}
-    for name, value in for_ray.items() if executor == "local" else ():
-        if value:
+    named = "" if address == "auto" else address
+    for_ray = {"storage": storage, "shared-code": shared_code, "autoscale": autoscale, "address": named}
+    for name, value in for_ray.items():
+        if executor == "local" and value:
             raise InvalidInput([Problem(name, value, "goes with --executor ray only")])
-    if executor == "local" and address != "auto":
-        raise InvalidInput([Problem("address", address, "goes with --executor ray only")])
     if devices is not None and (slots is not None or executor == "ray"):
         other = "--slots" if slots is not None else "--executor ray"
         raise InvalidInput([Problem("devices", devices, f"must be left out with {other}")])
@@ -229,7 +228,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         f" {told['rejected_decisions']} rejected",
     }
     if told["gap"] is not None:
-        facts["decisions"] += f", within {max(0.0, round(100 * told['gap'], 6)):.2g} % of the best"
+        facts["decisions"] += f", within {gap_percent(told['gap'])} of the best"
     if told["prices"]:
         worth = ", ".join(f"{price:.3g} for {name}" for name, price in told["prices"].items())
         facts["prices"] = f"one more slot is worth {worth}"

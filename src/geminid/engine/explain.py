@@ -131,8 +131,7 @@ def sizes_of(job: JobView, view: ClusterView) -> tuple[Size, ...]:
 def _shapes(job: JobView, view: ClusterView, gpu_type: str) -> dict[int, int]:
     """On how many nodes a job would be with each of some numbers of slots of a type."""
     per_node = view.cluster.largest_node_slots.get(gpu_type, 0)
-    total = sum(node.slots for node in view.cluster.nodes if node.gpu_type == gpu_type)
-    least, most = job.facts.min_slots, min(job.facts.max_slots, total)
+    least, most = job.facts.min_slots, min(job.facts.max_slots, view.cluster.slots_per_type.get(gpu_type, 0))
     shapes = dict.fromkeys(range(least, min(most, per_node) + 1), 1)
     if most > per_node > 0:
         whole = [per_node << doublings for doublings in range(1, (most // per_node).bit_length())]

@@ -67,8 +67,7 @@ class NodeAgent:
     def unpack(self, job: str, uri: str, at: int) -> dict[str, object]:
         """Have a job's folder here, which Ray keeps as a package; where it is, and what makes it run."""
         there = self._code.have(job, uri, at)
-        paths = [str(there), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {"PYTHONPATH": os.pathsep.join(paths)}
+        environment = {"PYTHONPATH": python_path(str(there))}
         return {"folder": str(there), "environment": environment, "agent": self._place["token"]}
 
     def discard(self, job: str, at: int) -> None:
@@ -122,6 +121,11 @@ def base_environment(node: str, host: str) -> dict[str, str]:
 def own_path() -> str:
     """Where programs are looked for: first where the interpreter of this process is."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+
+
+def python_path(folder: str) -> str:
+    """Where modules are looked for: first in a folder, then where this process looks for them."""
+    return os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def interfaces(host: str) -> Iterator[str]:

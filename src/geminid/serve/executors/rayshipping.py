@@ -28,7 +28,7 @@ from ray._private.runtime_env.packaging import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from geminid.serve.executors.rayactors import GONE, NAMESPACE, could_not_begin, end_named, in_a_line
-from geminid.serve.executors.rayagent import own_path
+from geminid.serve.executors.rayagent import own_path, python_path
 from geminid.serve.executors.raycode import CodeStore
 
 #: Bringing code to a node, with what has to be installed for it, may take so long.
@@ -222,10 +222,9 @@ class _Code:
 
     def place(self, names: list[str], unpacked: Mapping[str, Any]) -> dict[str, Any]:
         """Where its code was unpacked, and what makes it run; with these variables, which its environment sets."""
-        names = ["PYTHONPATH", "VIRTUAL_ENV", *names]
-        environment = {"PATH": own_path()} | {name: os.environ[name] for name in names if name in os.environ}
-        paths = [unpacked["folder"], *filter(None, [environment.get("PYTHONPATH")])]
-        return {**unpacked, "environment": {**environment, "PYTHONPATH": os.pathsep.join(paths)}}
+        found = {name: os.environ[name] for name in ("VIRTUAL_ENV", *names) if name in os.environ}
+        environment = {"PATH": own_path(), **found, "PYTHONPATH": python_path(unpacked["folder"])}
+        return {**unpacked, "environment": environment}
 
 
 def _unshippable(problem: Exception, nodes: Sequence[str], *, certain: bool) -> dict[str, Any]:
