@@ -1,4 +1,4 @@
-# Two commands matter: `make demo` and `make test`. Both work from a bare clone with Python 3.11+, make and pip.
+# Three commands matter: `make demo`, `make check` and `make test`. All work from a bare clone with Python 3.11+, make and pip.
 
 PYTHON ?= python3
 # Any PyTorch from 2.4 on will do. From some indexes this one brings gigabytes of CUDA libraries: to take a CPU build
@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint clean
+.PHONY: help demo check test lint puretest docs clean
 
 help: ## say what the targets are
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 14
@@ -18,6 +18,12 @@ demo: $(VENV)/.ready ## six real training jobs grow, shrink, re-tune and survive
 	@mkdir -p build
 	@$(BIN)/geminid simulate --workload small --policy fifo,tiresias,sia,geminid --report build/demo-report.html
 
+check: $(VENV)/.ready-dev ## lint, types, layers, unit and property tests: what to run before every commit
+	@$(MAKE) --no-print-directory -j 2 lint puretest
+
+puretest: $(VENV)/.ready-dev
+	GEMINID_TEST_QUICK=1 $(BIN)/python -m pytest -n 2 --dist loadgroup tests/unit tests/property
+
 test: lint ## everything that must hold: lint, types, layers, all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
@@ -26,6 +32,10 @@ lint: $(VENV)/.ready-dev ## ruff, mypy --strict, and the layer contract
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+docs: $(VENV)/.ready-docs ## the documentation as a site, in build/site
+	$(BIN)/python -m mkdocs build --strict --quiet --clean
+	@echo "Open build/site/index.html"
 
 clean: ## remove the virtual environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
@@ -44,5 +54,10 @@ $(VENV)/.ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@echo "Installing the development tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch,ray,dev]'
+	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch,ray,dev,docs]'
+	@touch $@
+
+$(VENV)/.ready-docs: pyproject.toml | $(BIN)/python
+	@echo "Installing MkDocs into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet -e '.[docs]'
 	@touch $@

@@ -2,7 +2,7 @@
 
 A :class:`Cluster` is an immutable value. It is written in two ways: the short form ``aws:6x4,dgx-ext:2x8``
 (six nodes with four slots of type ``aws``, two with eight of type ``dgx-ext``), and a mapping or YAML file
-with groups of nodes, which can also say racks, zones, names and the properties of GPU types. Whatever
+with groups of nodes, which can also say racks, zones, names, the network and the properties of GPU types. Whatever
 policies and solvers look up again and again is computed once, on first use, as arrays over the nodes.
 """
 
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from geminid.documents import Document
 from geminid.fields import InvalidInput, Problem, Reader, show, suggestion
 from geminid.gputypes import CATALOGUE, GpuType, LinkClass, is_in_catalogue, named_gpu_type
+from geminid.network import FROM_GPU_TYPES, Links, Network
 from geminid.nodes import Node, NodeGroup, check_total, expand, group_nodes
 
 # For clusters of a million nodes: mapped, these are several times faster than a generator.
@@ -38,6 +39,7 @@ class Cluster(Document):
 
     gpu_types: tuple[GpuType, ...]
     nodes: tuple[Node, ...] = field(repr=False)
+    network: Network = FROM_GPU_TYPES
 
     def __post_init__(self) -> None:
         if problems := list(self._problems()):
@@ -134,6 +136,12 @@ class Cluster(Document):
         index = _positions(self.zones)
         return _frozen_array(index[node.zone] for node in self.nodes)
 
+    @cached_property
+    def links(self) -> Links:
+        """The links between nodes: which tier any of them cross, and how slow it is."""
+        interconnects = [gpu_type.interconnect for gpu_type in self.gpu_types]
+        return Links.of(self.network, interconnects, self.node_rack, self.node_zone, self.node_type)
+
     def node(self, name: str) -> Node:
         """The node of a name; raises :class:`InvalidInput` if there is none."""
         return self.nodes[_look_up("node", name, self.node_index)]
@@ -144,12 +152,7 @@ class Cluster(Document):
 
     def link_class(self, node_names: Iterable[str]) -> LinkClass:
         """How far apart the slots of some nodes are: the smallest part of the cluster that holds them all."""
-        nodes = [self.node(name) for name in set(node_names)]
-        if len(nodes) <= 1:
-            return LinkClass.NODE
-        if len({node.rack for node in nodes}) == 1:
-            return LinkClass.RACK
-        return LinkClass.ZONE if len({node.zone for node in nodes}) == 1 else LinkClass.CLUSTER
+        return self.links.tier([_look_up("node", name, self.node_index) for name in set(node_names)])
 
     # --- How it is written ---
 
@@ -194,23 +197,27 @@ class Cluster(Document):
             return None
 
     @classmethod
-    def of_groups(cls, groups: Iterable[NodeGroup], declared: Iterable[GpuType] = ()) -> Self:
+    def of_groups(
+        cls, groups: Iterable[NodeGroup], declared: Iterable[GpuType] = (), network: Network = FROM_GPU_TYPES
+    ) -> Self:
         """The cluster of some groups of nodes; types that are not declared come from the catalogue."""
         nodes = expand(groups)
         types = {gpu_type.name: gpu_type for gpu_type in declared}
         for name in dict.fromkeys(map(_gpu_type, nodes)):
             types.setdefault(name, named_gpu_type(name))
-        return cls(gpu_types=tuple(types.values()), nodes=nodes)
+        return cls(gpu_types=tuple(types.values()), nodes=nodes, network=network)
 
     @classmethod
     def read(cls, reader: Reader) -> Self | None:
-        """Read the mapping form: ``gpu_types`` (optional, by name) and ``nodes`` (a list of groups)."""
+        """Read the mapping form: ``nodes`` (a list of groups), and optionally ``gpu_types`` (by name), ``network``."""
         return reader.attempt(lambda: cls.of_groups(*_read_parts(reader)))
 
     def to_dict(self) -> dict[str, Any]:
         """The mapping form, with every GPU type in full."""
+        network = {} if self.network == FROM_GPU_TYPES else {"network": self.network.to_dict()}
         return {
             "gpu_types": {gpu_type.name: gpu_type.to_dict() for gpu_type in self.gpu_types},
+            **network,
             "nodes": [group.to_dict() for group in group_nodes(self.nodes)],
         }
 
@@ -220,8 +227,8 @@ class Cluster(Document):
         return MappingProxyType(dict(zip(self.type_index, sums.tolist(), strict=True)))
 
 
-def _read_parts(reader: Reader) -> tuple[list[NodeGroup], list[GpuType]]:
-    """The groups and the declared types of the mapping form.
+def _read_parts(reader: Reader) -> tuple[list[NodeGroup], list[GpuType], Network]:
+    """The groups, the declared types and the network of the mapping form.
 
     A type that is neither declared nor in the catalogue is refused here, unlike in the short form: in a file
     it is more likely a slip, and there is room to say what it is.
@@ -233,7 +240,9 @@ def _read_parts(reader: Reader) -> tuple[list[NodeGroup], list[GpuType]]:
         if name not in entries and not is_in_catalogue(name):
             hint = suggestion(name, [*entries, *CATALOGUE])
             reader.report("nodes.type", name, f"must be declared in gpu_types or be in the catalogue{hint}")
-    return [group for group in groups if group], [gpu_type for gpu_type in types if gpu_type]
+    entry = reader.nested("network") if reader.raw("network") is not None else None
+    network = (entry and Network.read(entry)) or FROM_GPU_TYPES
+    return [group for group in groups if group], [gpu_type for gpu_type in types if gpu_type], network
 
 
 def _positions(names: Iterable[str]) -> Mapping[str, int]:

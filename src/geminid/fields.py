@@ -112,9 +112,16 @@ def show(value: object) -> str:
             return f"of type {type(value).__name__}"
 
 
+#: Words that people know from other systems, and what they are called here.
+_ELSEWHERE: Final = dict.fromkeys(("gpu", "gpus", "n_gpus", "ngpus", "num_gpus", "num_workers", "nproc"), "slots")
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``" (did you mean X?)"`` if one of a manageable number of known words is close, else nothing."""
     candidates = list(known)
+    meant = _ELSEWHERE.get(word.lower().replace("-", "_"))
+    if meant in candidates:
+        return f" (did you mean {meant}?)"
     close = difflib.get_close_matches(word[:100], candidates, n=1) if len(candidates) <= 1000 else []
     return f" (did you mean {close[0]}?)" if close else ""
 

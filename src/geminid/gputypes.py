@@ -223,7 +223,8 @@ def _link_to_plain(link: Link) -> str | dict[str, str]:
 
 _GB: Final = 10**9
 _GIB: Final = 2**30
-_PCIE: Final = 12 * _GB
+PCIE_BYTES_PER_S: Final = 12 * _GB
+_PCIE: Final = PCIE_BYTES_PER_S
 _ETHERNET: Final = 3.125 * _GB
 
 

@@ -37,6 +37,13 @@ from geminid.nodes import MAX_SLOTS
 from geminid.units import MAX_BATCH_SIZE, MAX_SAMPLES, GpuSeconds, Seconds, format_duration
 
 MAX_PRIORITY: Final = 1000
+
+#: The most retries that a job may ask for.
+MAX_RETRIES: Final = 2**31
+
+#: How often a job is restarted after a failure, where it does not say.
+DEFAULT_MAX_RETRIES: Final = 3
+
 # What Linux allows for one argument or one environment variable, less one for the final NUL.
 _MAX_ARGUMENT_LENGTH: Final = 131_071
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -52,6 +59,30 @@ class ScalingRule(StrEnum):
     SQUARE_ROOT = "square_root"
     LEGW = "legw"
     NONE = "none"
+
+
+class JobKind(StrEnum):
+    """How a job is launched, and what may be done with it."""
+
+    ELASTIC = "elastic"
+    """A worker process on each slot; its script calls ``geminid.init()``, and it is resized while it runs."""
+    PLAIN = "plain"
+    """One process on all of its slots (of a node), of a fixed size."""
+    RESTART = "restart"
+    """As plain, but resized by starting it again from its own checkpoint; not supported yet."""
+    UNKNOWN = "unknown"
+    """One process on ``min_slots`` slots; it becomes elastic when it calls ``geminid.init()``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundKind:
+    """What kind a job is, and why that is thought."""
+
+    kind: JobKind
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.reason}"
 
 
 class Adaptivity(StrEnum):
@@ -72,6 +103,7 @@ class JobSpec(Document):
     Attributes:
         name: What people call the job; need not be unique.
         command: The program and its arguments. It is never given to a shell.
+        kind: How it is launched: ``elastic`` or ``plain``; None to find out, at the latest when it runs.
         owner: Who submitted it; the service fills this in.
         queue: The queue, which has quotas.
         priority: Higher goes first, from -1000 to 1000.
@@ -99,6 +131,7 @@ class JobSpec(Document):
 
     name: str
     command: tuple[str, ...]
+    kind: JobKind | None = None
     owner: str | None = None
     queue: str = "default"
     priority: int = 0
@@ -118,7 +151,7 @@ class JobSpec(Document):
     execution_plans: tuple[ExecutionPlan, ...] = (DATA_PARALLEL,)
     deadline_s: Seconds | None = None
     budget_gpu_s: GpuSeconds | None = None
-    max_retries: int = 3
+    max_retries: int = DEFAULT_MAX_RETRIES
     min_runtime_s: Seconds = 0.0
     checkpoint_interval_s: Seconds = 600.0
 
@@ -173,6 +206,7 @@ class JobSpec(Document):
         return [
             *check_name("name", self.name),
             *_check_command("command", self.command),
+            *check_optional(_check_kind, "kind", self.kind),
             *check_optional(check_text, "owner", self.owner, max_length=255),
             *check_name("queue", self.queue),
             *check_integer("priority", self.priority, at_least=-MAX_PRIORITY, at_most=MAX_PRIORITY),
@@ -192,7 +226,7 @@ class JobSpec(Document):
             *check_tuple("execution_plans", self.execution_plans, _check_plan),
             *check_optional(check_number, "deadline", self.deadline_s, above=0),
             *check_optional(check_number, "gpu_time_budget", self.budget_gpu_s, above=0),
-            *check_integer("max_retries", self.max_retries, at_least=0),
+            *check_integer("max_retries", self.max_retries, at_least=0, at_most=MAX_RETRIES),
             *check_number("min_runtime", self.min_runtime_s, at_least=0),
             *check_number("checkpoint_interval", self.checkpoint_interval_s, above=0),
         ]
@@ -260,6 +294,7 @@ class JobSpec(Document):
         plain = {
             "name": self.name,
             "command": list(self.command),
+            "kind": None if self.kind is None else self.kind.value,
             "owner": self.owner,
             "queue": self.queue,
             "priority": self.priority,
@@ -320,6 +355,15 @@ def _check_command(name: str, command: object) -> list[Problem]:
     return check_tuple(name, command, partial(check_text, max_length=_MAX_ARGUMENT_LENGTH, lines=True))
 
 
+def _check_kind(name: str, kind: object) -> list[Problem]:
+    if kind is JobKind.RESTART:
+        told = "must be elastic or plain: resizing a job by starting it again is not supported yet"
+        return [Problem(name, "restart", told)]
+    if kind not in (JobKind.ELASTIC, JobKind.PLAIN):
+        return [Problem(name, str(kind), "must be elastic or plain, or be left out")]
+    return check_choice(name, kind, JobKind)
+
+
 def _check_directory(name: str, path: str) -> list[Problem]:
     if problems := check_text(name, path):
         return problems
@@ -354,6 +398,7 @@ def _read_fields(reader: Reader) -> dict[str, Any]:
     arguments = {
         "name": reader.text("name"),
         "command": _read_command(reader),
+        "kind": reader.choice("kind", JobKind, None),
         "owner": reader.text("owner", None),
         "queue": reader.text("queue", None),
         "priority": reader.integer("priority", None),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from geminid.train.jobevents import JobEvent
@@ -66,3 +67,30 @@ class Job(Supervisor):
 def exactly_once(job: Job, samples: int, epochs: int) -> bool:
     """Whether every sample took part in exactly one step of every epoch."""
     return job.counts == (-epochs, -epochs, -samples * epochs)
+
+
+def samples_in_the_last_version(job: Job) -> dict[int, Counter[int]]:
+    """Which samples of which epoch the final weights descend from, and how often each; of ``counting.py --lineage``.
+
+    Steps whose result was lost (after it the job went on from an older state) are no ancestors, and do not count.
+    """
+    made_from: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    samples: dict[int, list[int]] = defaultdict(list)
+    for path in job.out.parent.glob("lineage-*"):
+        for line in path.read_text().splitlines():
+            version, before, epoch, *indices = map(int, line.split())
+            made_from[version].add((before, epoch))
+            samples[version] += indices
+    found: dict[int, Counter[int]] = defaultdict(Counter)
+    version, steps = int(job.out.with_name("version").read_text()), 0
+    while version != 0:
+        ((before, epoch),) = made_from[version]  # all workers began the step with the same version
+        found[epoch].update(samples[version])
+        version, steps = before, steps + 1
+    assert steps == int(job.out.read_text().split()[3])
+    return dict(found)
+
+
+def every_sample_once(samples: int, epochs: int) -> dict[int, Counter[int]]:
+    """What it must be."""
+    return {epoch: Counter(range(samples)) for epoch in range(epochs)}

@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 
-from geminid.serve.raycluster import LoopbackCluster
-
-
-def can_isolate() -> bool:
-    """Whether networks can be made here."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        return False
-    made = subprocess.run(["ip", "netns", "add", f"gmd{os.getpid()}"], capture_output=True, check=False)
-    subprocess.run(["ip", "netns", "del", f"gmd{os.getpid()}"], capture_output=True, check=False)
-    return made.returncode == 0
+from geminid.testing.ray_cluster import LoopbackCluster
 
 
 class IsolatedCluster(LoopbackCluster):

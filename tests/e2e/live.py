@@ -10,15 +10,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 
-from geminid.serve.client import Client, Trouble
+from geminid.serve.client import Client, ServiceError
 from geminid.serve.livejob import LiveJob
 from geminid.serve.records import JobFormed, Noted, Planned
 from geminid.serve.state import ServiceState
 from geminid.serve.store import last_entries
+from waiting import until
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -76,8 +76,8 @@ class Live:
         """SIGKILL, and nothing else."""
         pid = self.pid
         os.kill(pid, signal.SIGKILL)
-        while Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text():
-            time.sleep(0.02)
+        stat = Path(f"/proc/{pid}/stat")
+        until(lambda: not stat.exists() or " Z " in stat.read_text())
         (self.home / "service.json").unlink()
 
     def submit(self, *command: str, **fields: object) -> str:
@@ -105,13 +105,14 @@ class Live:
 
     def until(self, job_id: str, reached, timeout_s: float = 180.0) -> dict:
         """Wait until a job is such."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            job = self.job(job_id)
-            if reached(job):
-                return job
-            assert time.monotonic() < deadline, job
-            time.sleep(0.1)
+        seen: list[dict] = []
+
+        def look() -> bool:
+            seen[:] = [self.job(job_id)]
+            return bool(reached(seen[0]))
+
+        until(look, timeout_s, every_s=0.1, seen=lambda: seen)
+        return seen[0]
 
     def over(self, job_id: str, timeout_s: float = 240.0) -> dict:
         return self.until(job_id, lambda job: job["finished_at_s"] is not None, timeout_s)
@@ -119,6 +120,15 @@ class Live:
     def worker_pids(self, job_id: str) -> set[int]:
         saved = json.loads((self.home / "jobs" / job_id / "supervisor.json").read_text())
         return {entry["pid"] for entry in saved["workers"].values()}
+
+    def job_pids(self, job_id: str) -> set[int]:
+        """The processes in which a job runs its command, not those that watch over them."""
+        folder = self.home / "jobs" / job_id
+        if (folder / "plain.json").exists():
+            shim = json.loads((folder / "plain.json").read_text())["pid"]
+            found = subprocess.run(["pgrep", "-P", str(shim), "python"], capture_output=True, text=True, check=False)
+            return {int(pid) for pid in found.stdout.split()}
+        return self.worker_pids(job_id)
 
     def exactly_once(self, name: str, samples: int, epochs: int) -> bool:
         """Whether every sample took part in every epoch, once."""
@@ -173,16 +183,18 @@ def _used(state: ServiceState) -> Counter[tuple[str, str]]:
 
 def is_asking(process: subprocess.Popen[str]) -> None:
     """Wait until a command has a connection to the service, and keeps it: it waits for its answer."""
-    deadline, in_a_row = time.monotonic() + 60.0, 0
-    while in_a_row < 5:
-        assert time.monotonic() < deadline
+    looks: list[bool] = []
+
+    def has_had_one_for_a_while() -> bool:
         assert process.poll() is None
         opened = []
         for entry in Path(f"/proc/{process.pid}/fd").iterdir():
             with contextlib.suppress(OSError):
                 opened.append(os.readlink(entry))
-        in_a_row = in_a_row + 1 if any(name.startswith("socket:") for name in opened) else 0
-        time.sleep(0.1)
+        looks.append(any(name.startswith("socket:") for name in opened))
+        return len(looks) >= 5 and all(looks[-5:])
+
+    until(has_had_one_for_a_while, every_s=0.1)
 
 
-__all__ = ["SCRIPTS", "Live", "Trouble", "check_invariants", "is_asking"]
+__all__ = ["SCRIPTS", "Live", "ServiceError", "check_invariants", "is_asking"]

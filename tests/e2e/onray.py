@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from live import Live
 
-from geminid.serve.raycluster import LoopbackCluster
 from geminid.serve.records import JobFormed
 from geminid.serve.store import last_entries
+from geminid.testing.ray_cluster import LoopbackCluster
+from waiting import until
 
 
 class OnRay(Live):
@@ -56,7 +56,7 @@ class OnRay(Live):
     def unhurried(self, name: str, slots: int, *args: object) -> str:
         """A job that trains on so many slots, and takes its time, minutes of it, until it is told to :meth:`finish`."""
         slowly = ("--pause", 0.2, "--until", self.home / f"{name}-enough")
-        sizes = {"min_slots": slots, "max_slots": slots}
+        sizes = {"min_slots": slots, "max_slots": slots, "kind": "elastic"}
         job = self.counting(name, "--samples", 400, "--epochs", 60, "--max-batch", 64, *slowly, *args, **sizes)
         self.settled(job, slots)
         return job
@@ -99,10 +99,7 @@ class OnRay(Live):
         return self.until(job_id, lambda job: job["phase"] == "running" and job["slots"] == slots)
 
     def wait_for(self, reached, timeout_s: float = 150.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not reached():
-            assert time.monotonic() < deadline, (self.nodes(), self.run("status").stdout)
-            time.sleep(0.1)
+        until(reached, timeout_s, every_s=0.1, seen=lambda: (self.nodes(), self.run("status").stdout))
 
 
 def command_of(pid: int) -> str:

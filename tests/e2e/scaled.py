@@ -19,7 +19,7 @@ from ray.autoscaler.tags import (
     TAG_RAY_USER_NODE_TYPE,
 )
 
-from geminid.serve.raycluster import LoopbackCluster
+from geminid.testing.ray_cluster import LoopbackCluster
 
 #: What Ray's autoscaler wants to see in its configuration, and what is not used here.
 UNUSED = {

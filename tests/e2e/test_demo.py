@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
+from waiting import until
 
 
 @pytest.fixture
@@ -41,16 +40,8 @@ def test_the_short_demo_ends_well_and_leaves_nothing_behind(folder):
 
 def test_a_demo_that_is_killed_leaves_nothing_behind(folder):
     demo = subprocess.Popen([sys.executable, "-m", "geminid", "demo", "--short", "--slots", "2", "--json"])
-    services = []
-    until(lambda: services.extend(folder.glob("geminid-*/service.json")) or services)
-    service = json.loads(services[0].read_text())["pid"]
+    started = until(lambda: list(folder.glob("geminid-*/service.json")))
+    service = json.loads(started[0].read_text())["pid"]
     demo.kill()
     demo.wait()
     until(lambda: not Path(f"/proc/{service}").exists() and not list(folder.glob("geminid-*")))
-
-
-def until(holds, patience_s=90.0):
-    deadline = time.monotonic() + patience_s
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.1)

@@ -7,10 +7,6 @@ import signal
 import time
 
 import pytest
-
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
-pytest.importorskip("torch")
-
 from live import check_invariants
 from onray import OnRay
 from scaled import ScaledCluster

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
-pytest.importorskip("torch")
-
-from isolated import IsolatedCluster, can_isolate
+from isolated import IsolatedCluster
 from live import check_invariants
 from onray import OnRay, is_stopped
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
-    pytest.mark.skipif(not can_isolate(), reason="networks for nodes can be made by root only, with ip(8)"),
+    pytest.mark.needs_network_namespaces,
 ]
 
 #: Appends a line every tenth of a second, and at its end says so.
@@ -33,7 +28,8 @@ def ray():
 
 
 def test_a_short_cut_moves_nobody_and_a_slow_line_only_slows(ray):
-    job = ray.counting("a", "--samples", 400, "--epochs", 30, "--max-batch", 64, min_slots=3, max_slots=3)
+    sizes = {"min_slots": 3, "max_slots": 3, "kind": "elastic"}
+    job = ray.counting("a", "--samples", 400, "--epochs", 30, "--max-batch", 64, **sizes)
     ray.settled(job, 3)
     workers, victim = ray.worker_pids(job), sorted(ray.on(job))[0]
     ray.cluster.cut(victim)
@@ -106,7 +102,7 @@ def test_whoever_is_cut_off_for_too_long_stops_before_others_go_on(ray, tmp_path
     check_invariants(ray.home)
 
 
-@pytest.mark.skipif("GEMINID_TEST_SLOW" not in os.environ, reason="takes two minutes: set GEMINID_TEST_SLOW=1")
+@pytest.mark.slow("two minutes")
 def test_a_head_that_comes_back_without_its_tables_costs_what_was_not_saved(ray, tmp_path):
     enough = tmp_path / "enough"
     slowly = ("--pause", 0.05, "--until", enough, "--every", 0.5)

@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from itertools import count
@@ -17,12 +16,12 @@ import pytest
 from geminid.cluster import Cluster
 from geminid.sim.report import write_report
 from geminid.sim.workload import TraceJob, Workload
+from requirements import CHROMIUM
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_S = 30
 HOSTILE = "</script><script>document.title='broken'</script>"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; install it to test the report")
+pytestmark = pytest.mark.needs_chromium
 
 
 class Browser:

@@ -24,12 +24,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from live import SCRIPTS, Live, Trouble, check_invariants
+from live import SCRIPTS, Live, ServiceError, check_invariants
 
 from geminid.serve.client import Client
 from geminid.serve.store import Store
-
-pytest.importorskip("torch")
+from waiting import until
 
 DOWNTIME_S = float(os.environ.get("GEMINID_TEST_DOWNTIME_S", "2"))
 
@@ -57,13 +56,6 @@ def pid_of(live: Live, job_id: str) -> int:
     return int(json.loads(process.read_text())["pid"])
 
 
-def until(reached, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def test_a_service_killed_at_every_write_point_loses_nothing_and_runs_nothing_twice():
     """Row 1, and 8: one service after the other dies at its n-th write point, while jobs run and others are submitted.
 
@@ -79,13 +71,15 @@ def test_a_service_killed_at_every_write_point_loses_nothing_and_runs_nothing_tw
             command = [sys.executable, str(SCRIPTS / "mortal_service.py"), "2", str(n)]
             with (live.home / "mortal.out").open("ab") as out:
                 service = subprocess.Popen(command, env=live.env, stdout=out, stderr=out, start_new_session=True)
-            name, deadline = f"n{n}", time.monotonic() + 30
-            wanted[name] = None
-            while service.poll() is None and time.monotonic() < deadline:
+            wanted[f"n{n}"] = None
+
+            def ends_while_jobs_are_submitted(service: subprocess.Popen[bytes] = service) -> bool:
                 for key in [key for key, job_id in wanted.items() if job_id is None]:
-                    with contextlib.suppress(Trouble, OSError):
+                    with contextlib.suppress(ServiceError, OSError):
                         wanted[key] = submit_once(live, key)
-                time.sleep(0.02)
+                return service.poll() is not None
+
+            until(ends_while_jobs_are_submitted)
             assert service.wait(10) == -signal.SIGKILL, (live.home / "mortal.out").read_text()[-2000:]
             (live.home / "service.json").unlink(missing_ok=True)
         deaths = Counter(line.split(" ", 1)[1] for line in (live.home / "deaths").read_text().splitlines())
@@ -165,7 +159,7 @@ def test_workers_train_on_while_the_service_is_away_and_are_taken_over():
         live.until(orphan, lambda job: job["phase"] == "running")
         pid = pid_of(live, orphan)
         live.kill()
-        shutil.copytree(live.home / "jobs" / orphan, live.home / "jobs" / "j999")  # of a job that no log knows
+        shutil.copytree(live.home / "jobs" / orphan, live.home / "jobs" / "j0")  # of a job that the log does not know
         live.up()
         until(lambda: gone(pid))
         live.hurry(elastic, "a", epochs=EPOCHS)
@@ -313,7 +307,7 @@ def test_secrets_are_nowhere_to_be_read():
         live.client.post(f"jobs/{sleeping}/cancel")
         plain = live.submit("sh", "-c", "true", env={"API_KEY": "hunter2-plain"})
         elastic = live.counting("a", "--samples", 50, "--epochs", 2, env={"API_KEY": "hunter2-elastic"})
-        with pytest.raises(Trouble) as refused:
+        with pytest.raises(ServiceError) as refused:
             live.submit("true", env={"API_KEY": "hunter2-refused", "bad name": "hunter2-too"})
         told = [str(refused.value)]
         for job in (plain, elastic):
@@ -332,30 +326,27 @@ def test_secrets_are_nowhere_to_be_read():
         ann.verify()
         assert ann.get("jobs") == []
         live.run("token", "ann", "--revoke")
-        with pytest.raises(Trouble, match="a valid token is needed"):
+        with pytest.raises(ServiceError, match="a valid token is needed"):
             ann.get("jobs")
         for text in ("made a token for ann with role user", "a token of ann was revoked"):
             until(lambda text=text: text in json.dumps(live.client.get("events", limit=1000)))
         assert [row["revoked_at_s"] is None for row in live.json("token")] == [True, False]
 
 
-def refusal(live: Live) -> Trouble | None:
+def refusal(live: Live) -> ServiceError | None:
     """Why nothing can be submitted."""
     try:
         live.submit("true")
-    except Trouble as trouble:
+    except ServiceError as trouble:
         return trouble
     return None
 
 
+@pytest.mark.needs_mounts
 def test_a_full_disk_is_told_and_everything_goes_on_when_there_is_room_again():
     """Row 17, on a file system of its own of 6 MiB that is filled and emptied."""
     live = Live(slots=2)
-    if (
-        os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", live.home], capture_output=True).returncode
-    ):
-        pytest.skip("a file system of a chosen size can only be mounted by root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m,mode=700", "tmpfs", live.home], check=True)
     try:
         with live:
             job = live.patient("a", "--talk", slots=2)

@@ -156,7 +156,7 @@ def test_a_policy_that_interrupts_jobs_before_they_restart_is_told_instead_of_si
 def test_policies_and_workloads_are_listed() -> None:
     names = {row["name"] for row in json.loads(run("policies", "--json").stdout)}
     assert {"fifo", "srtf", "las", "tiresias", "optimus", "sia"} <= names
-    assert "NSDI" in run("policies").stdout
+    assert "NSDI" in run("policies", "--wide").stdout
     one = run("policies", "max_min_fairness_packed").stdout
     assert "pairs" in one
     assert "vertex or centre or total" in one
@@ -189,3 +189,26 @@ def test_adaptive_is_for_policies_that_read_throughputs() -> None:
     refused = run("simulate", "--workload", "small", "--policy", "fifo", "--adaptive")
     assert refused.returncode == 2
     assert "needs a policy that reads throughputs" in refused.stderr
+
+
+def test_one_policy_of_each_kind_runs_side_by_side_and_is_plotted(tmp_path: Path) -> None:
+    page, results = tmp_path / "policies.html", tmp_path / "policies.json"
+    jobs = "\n".join(
+        f"  - {{name: j{i}, submit: {20 * i}, slots: {1 + i % 2}, application: resnet18-cifar10}}" for i in range(4)
+    )
+    workload = tmp_path / "few.yaml"
+    workload.write_text(f"name: few\njobs:\n{jobs}\n", encoding="utf-8")
+    arguments = ("--workload", str(workload), "--cluster", "v100:2x2", "--rescale", "live", "--workers", "1")
+    run("simulate", *arguments, "--policy", "selection", "--json", str(results), "--report", str(page))
+    names = [row["policy"].partition(":")[0] for row in json.loads(results.read_text(encoding="utf-8"))]
+    assert len(names) == len(set(names)) >= 16
+    assert {"gandiva", "antman", "slaq", "shockwave", "lucid", "themis", "sia", "geminid"} <= set(names)
+    assert "gandiva" in page.read_text(encoding="utf-8")
+
+
+def test_a_policy_is_explained_with_what_its_options_mean() -> None:
+    told = run("policies", "gandiva").stdout
+    assert "least loaded node of its size" in told
+    assert "slice=60" in told
+    assert "seconds until others of the same size have their turn" in told
+    assert "In simulations only" in run("policies", "antman").stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +18,9 @@ from geminid.policies.gavel.problem import AllocationProblem
 from geminid.policies.gavel.throughput import max_total_throughput
 from geminid.policies.gavel.waterfill import water_filling
 from geminid.sim.profiles.gavel import load_throughputs
+from requirements import PEERS
 
-PEERS = Path(__file__).parents[3] / "shared" / "peers"
-pytestmark = pytest.mark.skipif(
-    not (PEERS / gavel.TABLE).exists(), reason="Gavel's throughput table is not at shared/peers/gavel"
-)
+pytestmark = pytest.mark.needs_peers(gavel.TABLE)
 
 #: To this, relatively, objectives must agree.
 CLOSE = 1e-4

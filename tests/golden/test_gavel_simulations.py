@@ -11,8 +11,9 @@ import pytest
 from geminid.bench import gavel
 from geminid.cluster import Cluster
 from geminid.sim.run import Experiment, simulate
+from requirements import PEERS
 
-PEERS = Path(__file__).parents[3] / "shared" / "peers"
+pytestmark = pytest.mark.needs_peers("gavel/results", "gavel/traces")
 
 #: On traces A and B; of trace C the quick ones. The others, and Figure 8, are for ``geminid bench fidelity``.
 POLICIES = (
@@ -25,7 +26,7 @@ POLICIES = (
     "max_min_fairness_water_filling_packed",
     "finish_time_fairness_perf",
     "finish_time_fairness_packed",
-    "gandiva",
+    "gandiva_packed",
     "max_sum_throughput_perf",
     "max_sum_throughput_normalized_by_cost_perf",
     "min_total_duration_perf",
@@ -71,8 +72,6 @@ def test_fifo_comes_out_as_published_with_the_types_that_were_drawn_there(trace:
 
 def _published(trace: str, policy: str) -> gavel.GavelResult:
     results = {result.policy: result for result in gavel.published(PEERS) if result.set == trace}
-    if not results:
-        pytest.skip("Gavel's results are not at shared/peers/gavel/results")
     return results[policy]
 
 
@@ -88,9 +87,6 @@ def _simulated(trace: str, policy: str, seed: int = 0) -> dict[str, Any]:
 
 
 def test_the_generator_draws_what_gavels_draws() -> None:
-    path = PEERS / gavel.SETS["C"][0]
-    if not path.exists():
-        pytest.skip("Gavel's traces are not at shared/peers/gavel/traces")
     theirs = gavel.workload_of(PEERS, "C").jobs
     ours = gavel.figure_8(PEERS, jobs_per_hour=2.0, jobs=len(theirs)).jobs
     assert [(job.application, job.steps) for job in ours] == [(job.application, job.steps) for job in theirs]

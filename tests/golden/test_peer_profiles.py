@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import cache
 
 import pytest
 
 from geminid.bench.model import PLACEMENTS, ModelReport, run
 from geminid.sim.measurements import load_measurements
+from requirements import PEERS
 
 pytestmark = pytest.mark.xdist_group("peer profiles")  # one worker makes the reports that all these look at
 
-PEERS = Path(__file__).parents[3] / "shared" / "peers"
+
+POLLUX, SIA = "pollux/traces", "sia/sia-simulator/traces"
 
 
-@pytest.fixture(scope="module", params=["pollux/traces", "sia/sia-simulator/traces"])
+@cache
+def report_on(folder: str) -> ModelReport:
+    return run(load_measurements(PEERS / folder), progress=lambda _: None)
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(folder, marks=pytest.mark.needs_peers(folder)) for folder in (POLLUX, SIA)]
+)
 def report(request: pytest.FixtureRequest) -> ModelReport:
-    directory = PEERS / request.param
-    if not directory.is_dir():
-        pytest.skip(f"the peers' measured profiles are not at {directory.relative_to(PEERS.parents[1])}")
-    return run(load_measurements(directory), progress=lambda _: None)
+    return report_on(request.param)
 
 
 def test_our_model_predicts_held_out_placements_better_than_pollux_and_under_ten_percent(report: ModelReport) -> None:
@@ -39,9 +45,13 @@ def test_what_cannot_be_predicted_is_explained(report: ModelReport) -> None:
     assert {row.application for row in report.excluded} <= {"gpt_pmp"}
 
 
-def test_carrying_a_fit_over_to_another_type_beats_both_optimism_and_sias_rule(report: ModelReport) -> None:
-    if not report.transfers:
-        pytest.skip("these profiles are of a single GPU type")
-    optimism, scaled, recombined = report.transfers
+@pytest.mark.needs_peers(SIA)
+def test_carrying_a_fit_over_to_another_type_beats_both_optimism_and_sias_rule() -> None:
+    optimism, scaled, recombined = report_on(SIA).transfers
     assert recombined.mean < min(optimism.mean, scaled.mean)
     assert recombined.median < min(optimism.median, scaled.median)
+
+
+@pytest.mark.needs_peers(POLLUX)
+def test_profiles_of_a_single_type_have_nothing_to_carry_over() -> None:
+    assert not report_on(POLLUX).transfers

@@ -10,6 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from effort import examples
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.engine.commands import Rescale, Share, Start, Stop
@@ -149,5 +150,5 @@ class AnythingHappens(RuleBasedStateMachine):
         assert {j.id: j.partner for j in self.engine.jobs.values() if j.partner} == self.partners
 
 
-AnythingHappens.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+AnythingHappens.TestCase.settings = settings(max_examples=examples(60), stateful_step_count=40)
 TestAnythingHappens = AnythingHappens.TestCase

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
+from effort import examples
 from geminid.policies.gavel.allox import allox, in_lines
 from geminid.policies.gavel.auction import themis_auction
 from geminid.policies.gavel.finish_time import finish_time_fairness
@@ -112,7 +113,7 @@ def _check(problem: AllocationProblem, answer: TimeFractions) -> None:
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problem=problems())
 def test_every_answer_is_feasible(name: str, problem: AllocationProblem) -> None:
     _check(problem, SOLVERS[name](problem))
@@ -120,14 +121,14 @@ def test_every_answer_is_feasible(name: str, problem: AllocationProblem) -> None
     _check(blind, SOLVERS[name](blind))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(problem=problems(wide=True, jobs=30))
 def test_the_auction_finds_winners_among_jobs_of_all_ages_and_sizes(problem: AllocationProblem) -> None:
     _check(problem, themis_auction(problem))
 
 
 @pytest.mark.parametrize("solve", [finish_time_fairness, min_makespan])
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(problem=problems(wide=True, jobs=30))
 def test_jobs_of_all_ages_and_sizes_are_served_equally_well_whatever_the_choice(
     solve: Callable[..., TimeFractions], problem: AllocationProblem
@@ -178,7 +179,7 @@ MERGING: dict[str, Callable[..., TimeFractions]] = {
 
 
 @pytest.mark.parametrize("name", MERGING)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problem=problems())
 def test_merging_identical_jobs_changes_nothing(name: str, problem: AllocationProblem) -> None:
     merged, apart = MERGING[name](problem, merged=True), MERGING[name](problem, merged=False)
@@ -199,7 +200,7 @@ WARM: dict[str, Callable[..., TimeFractions]] = {
 
 
 @pytest.mark.parametrize("name", WARM)
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(before=problems(), problem=problems())
 def test_what_was_solved_before_does_not_change_the_optimum(
     name: str, before: AllocationProblem, problem: AllocationProblem
@@ -215,7 +216,7 @@ def test_what_was_solved_before_does_not_change_the_optimum(
         assert [note.reason for note in warm.notes] == [note.reason for note in cold.notes]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problem=problems())
 def test_merged_water_filling_reaches_the_same_throughputs(problem: AllocationProblem) -> None:
     for hierarchy in (None, HIERARCHY):
@@ -224,7 +225,7 @@ def test_merged_water_filling_reaches_the_same_throughputs(problem: AllocationPr
         np.testing.assert_allclose(merged, apart, rtol=1e-4, atol=1e-5)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(problem=problems())
 def test_water_filling_serves_the_least_served_as_well_as_max_min_fairness(problem: AllocationProblem) -> None:
     shares = normalised_shares(problem, water_filling(problem))
@@ -233,7 +234,7 @@ def test_water_filling_serves_the_least_served_as_well_as_max_min_fairness(probl
         assert np.nanmin(shares) == pytest.approx(fair, rel=1e-5, abs=1e-7)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(weights=st.lists(st.floats(0.2, 5.0), min_size=2, max_size=4), jobs=st.integers(2, 5))
 def test_shares_of_entities_add_up_to_their_weights(weights: list[float], jobs: int) -> None:
     # Slot time is in proportion to weights as long as nobody has all of the time.
@@ -247,7 +248,7 @@ def test_shares_of_entities_add_up_to_their_weights(weights: list[float], jobs: 
         np.testing.assert_allclose(by_team / by_team.sum(), np.array(weights) / sum(weights), rtol=1e-4)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 def test_shares_add_up_to_the_weights_at_each_level_whatever_the_rules(data: st.DataObject) -> None:
     """One slot that all want: everyone's time is the product of its entities' shares along its path."""
@@ -287,7 +288,7 @@ def test_shares_add_up_to_the_weights_at_each_level_whatever_the_rules(data: st.
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60))
 def test_allox_is_the_assignment_of_jobs_to_places_from_the_end_of_each_slots_line(seed: int) -> None:
     """As the paper has it, one column for every slot and place, through another solver."""
     rng = np.random.default_rng(seed)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from effort import examples
 from geminid.policies.pairing import LEAST_TOGETHER, Paired, Worth, pair_up
 from geminid.solve.choices import Choices, Prices
 from geminid.solve.prices import Priced, solve
@@ -83,7 +84,7 @@ def best_of_all(problem: Choices, worth: Worth, speeds: Array) -> float:
 def test_the_best_decision_with_pairs_lies_within_the_certificate() -> None:
     rng = np.random.default_rng(0)
     lost, shared = [], 0
-    for _ in range(200):
+    for _ in range(examples(200)):
         jobs = int(rng.integers(2, 5))
         problem, worth, speeds = random_problem(rng, jobs)
         found, together = paired(problem, worth, speeds, np.ones(jobs, dtype=bool))
@@ -92,7 +93,7 @@ def test_the_best_decision_with_pairs_lies_within_the_certificate() -> None:
         _assert_carried_out(problem, worth, speeds, together)
         lost.append(1.0 - solution.value / best if best > 0 else 0.0)
         shared += len(together.pairs)
-    assert shared > 60
+    assert shared > 0.3 * len(lost)
     assert float(np.mean(lost)) < 0.03
 
 
@@ -119,7 +120,7 @@ def _assert_carried_out(problem: Choices, worth: Worth, speeds: Array, together:
 
 def test_where_sharing_does_not_pay_nothing_changes() -> None:
     rng = np.random.default_rng(1)
-    for _ in range(50):
+    for _ in range(examples(50)):
         problem, worth, speeds = random_problem(rng, 4)
         everybody, nobody = np.ones(4, dtype=bool), np.zeros(4, dtype=bool)
         for slow, who in ((np.full_like(speeds, 0.5), everybody), (0.0 * speeds, everybody), (speeds, nobody)):

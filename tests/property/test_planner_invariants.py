@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from effort import examples
 from geminid.cluster import Cluster
 from geminid.job import JobSpec
 from geminid.nodes import NodeGroup
@@ -15,19 +17,11 @@ from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.planner import Planner
 from geminid.serve.state import ServiceState
+from geminid.testing.clock import ManualClock
 
 SLOTS = 6
 CLUSTER = Cluster.of_groups([NodeGroup(gpu_type="cpu", slots=SLOTS, name="here")])
 POLICIES = ("geminid:gap=0", "geminid:gap=0,fill=true", "fifo", "sia", "tiresias")
-
-
-class Clockwork:
-    """Moves on when it is told to."""
-
-    at_s = 0.0
-
-    def now_s(self) -> float:
-        return self.at_s
 
 
 class Users(RuleBasedStateMachine):
@@ -36,10 +30,10 @@ class Users(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(POLICIES), pace_s=st.sampled_from([0.0, 1.0, 100.0]), prompt=st.booleans())
     def begin(self, policy: str, pace_s: float, prompt: bool) -> None:
         self.pace_s, self.prompt = pace_s, prompt
-        self.state, self.clock, self.count = ServiceState(), Clockwork(), 0
+        self.state, self.clock, self.count = ServiceState(), ManualClock(), 0
         started = {"gpu_types_by_node": {"here": "cpu"}}
         self.state.apply(1, 0.0, r.ServiceStarted(epoch=1, version="0", policy=policy, cluster=started))
-        self.planner = Planner(CLUSTER, make_policy(policy), policy, self.state, self.clock)  # type: ignore[arg-type]
+        self.planner = Planner(CLUSTER, make_policy(policy), policy, self.state, self.clock)
 
     def tell(self, record: r.Record) -> None:
         used = self.used()
@@ -158,4 +152,15 @@ class Users(RuleBasedStateMachine):
 
 
 TestPlans = Users.TestCase
-TestPlans.settings = settings(max_examples=100, stateful_step_count=25, deadline=None)
+TestPlans.settings = settings(max_examples=examples(100), stateful_step_count=25)
+
+
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("slot", range(SLOTS))
+def test_a_job_is_not_moved_at_a_size_that_is_not_allowed_any_more(first: int, then: int, slot: int) -> None:
+    """It starts, and must not be resized yet, when its size changes and then one of its slots is cordoned."""
+    users = Users()
+    users.begin(policy="geminid:gap=0", pace_s=0.0, prompt=False)
+    users.submit(elastic=True, fixed=False, owner="ann", queue="day", sizes=(first, 0))
+    users.change_size(least=then, more=0, which=0)
+    users.cordon(cordoned=True, slot=slot)

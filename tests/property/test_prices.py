@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csc_array
 
+from effort import examples
 from geminid.bench.solver import problem
 from geminid.solve.alike import Kinds
 from geminid.solve.choices import Choices
@@ -76,7 +77,7 @@ def assert_feasible(problem: Choices, found: Priced) -> None:
 def test_the_optimum_lies_within_the_certificate(groups: int, finish_above: float | None) -> None:
     rng = np.random.default_rng(groups)
     lost = []
-    for _ in range(500):
+    for _ in range(examples(500)):
         problem = random_problem(rng, int(rng.integers(1, 9)), int(rng.integers(1, 4)), groups=groups)
         found, best = solve(problem, finish_above=finish_above), exact(problem)
         assert_feasible(problem, found)
@@ -92,7 +93,7 @@ def test_a_certificate_holds_however_little_is_left_open(monkeypatch: pytest.Mon
     """What the integer program may not touch still bounds the optimum."""
     monkeypatch.setattr("geminid.solve.rounding.MOST_LEFT_OPEN", (2, 4))
     rng = np.random.default_rng(3)
-    for _ in range(300):
+    for _ in range(examples(300)):
         problem = random_problem(rng, int(rng.integers(3, 12)), int(rng.integers(1, 4)), groups=2)
         found, best = solve(problem, finish_above=0.0), exact(problem)
         assert_feasible(problem, found)
@@ -101,7 +102,7 @@ def test_a_certificate_holds_however_little_is_left_open(monkeypatch: pytest.Mon
 
 def test_it_agrees_with_trying_everything() -> None:
     rng = np.random.default_rng(1)
-    for _ in range(300):
+    for _ in range(examples(300)):
         problem = random_problem(rng, int(rng.integers(1, 4)), 2)
         best = 0.0
         for choice in product(range(-1, problem.utility.shape[1]), repeat=len(problem.utility)):
@@ -187,7 +188,7 @@ def test_few_kinds_of_jobs_are_counted(slots: int, jobs: int, kinds: int) -> Non
 @pytest.mark.parametrize("groups", [0, 2])
 def test_the_optimum_of_jobs_that_are_alike_lies_within_the_certificate(groups: int) -> None:
     rng = np.random.default_rng(groups)
-    for _ in range(100):
+    for _ in range(examples(100)):
         kinds = int(rng.integers(1, 4))
         few = random_problem(rng, kinds, int(rng.integers(1, 4)), groups=groups)
         alike = np.concatenate([np.arange(kinds), rng.integers(0, kinds, 8 * kinds)])

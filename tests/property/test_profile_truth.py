@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from geminid.sim.application import Application
 from geminid.sim.profiles import built_in_applications, load_applications
 from geminid.sim.profiles.measured import canonical
+from requirements import PEERS
 
 BUILT_IN = built_in_applications()
-PEERS = Path(__file__).parents[3] / "shared" / "peers"
 
 placements = st.lists(st.integers(1, 8), min_size=1, max_size=32).map(tuple)
 applications = st.sampled_from(sorted(BUILT_IN))
@@ -60,15 +59,17 @@ def test_noise_never_shrinks_while_a_model_trains(name: str, epoch: int) -> None
     assert 0 < now <= later
 
 
-@pytest.fixture(scope="module", params=["pollux/traces", "sia/sia-simulator/traces"])
+FOLDERS = ("pollux/traces", "sia/sia-simulator/traces")
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param(folder, marks=pytest.mark.needs_peers(folder)) for folder in FOLDERS]
+)
 def peers(request: pytest.FixtureRequest) -> dict[str, Application]:
-    directory = PEERS / request.param
-    if not directory.is_dir():
-        pytest.skip(f"the peers' measured profiles are not at {directory.relative_to(PEERS.parents[1])}")
-    return load_applications(directory)
+    return load_applications(PEERS / request.param)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(data=st.data())
 def test_the_peers_measurements_give_a_time_for_every_placement(
     peers: dict[str, Application], data: st.DataObject

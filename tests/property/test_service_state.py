@@ -8,6 +8,7 @@ import signal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
@@ -75,7 +76,7 @@ def replayed(log: list[r.Record], start: ServiceState | None = None) -> ServiceS
 
 
 @given(st.lists(anything, max_size=40), st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_any_log_gives_one_state_and_a_snapshot_anywhere_changes_nothing(log, data):
     whole = replayed(log)
     cut = data.draw(st.integers(0, len(log)))
@@ -86,7 +87,7 @@ def test_any_log_gives_one_state_and_a_snapshot_anywhere_changes_nothing(log, da
 
 
 @given(st.lists(anything, max_size=40))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_records_survive_the_wire_and_the_end_absorbs(log):
     state = ServiceState()
     for record in log:

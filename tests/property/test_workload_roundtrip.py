@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from geminid.fields import InvalidInput, check_text
 from geminid.job import Adaptivity
 from geminid.policies.gavel.problem import MOST_WEIGHT
@@ -40,6 +41,7 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         slo_s=None if relative else draw(st.none() | amounts),
         slo_factor=draw(st.none() | amounts) if relative else None,
         owner=draw(st.just("") | labels),
+        opportunistic=draw(st.booleans()),
     )
 
 
@@ -101,7 +103,7 @@ def test_the_order_of_rows_does_not_matter(order: list[int]) -> None:
     assert [job.name for job in shuffled.jobs] == [f"j{i}" for i in range(8)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     jobs=st.integers(1, 30),
     hours=st.floats(0.01, 400),

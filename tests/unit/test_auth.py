@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from geminid.serve.auth import DamagedTokens, Tokens, challenge_of, changes
-from geminid.serve.client import Client, Trouble
-from geminid.train.launcher import started_at
+from geminid.serve.auth import DamagedTokens, Tokens, challenge_of, changes, first_token
+from geminid.serve.client import Client, ServiceError
+from geminid.train.identity import started_at
 
 
 def test_tokens_that_are_made_at_the_same_time_are_all_there(tmp_path):
@@ -81,15 +81,25 @@ def test_no_token_is_shown_to_whoever_listens_at_the_port_of_a_service_that_is_g
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     for pid, since in ((int(gone.stdout), 1), (os.getpid(), started_at(os.getpid()) - 1)):
         (tmp_path / "service.json").write_text(json.dumps({"url": url, "pid": pid, "started_at": since}))
-        with pytest.raises(Trouble, match="no service is running"):
+        with pytest.raises(ServiceError, match="no service is running"):
             Client.here()
     assert shown == []
     monkeypatch.setenv("GEMINID_URL", url)
-    with pytest.raises(Trouble, match="does not know your token"):
+    with pytest.raises(ServiceError, match="does not know your token"):
         Client.here()
     assert len(shown) == 1
     assert "secret" not in shown[0]
     assert "uthorization" not in shown[0]
+
+
+def test_a_lost_file_of_tokens_is_named_and_not_made_anew(tmp_path):
+    first_token(tmp_path)
+    (tmp_path / "tokens.json").unlink()
+    with pytest.raises(DamagedTokens, match=r"tokens\.json is missing.*remove .*/token for a new token"):
+        first_token(tmp_path)
+    (tmp_path / "token").unlink()
+    first_token(tmp_path)
+    assert Tokens(tmp_path).identify((tmp_path / "token").read_text().strip()) is not None
 
 
 def test_a_damaged_file_of_tokens_is_named(tmp_path):

@@ -6,6 +6,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from geminid.serve.executors.collected import Collected
 from geminid.serve.logfiles import rotate
 
@@ -65,7 +66,7 @@ class Mortal(Collected):
         super()._note(size)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_services_that_end_at_any_moment_bring_every_byte_once_that_is_not_left_out(tmp_path_factory, data):
     log = tmp_path_factory.mktemp("logs") / "out.log"

@@ -23,9 +23,9 @@ def formed(group: ElasticGroup, form: Form):
     return actions
 
 
-def running(slots: str) -> ElasticGroup:
-    """A group that trains on these slots."""
-    group = ElasticGroup("file:/x/")
+def running(slots: str, fewest: int = 1) -> ElasticGroup:
+    """A group that trains on these slots, and needs so many."""
+    group = ElasticGroup("file:/x/", fewest=fewest)
     actions = group.want(list(slots))
     for worker, _ in started(actions):
         actions = group.ready(worker)
@@ -335,3 +335,46 @@ def test_messages_that_are_repeated_late_or_of_strangers_change_nothing():
     assert group.joined("w1", form.generation) == []
     assert group.joined("w1", form.generation) == []  # repeated
     assert group.formed
+
+
+def test_survivors_that_are_too_few_wait_for_newcomers():
+    group = running("abc", fewest=2)
+    form, _ = told(group.gone("w1"))
+    assert not form.hold  # two are enough
+    formed(group, form)
+    form, receivers = told(group.gone("w2"))
+    assert (form.members, form.hold, receivers) == (("w3",), True, ["w3"])
+    assert formed(group, form) == []  # newcomers are on their way
+    form, _ = told(group.ready("w4"))  # and join as soon as there are enough of them
+    assert (set(form.members), form.hold) == ({"w3", "w4"}, False)
+
+
+def test_survivors_that_wait_go_on_when_their_job_needs_no_more_than_them():
+    group = running("ab", fewest=2)
+    group.forsake(["b"])
+    form, _ = told(group.gone("w2"))
+    assert form.hold
+    assert formed(group, form) == []  # although there is no other slot for it
+    assert group.want(["a"]) == []
+    form, _ = told(group.need(1))
+    assert (form.members, form.hold, form.broken) == (("w1",), False, False)
+    assert formed(group, form) == []
+    assert group.settled
+
+
+def test_workers_of_an_earlier_version_are_not_asked_to_wait():
+    group = ElasticGroup("file:/x/", fewest=2)
+    for worker, slot in (("w1", "a"), ("w2", "b")):
+        group.adopt(worker, slot, member=True, can_hold=False)
+    group.resume(1, ("w1", "w2"), ("a", "b"))
+    form, _ = told(group.gone("w2"))
+    assert (form.members, form.hold) == (("w1",), False)
+
+
+def test_a_group_that_waits_does_so_under_the_next_supervisor():
+    group = ElasticGroup("file:/x/", fewest=2)
+    group.adopt("w1", "a", member=True)
+    group.resume(2, ("w1",), ("a", "b"), held=True)
+    assert started(group.resumed()) == [("w2", "b")]
+    form, _ = told(group.ready("w2"))
+    assert (set(form.members), form.hold) == ({"w1", "w2"}, False)

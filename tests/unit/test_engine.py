@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -18,23 +17,10 @@ from geminid.engine.models import ModelKeeper
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Observation
 from geminid.job import Adaptivity
-from geminid.policies.base import ClusterView, Decision, JobFacts, Policy
+from geminid.policies.base import ClusterView, Decision, JobFacts
+from geminid.testing.policies import ScriptedPolicy
 
 CLUSTER = Cluster.parse("v100:2x4,t4:1x4")
-
-
-@dataclass
-class Scripted(Policy):
-    """Answers whatever the test wants."""
-
-    name = "scripted"
-    paper = objective = ""
-    answer: Callable[[ClusterView], Decision] = lambda view: Decision({})
-    interval_s: float | None = None
-    needs_models = True
-
-    def decide(self, view: ClusterView) -> Decision:
-        return self.answer(view)
 
 
 def job(name: str, at_s: float = 0.0, **facts: object) -> Submitted:
@@ -43,7 +29,7 @@ def job(name: str, at_s: float = 0.0, **facts: object) -> Submitted:
 
 
 def engine(answer: Callable[[ClusterView], Decision], **options: object) -> Engine:
-    policy = Scripted(answer=answer, **options)  # type: ignore[arg-type]
+    policy = ScriptedPolicy(answer, needs_models=True, **options)  # type: ignore[arg-type]
     return Engine(CLUSTER, policy, ModelKeeper("pollux"), debug=False)
 
 

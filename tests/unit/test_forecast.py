@@ -16,6 +16,7 @@ from geminid.configuration import Placement
 from geminid.engine.engine import Engine
 from geminid.engine.events import Submitted
 from geminid.engine.explain import Quota, explain
+from geminid.engine.hints import Levers
 from geminid.engine.models import ModelKeeper
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Observation, Profile
@@ -258,19 +259,24 @@ def test_explanations_name_the_numbers():
     assert any("j1 (ann) holds 3 slots" in number for number in waiting.numbers)
     assert "the quota of owner bob is 9 slots, of which 2 are used" in waiting.numbers
     for slots, used, told, hint in (
-        (4, 3, "the quota of owner bob is 4 slots, of which 3 are used", "geminid quota owner bob 5"),
+        (4, 3, "the quota of owner bob is 4 slots, of which 3 are used", ""),
         (
             4,
             6,
             "the quota of owner bob is 4 slots, and 6 are used: commands that run are left alone until they end",
-            "geminid quota owner bob 8",
+            "",
         ),
         (1, 0, "it needs 2 slots, and the quota of owner bob is 1: it cannot start", "geminid quota owner bob 2"),
     ):
         limited = explain(engine.view(), "j2", quotas=[Quota("owner bob", slots, used)])
         assert limited is not None
-        assert limited.reason == told
-        assert any(hint in suggestion for suggestion in limited.suggestions)
+        if hint:
+            assert limited.reason == told
+            assert any(hint in suggestion for suggestion in limited.suggestions)
+        else:  # one slot is free, and it needs two: a higher quota alone brings it nothing
+            assert limited.reason == f"{told}; besides, all but 1 of 4 slots are held by 1 other job"
+            wait = "it can start when other jobs of owner bob end or shrink, and at least 1 more slot is free"
+            assert limited.suggestions == (wait,)
     borrowed = Quota("owner bob", 1, 2, borrow=True).told()
     assert (
         borrowed
@@ -280,7 +286,7 @@ def test_explanations_name_the_numbers():
         "it can start when at least 1 more slot is free; j1 (3 slots) is as small as can be and must end or give way"
     )
     assert waiting.suggestions[0] == wanting
-    assert any("had it asked for 1 slot, it could start now" in hint for hint in waiting.suggestions)
+    assert "let it run on fewer slots (geminid set j2 --min-slots 1)" in waiting.suggestions
     speeds = {size.slots: size.goodput for size in waiting.sizes}
     assert set(speeds) == {2, 3, 4}
     assert speeds[4] > 1.5 * speeds[2]
@@ -291,6 +297,24 @@ def test_explanations_name_the_numbers():
     assert held is not None
     assert held.reason == "its size is fixed"
     assert explain(engine.view(), "nobody") is None
+
+
+def test_a_higher_quota_is_suggested_only_where_there_are_slots_for_it():
+    engine = Engine(CLUSTER, Fifo(), ModelKeeper())
+    for one in (job("j1", slots=(0, 1), min_slots=2, max_slots=2), job("j2", min_slots=2)):
+        engine.restore(view_of(one, CLUSTER, 5.0))
+    limited = explain(engine.view(), "j2", quotas=[Quota("owner bob", 3, 2)])
+    assert limited is not None
+    assert limited.reason == "the quota of owner bob is 3 slots, of which 2 are used"
+    assert "have the quota raised (geminid quota owner bob 4)" in limited.suggestions
+    wider = explain(engine.view(), "j2", quotas=[Quota("owner bob", 3, 2), Quota("queue default", 4, 3)])
+    assert wider is not None
+    assert "quota raised" not in " ".join(wider.suggestions)  # the second would have to be five, of four slots
+    engine.restore(view_of(job("j3", slots=(2, 3), max_slots=4), CLUSTER, 5.0))
+    full = explain(engine.view(), "j3", quotas=[Quota("owner bob", 4, 4)])
+    assert full is not None
+    assert full.reason.endswith("none are left to grow into; besides, no slot is free")
+    assert full.suggestions == ()
 
 
 def test_explanations_know_of_sizes_on_several_nodes():
@@ -306,6 +330,15 @@ def test_explanations_know_of_sizes_on_several_nodes():
     assert [size.slots for size in told.sizes if size.current] == [6]
     assert any(number.startswith("on 6 slots its model predicts") for number in told.numbers)
     assert "more slots would not make it faster" not in told.reason
+
+
+def test_a_policy_without_models_is_not_said_to_measure_speeds():
+    engine = Engine(CLUSTER, Fifo(), ModelKeeper())
+    engine.restore(view_of(job("j1", slots=(0,)), CLUSTER, 5.0))
+    told = explain(engine.view(), "j1", levers=Levers(size_follows_speed=False))
+    assert told is not None
+    assert told.reason == "the policy gives jobs their sizes without regard to their speeds"
+    assert told.suggestions == ()
 
 
 def test_who_cannot_grow_because_nobody_can_shrink_is_told_so():

@@ -8,6 +8,9 @@ import pytest
 
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
+from geminid.engine.engine import Engine
+from geminid.engine.events import Submitted
+from geminid.engine.models import ModelKeeper
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import fit
@@ -15,7 +18,7 @@ from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.table import JobModel
 from geminid.policies.base import ClusterView, Decision, JobFacts, JobView, Policy, slots_of
 from geminid.policies.geminid import Geminid
-from geminid.serve.guard import Guard
+from geminid.serve.guard import Guard, Timed
 
 
 @dataclass
@@ -149,3 +152,22 @@ def test_prices_are_those_of_the_last_decision_about_everybody():
     assert float(policy.solution.prices.types[0]) == 0.0
     until.clear()
     assert price(6.0) == pytest.approx(everybody, rel=0.01)
+
+
+@dataclass
+class Forgetful(Policy):
+    """Lacks a ``return`` at the end."""
+
+    name, paper, objective = "forgetful", "", ""
+
+    def decide(self, view: ClusterView) -> Decision:
+        return None  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("guarded", [Guard(Forgetful()), Guard(Timed(Forgetful()))])
+def test_a_policy_that_returns_no_decision_is_named_with_its_file(guarded):
+    engine = Engine(Cluster.parse("cpu:1x4"), guarded, ModelKeeper("pollux"), debug=False)
+    (told,) = engine.handle(Submitted(0.0, job("a", 4).facts)).rejected
+    assert "Forgetful.decide returned None instead of a Decision" in told
+    assert __file__ in told
+    assert "serve/guard.py" not in told

@@ -175,7 +175,7 @@ def test_the_working_directory_does_not_go_up() -> None:
             {"priority": 1001},
             "priority is 1001, but must be a whole number, at least -1000 and at most 1000.",
         ),
-        ({"max_retries": -1}, "max_retries is -1, but must be a whole number, at least 0."),
+        ({"max_retries": -1}, "max_retries is -1, but must be a whole number, at least 0 and at most 2147483648."),
         ({"execution_plans": []}, "execution_plans is an empty list, but must have at least one plan."),
         (
             {"execution_plans": ["dp", "dp"]},

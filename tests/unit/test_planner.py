@@ -6,7 +6,7 @@ import pytest
 
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration, Placement
-from geminid.engine.explain import expected_speed
+from geminid.engine.explain import expected_speed, explain
 from geminid.job import JobSpec
 from geminid.nodes import NodeGroup
 from geminid.policies.base import ClusterView, Decision, Policy
@@ -16,6 +16,7 @@ from geminid.serve.clock import Clock
 from geminid.serve.planner import Planner
 from geminid.serve.state import ServiceState
 from geminid.sim.run import load_policy
+from geminid.testing.clock import ManualClock
 
 
 def nodes(**types: str) -> Cluster:
@@ -119,20 +120,10 @@ def test_a_job_keeps_what_it_has_elsewhere_if_that_is_enough(least, left):
     assert ServiceState.from_dict(scene.state.to_dict()) == scene.state
 
 
-class ByHand:
-    """A clock that is set by hand."""
-
-    def __init__(self, at_s: float) -> None:
-        self.at_s = at_s
-
-    def now_s(self) -> float:
-        return self.at_s
-
-
-def by_hand(scene: Scene) -> ByHand:
+def by_hand(scene: Scene) -> ManualClock:
     """Have a scene's clock set by hand, from now on."""
-    clock = ByHand(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock  # type: ignore[assignment]
+    clock = ManualClock(scene.clock.now_s())
+    scene.clock = scene.planner._clock = clock
     return clock
 
 
@@ -387,7 +378,9 @@ def test_a_command_that_crashed_keeps_its_place_among_those_that_wait():
         scene.submit(f"j{i}", slots=2)
     clock.at_s += 20.0
     scene.planner.sync([])
-    assert [job.id for job in scene.planner.engine.view().jobs] == ["j1", "j2", "j3", "j4", "j5"]
+    view, _ = scene.planner.view_with("j1")
+    assert [job.id for job in view.jobs] == ["j1", "j2", "j3"]
+    assert {job_id: len(times) for job_id, times in view.behind.items()} == {"j3": 2}  # j4 and j5
     assert scene.plan()["j1"] is not None
 
 
@@ -479,7 +472,7 @@ class Widening(Policy):
 
 
 def test_the_speed_that_a_story_expects_is_of_the_model_that_the_decision_was_made_with():
-    policy, clock = Widening(), ByHand(1e9)
+    policy, clock = Widening(), ManualClock(1e9)
     scene = Scene(nodes(a="cpu"), policy)
     scene.clock = scene.planner._clock = clock
     clock.at_s = scene.planner.engine.now_s + 1.0
@@ -506,3 +499,151 @@ def test_the_speed_that_a_story_expects_is_of_the_model_that_the_decision_was_ma
     outdated, decided_with = (expected_speed(replace(view, model=model), 2, 1) for model in (before, policy.saw))
     assert f"{outdated:.2f}" != f"{decided_with:.2f}"
     assert f"expected speed × {decided_with:.2f}" in scene.state.jobs["j1"].why
+
+
+def test_a_job_behind_many_equal_ones_is_explained_as_if_all_were_there():
+    scene = Scene(nodes(a="cpu"))
+    for i in range(1, 8):
+        scene.submit(f"j{i}", slots=2)
+    assert scene.plan()["j1"] is not None
+    scene.planner.sync(["j1"])
+    assert "j7" not in scene.planner.engine.jobs
+    view, shown_for = scene.planner.view_with("j7")
+    told = explain(view, "j7")
+    assert (shown_for, told.reason) == ("j3", "all 2 slots are held by 1 other job")
+    assert "5 waiting jobs came before it, 0 have a higher priority" in told.numbers
+    running = explain(view, "j1")
+    assert "0 slots are free; 6 other jobs are active, 6 of them waiting" in running.numbers
+
+
+def test_a_job_that_waits_behind_others_starts_when_it_is_changed_so_that_it_goes_first():
+    scene = Scene(nodes(a="cpu"))
+    for i in range(1, 8):
+        scene.submit(f"j{i}", slots=2)
+    assert scene.plan()["j1"] is not None
+    scene.planner.sync(["j1"])
+    scene.tell(r.JobChanged(job_id="j7", by="op", priority=500))
+    scene.planner.sync(["j7"])
+    scene.tell(r.JobEnded(job_id="j1", how="failed", failures=9))
+    scene.planner.sync(["j1"])
+    targets = scene.plan()
+    assert [job_id for job_id, place in targets.items() if place is not None] == ["j7"]
+
+
+def test_the_first_job_does_not_wait_for_a_round_of_the_policy_but_later_ones_do():
+    scene = Scene(nodes(a="cpu"), make_policy("las:interval=60"))
+    clock = by_hand(scene)
+    scene.planner.decide()  # there is nobody yet
+    assert scene.planner.due_s() == float("inf")
+    clock.at_s += 5.0
+    scene.submit("j1", slots=1)
+    assert scene.planner.due_s() <= clock.at_s
+    assert scene.plan()["j1"] is not None
+    clock.at_s += 5.0
+    scene.submit("j2", slots=1)
+    assert scene.planner.due_s() == clock.at_s + 55.0
+
+
+@pytest.mark.parametrize("slots", [{}, {"slots": 1}, {"max_slots": 2}])
+def test_a_script_that_has_run_before_starts_again_though_its_kind_is_not_known_yet(slots):
+    """It is taken to be as fast as the one before, which says nothing of its sizes until it has called init()."""
+    scene = Scene(nodes(a="cpu"))
+
+    def submit(job_id: str) -> None:
+        spec = JobSpec.from_dict({"name": "x", "command": ["python", "x.py"], **slots})
+        submitted = r.JobSubmitted(
+            job_id=job_id, spec=spec, elastic=False, request=None, job_kind="unknown", kind_reason="x.py"
+        )
+        scene.tell(submitted)
+        scene.planner.sync([job_id])
+
+    submit("j1")
+    place = scene.plan()["j1"]
+    assert place is not None
+    ready = r.JobReady(
+        job_id="j1",
+        initial_batch=32,
+        largest_batch=128,
+        smallest_per_slot=1,
+        largest_per_slot=32,
+        parameter_count=10,
+        dataset_samples=1000,
+        work_samples=10_000,
+    )
+    known = r.JobKindKnown(job_id="j1", job_kind="elastic", reason="the script called geminid.init()")
+    report = r.JobProgressed(
+        job_id="j1",
+        progress=64.0,
+        samples=64,
+        step=2,
+        epoch=0,
+        slots=1,
+        nodes=1,
+        per_slot_batch=32,
+        accumulation_steps=0,
+        accumulation_s=0.09,
+        step_s=0.1,
+        squared_gradient=1.0,
+        variance=10.0,
+        metrics={},
+    )
+    for record in (r.JobStarting(job_id="j1", placement=place), known, ready):
+        scene.tell(record)
+    scene.tell(r.JobFormed(job_id="j1", placement=place))
+    scene.tell(report)
+    scene.tell(r.JobEnded(job_id="j1", how="succeeded"))
+    scene.planner.sync(["j1"])
+    submit("j2")
+    assert scene.state.jobs["j2"].measured  # those of j1
+    second = scene.plan()["j2"]
+    assert second is not None
+    assert second.num_slots == 1
+    for record in (
+        r.JobStarting(job_id="j2", placement=second),
+        replace(known, job_id="j2"),
+        replace(ready, job_id="j2"),
+        r.JobFormed(job_id="j2", placement=second),
+    ):
+        scene.tell(record)
+    scene.planner.sync(["j2"])
+    assert "j2" in scene.planner.engine.models._known  # what was measured of j1 counts from now on
+
+
+class Useless(Policy):
+    """Raises, forgets to answer, or gives nobody anything, as the test wants."""
+
+    name = paper = objective = "useless"
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def decide(self, view: ClusterView) -> Decision:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why", "hint"),
+    [
+        (Decision({}), "but the policy (geminid) gave it none", "asked again when another job comes, changes or ends"),
+        (Decision({}, wake_at_s=1e12), "but the policy (geminid) gave it none", "the policy is asked again in "),
+        (None, "Useless.decide returned None instead of a Decision", "see the alerts (geminid status)"),
+        (KeyError("x"), "was rejected, the last plan stays: KeyError: 'x'", "see the alerts (geminid status)"),
+    ],
+)
+def test_a_policy_that_gives_nothing_is_the_reason_why_a_job_waits_beside_free_slots(answer, why, hint):
+    scene = Scene(nodes(a="cpu"), Useless(answer))
+
+    def told():
+        return explain(scene.planner.engine.view(), "j1", last=scene.planner.last_decision())
+
+    scene.submit("j1", slots=1)
+    assert told().reason == "2 slots are free, and the next decision will consider it"
+    assert told().suggestions == ("nothing needs to be done: the next decision is made within seconds",)
+    for record in scene.planner.decide():
+        scene.tell(record)
+    assert why in told().reason
+    assert hint in told().suggestions[0]
+    scene.submit("j2", slots=1)  # something has changed: there will be another decision
+    assert "the next decision will consider it" in told().reason

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from geminid.cli.main import app
 from geminid.fields import InvalidInput
 from geminid.policies.registry import BUILT_IN, make_policy, options_of
 from geminid.sim.run import load_policy
@@ -76,8 +78,8 @@ def test_every_policy_is_built_from_its_name_and_says_what_it_is(name: str) -> N
 @pytest.mark.parametrize(
     ("body", "sentence"),
     [
-        ("    def decide(self, view): ...", "must say its name and paper and objective, as text"),
-        ("    name = paper = objective = 'x'", "must define decide"),
+        ("    def decide(self, view): ...", 'must have a name = "…"'),
+        ("    name = 'x'", "must define decide"),
     ],
 )
 def test_a_users_class_that_lacks_something_is_told_what(body: str, sentence: str, tmp_path: Path) -> None:
@@ -93,13 +95,17 @@ def test_a_users_class_that_lacks_something_is_told_what(body: str, sentence: st
     [
         (
             "profiled",
-            ("max_min_fairness_packed", "fifo_packed", "gandiva"),
+            ("max_min_fairness_packed", "fifo_packed", "gandiva_packed"),
             ("max_min_fairness_perf", "themis", "isolated"),
         ),
         ("seen_as", ("finish_time_fairness", "min_total_duration"), ("max_min_fairness", "finish_time_fairness_perf")),
-        ("warm", ("hierarchical", "max_sum_throughput_perf"), ("isolated", "allox", "fifo_perf", "gandiva", "themis")),
+        (
+            "warm",
+            ("hierarchical", "max_sum_throughput_perf"),
+            ("isolated", "allox", "fifo_perf", "gandiva_packed", "themis"),
+        ),
         ("limit", ("max_min_fairness_water_filling_packed", "themis"), ("isolated", "allox", "shortest_job_first")),
-        ("seed", ("fifo_agnostic", "gandiva", "max_min_fairness"), ("max_min_fairness_perf", "allox")),
+        ("seed", ("fifo_agnostic", "gandiva_packed", "max_min_fairness"), ("max_min_fairness_perf", "allox")),
     ],
 )
 def test_policies_have_the_options_that_do_something(
@@ -112,3 +118,21 @@ def test_policies_have_the_options_that_do_something(
     assert not any(option in names(policy) for policy in has_not)
     with pytest.raises(InvalidInput, match=f"is not an option of {has_not[0]}"):
         make_policy(f"{has_not[0]}:{option}=1")
+
+
+@pytest.mark.parametrize(
+    ("policy", "parts"),
+    [
+        (
+            "gandiva",
+            ["off live, where jobs cannot share slots", "try two jobs on the same slots (in simulations only)"],
+        ),
+        ("lucid", ["Live, jobs cannot share slots", "when none are free (in simulations only)"]),
+        ("shockwave", ["the true time in simulations, with or without --oracle", "live, an estimate"]),
+        ("antman", ["what does not fit spills to the machine's memory", "In simulations only"]),
+    ],
+)
+def test_a_policy_says_what_it_does_not_do_live_and_what_simulations_tell_it(policy: str, parts: list[str]) -> None:
+    told = " ".join(CliRunner().invoke(app, ["policies", policy]).output.split())
+    for part in parts:
+        assert part in told

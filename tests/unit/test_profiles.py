@@ -4,15 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from geminid.cluster import Cluster
 from geminid.fields import InvalidInput
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.throughput import MODELS
-from geminid.sim.application import Application
+from geminid.policies.slaq import Slaq
+from geminid.sim.application import Application, LossCurve
 from geminid.sim.profiles import built_in_applications, load_applications, load_profiles
 from geminid.sim.profiles.built_in import FittedTruth, NoiseCurve
 from geminid.sim.profiles.bytype import ByType
 from geminid.sim.profiles.measured import MeasuredTruth, Shape, ValidationRuns
 from geminid.sim.profiles.peers import Settings
+from geminid.sim.simulator import Settings as Settled
+from geminid.sim.simulator import Simulator
+from geminid.sim.workload import TraceJob, Workload
 
 PLACEMENTS = "placement,local_bsz,step_time,sync_time\n"
 SHAPES = "num_nodes,num_replicas,local_bsz,step_time,sync_time\n"
@@ -54,6 +59,19 @@ def test_measured_rows_come_back_as_they_were_measured(cnn: Path) -> None:
     assert truth.step_times((1,), 8) == (0.2, 0.2)
     assert truth.step_times((1, 2), 16) == (pytest.approx(0.4), 0.7)
     assert truth.most_slots == 3
+
+
+def test_jobs_of_a_folder_report_the_losses_that_its_file_gives(cnn: Path) -> None:
+    assert load_applications(cnn)["cnn"].loss is None
+    write(cnn, {"cnn/application.yaml": "loss: {start: 6.0, end: 1.0, steepness: 4}"})
+    application = load_applications(cnn)["cnn"]
+    assert application.loss == LossCurve(start=6.0, end=1.0, steepness=4.0)
+    job = TraceJob(name="j", submit_s=0.0, requested_slots=1, application="cnn")
+    policy = Slaq()
+    Simulator(Workload("w", (job,)), {"cnn": application}, Cluster.parse("v100:1x2"), policy, Settled()).run()
+    losses = [loss for _, loss in policy._histories["j"].points]
+    assert losses == sorted(losses, reverse=True)
+    assert 1.0 < losses[-1] < losses[0] <= 6.0
 
 
 def test_a_placement_is_the_same_wherever_its_ring_of_nodes_begins(cnn: Path) -> None:
@@ -162,6 +180,8 @@ def test_settings_survive_a_file() -> None:
     for settings in (
         Settings(initial_batch_size=32, epochs=3, rescale_s=12.5, max_per_slot_batch={"": 8}),
         Settings(max_per_slot_batch={"t4": 8, "v100": 16}, pinned_slots=2, pinned_batch_size=64, speed_divisor=1.2),
+        Settings(loss=LossCurve(start=6.9, end=1.0, steepness=25.0)),
+        Settings(loss=LossCurve(start=0.7, end=0.1, steepness=8.0, exponential=True)),
         Settings(),
     ):
         assert Settings.from_yaml(settings.to_yaml()) == settings
@@ -237,6 +257,20 @@ def test_mistakes_in_an_application_file_are_sentences(cnn: Path) -> None:
         "cnn/application.yaml, max_per_slot_batch.t4 is 0, but must be a whole number, at least 1.",
         "cnn/application.yaml, rescales is not a known field (did you mean rescale?).",
     ]
+    write(cnn, {"cnn/application.yaml": "loss: {start: 1, end: 2, steepnes: 3, exponential: maybe}"})
+    assert sentences(cnn) == [
+        "cnn/application.yaml, loss.steepness is missing: it must be a number.",
+        "cnn/application.yaml, loss.exponential is 'maybe', but must be true or false.",
+        "cnn/application.yaml, loss.end is 2.0, but must be less than start, which is 1.",
+        "cnn/application.yaml, loss.steepnes is not a known field (did you mean steepness?).",
+    ]
+    write(cnn, {"cnn/application.yaml": "loss: {start: 2, end: -1, steepness: 0}"})
+    assert sentences(cnn) == [
+        "cnn/application.yaml, loss.end is -1.0, but must be a number, at least 0.",
+        "cnn/application.yaml, loss.steepness is 0.0, but must be a number, at least 1e-06.",
+    ]
+    write(cnn, {"cnn/application.yaml": "loss: falls"})
+    assert sentences(cnn) == ["cnn/application.yaml, loss is 'falls', but must be a mapping of field names to values."]
     write(cnn, {"cnn/application.yaml": "max_batch_size: 8\nmax_per_slot_batch: 4"})
     assert sentences(cnn) == [
         "cnn/application.yaml, max_batch_size is 8, but must be at least initial_batch_size, which is 16.",

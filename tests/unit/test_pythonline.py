@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from geminid.serve.executors.machine import uses_library
+from geminid.job import JobKind, JobSpec
+from geminid.serve.executors.kinds import kind_of, uses_library
 from geminid.train.pythonline import PythonLine, is_this_python
 
 
@@ -68,3 +69,22 @@ def test_the_interpreter_of_another_environment_is_another_one_though_it_is_the_
     assert is_this_python(str(tmp_path / "venv" / Path(sys.executable).name))
     assert is_this_python(sys.executable)
     assert not is_this_python("/bin/sh")
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["python", "-c", "import geminid"], "the code of python -c is not looked at"),
+        (["env", "A=1", "python3", "-uW", "ignore", "-c", "import geminid"], "the code of python -c is not looked at"),
+        (["python", "train.py", "-c", "x"], "train.py does not import geminid"),
+        (["python", "-m", "train", "-c", "x"], "train does not import geminid"),
+        (["sleep", "-c"], "its command runs no Python script"),
+        (["python", "-X", "-c", "train.py"], "train.py does not import geminid"),
+        (["python", "-"], "its command runs no Python script"),
+    ],
+)
+def test_the_reason_for_a_plain_kind_says_what_was_looked_at(command, why):
+    found = kind_of(JobSpec.from_dict({"name": "a", "command": command}))
+    assert found.kind is JobKind.PLAIN
+    assert found.reason.startswith(why)
+    assert ("--kind elastic" in found.reason) == ("-c is not" in why)

@@ -2,40 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from queue import SimpleQueue
-from typing import Any
 from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 
 from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.serve import records as r
+from geminid.serve.executors import bridgemessages as b
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.bridge import Bridge
 from geminid.serve.executors.ray import RayExecutor, _Bridged
 from geminid.serve.executors.remote import CodeGone
 from geminid.serve.executors.supervised import _Told
-from geminid.serve.executorscale import _Lines, _Quiet, _told
 from geminid.serve.livejob import LiveJob
+from geminid.testing.ray_doubles import ConnectedNodes, PretendSupervisor, seen_node
 from geminid.train.jobevents import WorkerStarted
 
-NODES = [_told("a", 2), _told("b", 2)]
+NODES = msgspec.to_builtins([seen_node("a", 2), seen_node("b", 2)])
 
 
 class Played(Bridge):
     """Keeps what it is asked for."""
 
-    def __init__(self, on_document) -> None:
+    def __init__(self, on_answer) -> None:
         self.trouble, self.is_there, self.asked = "", True, []
-        on_document({"told": "nodes", "nodes": NODES, "found": {}})
+        on_answer(msgspec.convert({"told": "nodes", "nodes": NODES, "found": {}}, b.Answer))
 
-    def send(self, document: Mapping[str, Any]) -> int | None:
+    def send(self, request: b.Request) -> int | None:
         if self.is_there:
-            self.asked.append(document)
+            self.asked.append(msgspec.to_builtins(request))
         return 1 if self.is_there else None
 
     def leases(self) -> list[tuple[str, ...]]:
@@ -49,11 +49,11 @@ class Played(Bridge):
 
 def alone(folder) -> RayExecutor:
     class Alone(RayExecutor):
-        _lines = _Lines
-        _talker = staticmethod(lambda command, on_document: Played(on_document))
+        _lines = ConnectedNodes
+        _talker = staticmethod(lambda command, on_answer: Played(on_answer))
 
-        def _supervise(self, job: LiveJob, *, adopt: bool) -> _Quiet:
-            return _Quiet(())
+        def _supervise(self, job: LiveJob, *, adopt: bool) -> PretendSupervisor:
+            return PretendSupervisor()
 
     made = Alone(folder, "auto")
     heard: SimpleQueue[Happening] = SimpleQueue()
@@ -79,7 +79,7 @@ def run(executor: RayExecutor, job: LiveJob) -> list[r.Record]:
 
 
 def tell(executor: RayExecutor, told: str, **document: object) -> list[r.Record]:
-    return executor.take(_Bridged({"told": told, **document}))
+    return executor.take(_Bridged(msgspec.convert({"told": told, **document}, b.Answer)))
 
 
 def give(executor: RayExecutor, *slots: str) -> list[r.Record]:
@@ -255,14 +255,14 @@ def test_code_is_brought_again_where_another_agent_is_on_the_node(executor):
     number = asked_to_ship(executor, coded)
     place = {"folder": "/", "environment": {}}
     assert tell(executor, "shipped", id=number, places={"a": place}) != []
-    assert executor._places.on("j1", "a") == place
+    assert executor._places.on("j1", "a") == b.CodePlace("/", {})
     bridge.asked.clear()
     other = [{**NODES[0], "agent": {**NODES[0]["agent"], "token": "another"}}, NODES[1]]
     tell(executor, "nodes", nodes=other, found=None)
     assert executor._places.on("j1", "a") is None
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]
     assert tell(executor, "shipped", id=again["id"], places={"a": place}) == []
-    assert executor._places.on("j1", "a") == place
+    assert executor._places.on("j1", "a") == b.CodePlace("/", {})
 
 
 def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_there_goes_elsewhere(executor):

@@ -6,8 +6,6 @@ import zipfile
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
-
 from geminid.serve.executors import raycode
 from geminid.serve.executors.raycode import CannotPack, CodeStore
 

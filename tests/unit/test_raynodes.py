@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("ray", reason="Ray is not installed: pip install 'geminid[ray]'")
-
 from geminid.serve.executors.rayactors import in_a_line
 from geminid.serve.executors.raynodes import Known, successors
 

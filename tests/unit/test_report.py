@@ -386,3 +386,20 @@ def test_merging_keeps_pauses_and_lost_time():
     lost = [TimeSpent.of({**whole, "stints": stints}, 99.0) for stints in (before, after)]
     assert lost[1].scaling_s == pytest.approx(lost[0].scaling_s)
     assert lost[1].total_s == pytest.approx(lost[0].total_s) == 99.0
+
+
+def test_racks_are_named_where_there_are_several():
+    racks = Cluster.from_yaml("nodes: [{type: v100, count: 4, slots: 4, nodes_per_rack: 2, zone: north}]")
+    workload = Workload("small", (TraceJob(name="a", submit_s=0.0, requested_slots=2, duration_s=10.0),))
+    run = {"policy": "fifo", "per_job": [{**job("a", 0.0, [stint(0.0, 10.0)]), "communication_share": 0.25}]}
+    shown = reportdata.overview(workload, racks, [run])
+    assert shown["racks"] == [{"name": "v100-rack-0", "zone": "north"}, {"name": "v100-rack-1", "zone": "north"}]
+    assert shown["rack"] == [0, 0, 1, 1]
+    assert shown["sync_times"] == [None]
+    sources = {shown["applications"][0]: {"rack": "as profiled", "zone": "gradient volume ÷ bandwidth"}}
+    named = reportdata.overview(workload, racks, [{**run, "setup": {"sync_times": sources}}])
+    assert named["sync_times"] == ["in one rack: as profiled; across racks: gradient volume ÷ bandwidth"]
+    assert shown["node_slots"] == [4, 4, 4, 4]
+    assert reportdata.overview(workload, CLUSTER, [run])["racks"] == []
+    assert reportdata.job_table(workload, run)["communication"] == [250]
+    assert "Racks over time" in page(workload=workload, cluster=racks, results=[run])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+from prometheus_client.parser import text_string_to_metric_families
 
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
@@ -15,6 +15,8 @@ from geminid.serve.retention import Retention
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
 from geminid.serve.store import SNAPSHOTS_KEPT, Store, last_entries
+
+CLUSTER = Cluster.parse("cpu:1x2")
 
 
 def one_job(number: int) -> list[r.Record]:
@@ -66,28 +68,36 @@ def test_metrics_tell_why_jobs_wait():
         r.Planned(targets={"j2": Placement.of({"here": [0]})}),
     ):
         state.apply(state.seq + 1, 1.0, record)
-    text = metrics_text(Published(2.0, state), Cluster.parse("cpu:1x2"))
-    for reason, count in (("capacity", 1), ("quota", 1), ("paused", 1), ("retry", 0)):
-        assert f'geminid_waiting_jobs{{reason="{reason}"}} {count}\n' in text
-    assert "geminid_jobs_submitted_total 4\n" in text
-    for name in {line.partition("{")[0].partition(" ")[0] for line in text.splitlines() if not line.startswith("#")}:
-        family = re.sub("_(bucket|sum|count)$", "", name)
-        assert re.search(f"^# HELP {family} .+\n# TYPE {family} (gauge|counter|histogram)\n{name}", text, re.M) or (
-            name != family and f"# TYPE {family} histogram\n" in text
-        )
+    families = {one.name: one for one in text_string_to_metric_families(metrics_text(Published(2.0, state), CLUSTER))}
+    waiting = {sample.labels["reason"]: sample.value for sample in families["geminid_waiting_jobs"].samples}
+    assert waiting == {"capacity": 1, "quota": 1, "paused": 1, "retry": 0}
+    assert [tuple(sample[:3]) for sample in families["geminid_jobs_submitted"].samples] == [
+        ("geminid_jobs_submitted_total", {}, 4)
+    ]
+    assert {family.type for family in families.values()} == {"gauge", "counter", "histogram"}
+    assert all(family.documentation for family in families.values())
+
+
+def test_metrics_have_the_names_and_labels_that_dashboards_use():
+    text = metrics_text(Published(2.0, ServiceState()), CLUSTER)
+    for line in (
+        "# HELP geminid_decisions_total Decisions since this service started.",
+        "# TYPE geminid_decisions_total counter",
+        'geminid_jobs{phase="running"} 0.0',
+        'geminid_wait_seconds_bucket{le="3600"} 0.0',
+        'geminid_wait_seconds_bucket{le="+Inf"} 0.0',
+        "geminid_wait_seconds_sum 0.0",
+    ):
+        assert f"{line}\n" in text
+    assert "_created" not in text
 
 
 def test_a_histogram_counts_what_is_at_most_each_bound():
     seen = Histogram.of(0.5, 10.0)
     for value in (0.1, 0.5, 3.0, 20.0):
         seen = seen.plus(value)
-    assert list(seen.lines("x")) == [
-        'x_bucket{le="0.5"} 2',
-        'x_bucket{le="10"} 3',
-        'x_bucket{le="+Inf"} 4',
-        "x_sum 23.6",
-        "x_count 4",
-    ]
+    assert seen.buckets() == [("0.5", 2), ("10", 3), ("+Inf", 4)]
+    assert seen.total == 23.6
 
 
 def test_the_log_stays_bounded_and_any_kept_snapshot_gives_the_state_back(tmp_path):

@@ -7,8 +7,8 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,102 +28,27 @@ from geminid.serve.retention import Retention
 from geminid.serve.service import Refused, Service
 from geminid.serve.store import DATABASE, Store, StoreTaken, last_entries
 from geminid.serve.translation import facts_of, name_slots
-
-
-@dataclass
-class Pretend:
-    """Starts everything at once and ends it when told to; remembers how often each job was started."""
-
-    slots: int = 4
-    elastic: bool = True
-    started: list[str] = field(default_factory=list)
-    _running: dict[str, Placement] = field(default_factory=dict)
-    _starting: dict[str, Placement] = field(default_factory=dict)
-    _post: Callable[[object], None] = lambda happening: None
-
-    @property
-    def cluster(self) -> Cluster:
-        return Cluster.parse(f"cpu:1x{self.slots}")
-
-    def check(self, spec: JobSpec) -> list:
-        return []
-
-    def interpreter(self, submitters: str) -> str | None:
-        return submitters
-
-    def delay_of(self, job_id: str) -> str:
-        return ""
-
-    def put_by(self, spec: JobSpec) -> str:
-        return f"code of {spec.name}"
-
-    def keep_code(self, needed) -> None:
-        self.needed = set(needed)
-
-    def is_elastic(self, spec: JobSpec) -> bool:
-        return self.elastic
-
-    def open(self, post, jobs: Sequence[LiveJob]) -> list[r.Record]:
-        self._post = post
-        return [r.JobEnded(job_id=job.id, how="lost", reason="gone") for job in jobs if job.phase.holds_slots]
-
-    def run(self, job: LiveJob, placement: Placement) -> list[r.Record]:
-        if self._running.get(job.id, self._starting.get(job.id)) == placement:
-            return []
-        before = self._running.get(job.id)
-        self._starting[job.id] = placement
-        if before is None:
-            return [r.JobStarting(job_id=job.id, placement=placement)]
-        return [r.JobRescaling(job_id=job.id, placement=placement)]
-
-    def stop(self, job: LiveJob, reason: str, *, save: bool = True) -> list[r.Record]:
-        self._starting.pop(job.id, None)
-        if self._running.pop(job.id, None) is None:
-            return []
-        return [r.JobStopping(job_id=job.id, reason=reason), r.JobEnded(job_id=job.id, how="stopped")]
-
-    def wish(self, slots_by_type):
-        pass
-
-    def flush(self) -> None:
-        for job_id, placement in self._starting.items():
-            if job_id not in self._running:
-                self.started.append(job_id)
-            self._running[job_id] = placement
-            self._post(r.JobFormed(job_id=job_id, placement=placement))
-        self._starting = {}
-
-    def take(self, happening) -> list[r.Record]:
-        if isinstance(happening, r.JobEnded):
-            self._running.pop(happening.job_id, None)
-        return [happening]
-
-    def tick(self) -> list[r.Record]:
-        return []
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._running)
-
-    def folder_of(self, job_id: str) -> Path:
-        return Path("/nonexistent")
-
-    def close(self, *, detach: bool) -> None:
-        self._running = {}
-
-    def tell(self, record: r.Record) -> None:
-        self._post(record)
+from geminid.testing.executor import PretendExecutor
+from waiting import until
 
 
 def spec(name: str = "x", **fields) -> JobSpec:
     return JobSpec(name=name, command=("true",), **fields)
 
 
+@pytest.fixture(autouse=True)
+def _tick_often(monkeypatch):
+    """Nothing here is about how often the service looks at its clock."""
+    monkeypatch.setattr("geminid.serve.service.TICK_S", 0.02)
+
+
 class Running:
     """A service for the length of a ``with`` block."""
 
-    def __init__(self, folder: Path, policy: Policy | str = "fifo", executor: Pretend | None = None, **options) -> None:
-        self.executor = executor or Pretend()
+    def __init__(
+        self, folder: Path, policy: Policy | str = "fifo", executor: PretendExecutor | None = None, **options
+    ) -> None:
+        self.executor = executor or PretendExecutor()
         self.store = Store(folder)
         made = make_policy(policy) if isinstance(policy, str) else policy
         self.service = Service(self.store, self.executor, made, "a policy", gap_s=0.0, **options)
@@ -140,18 +65,15 @@ class Running:
         return self.service.submit(spec(**fields), "ann").result(10).id
 
     def until(self, reached: Callable[[dict[str, LiveJob]], bool]) -> dict[str, LiveJob]:
-        deadline = time.monotonic() + 10
-        while not reached(self.service.published.state.jobs):
-            assert time.monotonic() < deadline, self.service.published.state.jobs
-            time.sleep(0.01)
+        until(lambda: reached(self.service.published.state.jobs), seen=lambda: self.service.published.state.jobs)
         self.service.published.state.check()
         return self.service.published.state.jobs
 
     def note(self, text: str) -> None:
-        deadline = time.monotonic() + 10
-        while not any(text in note for _, _, note in self.service.published.state.notes):
-            assert time.monotonic() < deadline, self.service.published.state.notes
-            time.sleep(0.01)
+        def notes() -> list[str]:
+            return [note for _, _, note in self.service.published.state.notes]
+
+        until(lambda: any(text in note for note in notes()), seen=notes)
 
 
 def test_jobs_wait_run_and_end(tmp_path):
@@ -159,7 +81,7 @@ def test_jobs_wait_run_and_end(tmp_path):
         first, second = running.submit(min_slots=3), running.submit(min_slots=2)
         jobs = running.until(lambda jobs: jobs[first].phase is JobPhase.RUNNING)
         assert jobs[second].phase is JobPhase.PENDING
-        running.executor.tell(r.JobEnded(job_id=first, how="succeeded"))
+        running.executor.report(r.JobEnded(job_id=first, how="succeeded"))
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
         with pytest.raises(Refused, match="is over: it succeeded"):
             running.service.wish(first, "pause", "ann").result(10)
@@ -167,7 +89,7 @@ def test_jobs_wait_run_and_end(tmp_path):
         running.until(lambda jobs: jobs[second].phase is JobPhase.PAUSED)
         running.service.wish(second, "run", "ann").result(10)
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
-        running.executor.tell(r.JobFormed(job_id=first, placement=Placement.of({"cpu-0": [0]})))  # late, and ignored
+        running.executor.report(r.JobFormed(job_id=first, placement=Placement.of({"cpu-0": [0]})))  # late, and ignored
         running.service.wish(second, "cancel", "ann").result(10)
         jobs = running.until(lambda jobs: jobs[second].phase is JobPhase.CANCELLED)
         assert jobs[first].phase is JobPhase.SUCCEEDED
@@ -178,16 +100,19 @@ def test_a_crash_is_retried_after_a_while_and_then_given_up(tmp_path):
     with Running(tmp_path) as running:
         job = running.submit(max_retries=1)
         running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
-        running.executor.tell(r.JobEnded(job_id=job, how="crashed", reason="segmentation fault"))
+        running.executor.report(r.JobEnded(job_id=job, how="crashed", reason="segmentation fault"))
         jobs = running.until(lambda jobs: jobs[job].state.failures == 1)
         assert jobs[job].held_until_s > jobs[job].state.updated_at_s
         running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
-        running.executor.tell(r.JobEnded(job_id=job, how="crashed", reason="segmentation fault"))
+        running.executor.report(r.JobEnded(job_id=job, how="crashed", reason="segmentation fault"))
         jobs = running.until(lambda jobs: jobs[job].phase is JobPhase.FAILED)
         assert jobs[job].state.reason == "segmentation fault"
 
 
-def test_quotas_and_cordons_hold_and_elastic_jobs_give_way(tmp_path):
+def test_quotas_and_cordons_hold_and_elastic_jobs_give_way(tmp_path, monkeypatch):
+    for name in ("SETTLE_S", "SETTLE_PAUSES"):
+        monkeypatch.setattr(f"geminid.serve.planner.{name}", 0.0)
+
     @dataclass
     class Greedy(Policy):
         name, paper, objective = "greedy", "", ""
@@ -262,7 +187,7 @@ def test_with_a_full_disk_requests_are_refused_and_jobs_go_on(tmp_path):
         with pytest.raises(Refused, match="the disk is full") as refused:
             running.submit(env=(("BIG", "x" * 60_000),))
         assert refused.value.status == 507
-        running.executor.tell(r.JobEnded(job_id=job, how="succeeded", reason="y\n" * 5_000))
+        running.executor.report(r.JobEnded(job_id=job, how="succeeded", reason="y\n" * 5_000))
         running.until(lambda jobs: jobs[job].phase is JobPhase.SUCCEEDED)  # whoever looks sees what has happened
         with pytest.raises(Refused, match="is over: it succeeded"):
             running.service.wish(job, "cancel", "ann").result(10)
@@ -285,34 +210,35 @@ ABSURD = {
 @pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
 def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path, monkeypatch, absurd):
     """They are decided upon, and the neighbour keeps the slots that it has."""
-    for name in ("NEWS_S", "SETTLE_S"):
+    for name in ("NEWS_S", "SETTLE_S", "SETTLE_PAUSES"):
         monkeypatch.setattr(f"geminid.serve.planner.{name}", 0.0)
     with Running(tmp_path, "geminid:gap=0,refresh=1") as running:
         jobs = good, bad = running.submit(max_slots=4), running.submit(max_slots=4)
         running.until(lambda jobs: jobs[good].phase is jobs[bad].phase is JobPhase.RUNNING)
         limits = {"initial_batch": 8, "largest_batch": 64, "smallest_per_slot": 1, "largest_per_slot": 8}
         for job_id in jobs:
-            running.executor.tell(r.JobReady(job_id=job_id, parameter_count=1000, work_samples=10_000, **limits))
+            running.executor.report(r.JobReady(job_id=job_id, parameter_count=1000, work_samples=10_000, **limits))
         step = 0
 
         def decide_on_reports(**told: float) -> None:
             """Both report what they measure where they are, until two more decisions were made."""
             nonlocal step
-            until = running.service.published.decisions + 2
-            while running.service.published.decisions < until:
+            enough = running.service.published.decisions + 2
+            while running.service.published.decisions < enough:
                 step += 1
                 for job_id, more in ((good, {}), (bad, told)):
                     slots = running.service.published.state.jobs[job_id].state.num_slots
                     seen = {"progress": 8.0 * step, "samples": 8 * step, "step_s": 0.1 + 0.01 * slots}
                     seen |= {"squared_gradient": 1.0, "variance": 200.0, **more}
                     seen |= {"step": step, "epoch": 0, "slots": slots, "nodes": 1, "per_slot_batch": 8}
-                    running.executor.tell(r.JobProgressed(job_id=job_id, accumulation_steps=0, **seen))
+                    running.executor.report(r.JobProgressed(job_id=job_id, accumulation_steps=0, **seen))
                 time.sleep(0.05)
 
-        deadline = time.monotonic() + 30.0
-        while [running.service.published.state.jobs[job_id].state.num_slots for job_id in jobs] != [2, 2]:
-            assert time.monotonic() < deadline
+        def is_even() -> bool:
             decide_on_reports()
+            return [running.service.published.state.jobs[job_id].state.num_slots for job_id in jobs] == [2, 2]
+
+        until(is_even)
         decide_on_reports(**absurd)
         after = running.until(lambda jobs: jobs[bad].step == step)
         assert after[good].state.num_slots == 2
@@ -383,14 +309,17 @@ def test_a_service_killed_at_any_write_point_loses_nothing_and_runs_nothing_twic
             jobs = running.service.published.state.jobs
             assert set(promised) <= set(jobs)  # whoever got an answer has a job
             running.until(lambda jobs: all(job.phase is not JobPhase.STARTING for job in jobs.values()))
-            for _ in range(3):
-                for job_id, job in running.service.published.state.jobs.items():
-                    if job.phase is JobPhase.RUNNING:
-                        running.executor.tell(r.JobEnded(job_id=job_id, how="succeeded"))
-                time.sleep(0.05)
-            running.until(lambda jobs: all(job.phase is JobPhase.SUCCEEDED for job in jobs.values()))
+            running.until(lambda jobs, running=running: _have_all_succeeded(running, jobs))
             assert len(set(running.executor.started)) == len(running.executor.started)
     assert reached >= 9
+
+
+def _have_all_succeeded(running: Running, jobs: dict[str, LiveJob]) -> bool:
+    """Whether all jobs are over; those that run by now come to their end."""
+    for job_id, job in jobs.items():
+        if job.phase is JobPhase.RUNNING:
+            running.executor.report(r.JobEnded(job_id=job_id, how="succeeded"))
+    return all(job.phase is JobPhase.SUCCEEDED for job in jobs.values())
 
 
 def _serve_until_killed(folder: Path, accepted: Path, n: int) -> None:
@@ -412,21 +341,18 @@ def _serve_until_killed(folder: Path, accepted: Path, n: int) -> None:
 
 
 def test_a_service_forgets_jobs_that_are_over_and_their_folders(tmp_path):
-    executor = Pretend()
+    executor = PretendExecutor()
     executor.folder_of = lambda job_id: tmp_path / "jobs" / job_id  # type: ignore[method-assign]
     with Running(tmp_path / "store", executor=executor, keep=Retention(jobs=1)) as running:
         jobs = [running.submit() for _ in range(3)]
         for job_id in jobs:
             executor.folder_of(job_id).mkdir(parents=True)
             running.until(lambda jobs, job_id=job_id: jobs[job_id].phase is JobPhase.RUNNING)
-            running.executor.tell(r.JobEnded(job_id=job_id, how="succeeded"))
+            running.executor.report(r.JobEnded(job_id=job_id, how="succeeded"))
             running.until(lambda jobs, job_id=job_id: jobs[job_id].phase is JobPhase.SUCCEEDED)
         running.service._forget_at_s = 0.0
         running.until(lambda jobs: set(jobs) == {"j3"})
-        deadline = time.monotonic() + 10
-        while [folder.name for folder in (tmp_path / "jobs").iterdir()] != ["j3"]:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: [folder.name for folder in (tmp_path / "jobs").iterdir()] == ["j3"])
         assert running.submit() == "j4"  # numbers are not given again
         with pytest.raises(Refused, match="there is no job j1"):
             running.service.wish("j1", "cancel", "ann").result(10)
@@ -479,20 +405,20 @@ def test_a_policy_that_never_answers_is_given_up_on_and_everything_else_goes_on(
         assert (jobs[second].phase, jobs[third].phase) == (JobPhase.PENDING, JobPhase.CANCELLED)
         assert running.service.published.rejected >= 2
         policy.released = True
-        running.executor.tell(r.JobEnded(job_id=first, how="succeeded"))
+        running.executor.report(r.JobEnded(job_id=first, how="succeeded"))
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)  # and it is asked again once it has answered
 
 
 def test_a_solver_that_runs_out_of_time_leaves_a_feasible_plan_and_says_so(tmp_path):
     """Its time is far less than it needs: jobs run all the same, on no more slots than there are, and it is flagged."""
     policy = "max_min_fairness_water_filling_perf:limit=1e-9,round=1"
-    with Running(tmp_path, policy, Pretend(slots=2)) as running:
+    with Running(tmp_path, policy, PretendExecutor(slots=2)) as running:
         ids = [running.submit(max_slots=1) for _ in range(3)]
         running.until(lambda jobs: sum(jobs[job_id].phase is JobPhase.RUNNING for job_id in ids) == 2)
         assert any("out_of_time" in reason for reason in running.service.published.reasons.values())
         assert running.service.published.rejected == 0
         for job_id in [job.id for job in running.service.published.state.jobs.values() if job.target]:
-            running.executor.tell(r.JobEnded(job_id=job_id, how="succeeded"))
+            running.executor.report(r.JobEnded(job_id=job_id, how="succeeded"))
         running.until(lambda jobs: sum(jobs[job_id].phase is JobPhase.RUNNING for job_id in ids) == 1)
 
 
@@ -506,11 +432,12 @@ def test_a_jump_of_the_clock_moves_nobody(tmp_path, monkeypatch, jump_s):
         before_s = running.service.clock.now_s()
         monkeypatch.setattr(time, "time", lambda: true_time() + jump_s)
         other = running.submit(min_slots=2)
-        time.sleep(1.2)  # a few ticks
+        ticks = running.executor.ticks
+        until(lambda: running.executor.ticks >= ticks + 2)
         jobs = running.until(lambda jobs: other in jobs)
         assert jobs[job].phase is JobPhase.RUNNING
-        assert 0.0 < jobs[other].state.submitted_at_s - before_s < 60.0
-        assert jobs[job].service_gpu_s(running.service.clock.now_s()) < 4 * 60.0
+        assert 0.0 < jobs[other].state.submitted_at_s - before_s < abs(jump_s) / 2
+        assert 0.0 < jobs[job].service_gpu_s(running.service.clock.now_s()) < 4 * abs(jump_s) / 2
     with Running(tmp_path) as running:  # its processes were lost with the executor that pretends
         jobs = running.until(lambda jobs: any(one.phase is JobPhase.RUNNING for one in jobs.values()))
         assert running.service.clock.now_s() >= jobs[other].state.submitted_at_s
@@ -530,7 +457,7 @@ def test_flapping_slots_change_the_plan_far_less_often_than_they_flap(tmp_path):
 
 
 def test_a_service_that_fails_ends_and_turns_everybody_away(tmp_path):
-    class Broken(Pretend):
+    class Broken(PretendExecutor):
         broken = False
 
         def tick(self) -> list[r.Record]:
@@ -580,7 +507,7 @@ def test_slots_that_a_quota_keeps_from_one_go_to_another(tmp_path):
         assert [jobs[job].phase for job in (first, second, third)] == [
             JobPhase.RUNNING, JobPhase.PENDING, JobPhase.PENDING
         ]  # fmt: skip
-        running.executor.tell(r.JobEnded(job_id=first, how="succeeded"))
+        running.executor.report(r.JobEnded(job_id=first, how="succeeded"))
         jobs = running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
         assert jobs[third].phase is JobPhase.PENDING
         running.service.set_quota("owner", "ann", None, "op").result(10)

@@ -97,3 +97,27 @@ def test_jobs_that_choose_their_batch_share_in_half_of_the_memory() -> None:
             assert 0.5 <= stint.speed <= most
     assert shared > 0
     assert all(job.completed_s is not None for job in result.jobs)
+
+
+def test_what_a_guest_cannot_keep_on_the_accelerator_is_copied_in_every_pass() -> None:
+    apps = built_in_applications()
+    sharing = ApplicationSharing(apps)
+
+    def facts(kind: str) -> JobFacts:
+        return JobFacts(id=kind, submitted_s=0.0, requested_slots=1, kind=kind)
+
+    host, light, heavy = facts("deepspeech2"), facts("resnet18-cifar10"), facts("gpt2-124m")
+    assert sharing.spilled_speeds(host, light, "v100", 1.0) == (*sharing.relative_speeds(host, light, "v100"), 0.0)
+    assert sharing.relative_speeds(host, heavy, "v100") == (0.0, 0.0)
+    left = 1.0 - 20 / 161  # deepspeech2 uses 20 of 161 samples' memory, gpt2 all of it
+    hosts, guests, spills = sharing.spilled_speeds(host, heavy, "v100", 1.0)
+    assert spills == pytest.approx(1.0 - left)
+    pass_s = apps["gpt2-124m"].truth["v100"].step_times((1,), 8)[0]
+    copied_s = (1.0 - left) * 0.9 * 15 * 2**30 / 12e9
+    assert guests == pytest.approx(hosts * pass_s / (pass_s + copied_s))
+    capped = [sharing.spilled_speeds(host, heavy, "v100", cap) for cap in (left, 0.5, 0.26, 0.24, 0.0)]
+    assert capped[0] == (hosts, guests, spills)
+    assert guests > capped[1][1] > capped[2][1] > 0.0
+    assert all(speeds[:2] == (0.0, 0.0) for speeds in capped[3:])  # less than it needs at a time
+    assert all(speeds[0] == hosts for speeds in capped[:3])
+    assert sharing.spilled_speeds(facts("unknown"), light, "v100", 1.0)[:2] == (0.0, 0.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -13,28 +12,16 @@ from geminid.engine.commands import Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine, Outcome
 from geminid.engine.events import Completed, Failed, Submitted, Tick
 from geminid.engine.models import ModelKeeper
-from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, Policy
+from geminid.policies.base import Allocation, Decision, JobFacts
+from geminid.testing.policies import ScriptedPolicy
 
 NODE_0: Allocation = ((0, 1),)
 NODE_1: Allocation = ((1, 1),)
 
 
-@dataclass
-class Scripted(Policy):
-    """Answers what it is told to."""
-
-    name = "scripted"
-    paper = objective = ""
-    interval_s: float | None = 60.0
-    answer: Decision = field(default_factory=lambda: Decision({}))
-
-    def decide(self, view: ClusterView) -> Decision:
-        return self.answer
-
-
 @pytest.fixture
 def engine() -> Engine:
-    engine = Engine(Cluster.parse("v100:2x2"), Scripted(), ModelKeeper("pollux"), debug=True)
+    engine = Engine(Cluster.parse("v100:2x2"), ScriptedPolicy(interval_s=60.0), ModelKeeper("pollux"), debug=True)
     for name in "abc":
         engine.handle(Submitted(0.0, JobFacts(id=name, submitted_s=0.0, requested_slots=1, max_slots=2)))
     return engine
@@ -46,7 +33,7 @@ def decide(
     pairs: Sequence[tuple[str, str]] = (),
     at_s: float = 0.0,
 ) -> Outcome:
-    engine.policy = Scripted(answer=Decision(assignments, pairs=pairs))
+    engine.policy = ScriptedPolicy(lambda view: Decision(assignments, pairs=pairs), interval_s=60.0)
     return engine.handle(Tick(at_s))
 
 

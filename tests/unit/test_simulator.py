@@ -5,49 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput
-from geminid.goodput.batchplan import BatchLimits
-from geminid.goodput.efficiency import GradientStats
 from geminid.job import Adaptivity
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
-from geminid.sim.application import Application, GradientTruth, StepTimeTruth
 from geminid.sim.metrics import job_summaries, summary
 from geminid.sim.reasons import Reasons, is_named
 from geminid.sim.simulator import NoProgress, Result, Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads.generate import built_in_workload
+from geminid.testing.applications import toy_application
 
-
-class Linear(StepTimeTruth):
-    """A pass takes 0.1 s + 1 ms a sample; synchronising takes 0.1 s."""
-
-    most_slots = 64
-
-    def step_times(self, placement: Sequence[int], per_slot_batch: int) -> tuple[float, float]:
-        grad = 0.1 + 0.001 * per_slot_batch
-        return grad, grad + (0.1 if sum(placement) > 1 else 0.0)
-
-
-class Calm(GradientTruth):
-    def at(self, epoch: int, total_batch: float) -> GradientStats:
-        return GradientStats(1.0, 1.0 + epoch)
-
-
-TOY = Application(
-    name="toy",
-    progress_steps=np.array([1000.0, 2000.0]),
-    gradient=Calm(),
-    truth={"v100": Linear(), "t4": Linear()},
-    limits={
-        t: BatchLimits(initial=100, largest=3200, smallest_per_slot=10, largest_per_slot=200) for t in ("v100", "t4")
-    },
-    rescale_s=30.0,
-)
+TOY = toy_application(("v100", "t4"), rescale_s=30.0, noise_growth=1.0)
 
 
 def run(

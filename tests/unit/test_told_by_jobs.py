@@ -57,7 +57,7 @@ class Story:
     [
         (400, 400, "training on 3 slots from its last checkpoint"),
         (400, 100, "training on 3 slots from an older checkpoint: the last could not be used"),
-        (400, 0, "training on 3 slots from the beginning: no checkpoint could be used"),
+        (400, 0, "training on 3 slots from the beginning: no checkpoint was used"),
         (0, 0, "training on 3 slots from the beginning: nothing was saved"),
     ],
 )
@@ -126,3 +126,12 @@ def test_a_batch_is_never_told_to_be_larger_than_the_largest() -> None:
     story.train(100)
     told = story.train(200, per_slot_batch=11, passes=2)
     assert told.story[-1].text == "re-tuned: batch 64 (11 a slot × 2 passes)"
+
+
+def test_a_pause_longer_than_a_job_has_run_is_not_believed():
+    story = Story()
+    story.start()
+    assert story.start(pause_s=1.0).pauses_s == (1.0,)
+    job = story.start(pause_s=2e12)
+    assert job.pauses_s == (1.0,)
+    assert job.story[-1].pause_s is None

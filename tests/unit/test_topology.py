@@ -1,74 +1,59 @@
-"""From a cluster's links to predictions: a fit within a rack says what crossing racks would cost."""
+"""Where live nodes stand: a cluster file goes before their labels, and labels that disagree break nothing."""
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
-
 from geminid.cluster import Cluster
-from geminid.configuration import Configuration
-from geminid.goodput.batchplan import BatchLimits
-from geminid.goodput.fit import fit
-from geminid.goodput.profile import Observation, Profile
-from geminid.goodput.table import GoodputTable, JobModel
-from geminid.goodput.throughput import MODELS, Shape
-from geminid.goodput.topology import link_slowdown, link_time_ratio
+from geminid.nodes import NodeGroup
+from geminid.serve.executors.topology import Topology
 
-CLUSTER = Cluster.from_yaml(
+DESCRIBED = Cluster.from_yaml(
     """
-gpu_types:
-  v100: {memory: 16GiB, interconnect: {node: 100GB/s, rack: 12GB/s, zone: 3GB/s, cluster: 1GB/s}}
-  a100: {memory: 40GiB, interconnect: {node: 300GB/s, rack: 24GB/s, zone: 6GB/s, cluster: 1GB/s}}
+gpu_types: {a100: {relative_cost: 7}, t4: {}}
+network: {rack_uplink: {oversubscription: 4}}
 nodes:
-  - {type: v100, count: 4, slots: 4, rack: r1, zone: z1}
-  - {type: v100, count: 4, slots: 4, rack: r2, zone: z1}
-  - {type: v100, count: 2, slots: 4, rack: r3, zone: z2}
+  - {type: a100, slots: 8, name: a, rack: r1, zone: north}
+  - {type: a100, slots: 8, name: b, rack: r2, zone: north}
+  - {type: t4, slots: 4, name: absent, rack: r3}
 """
 )
-NAMES = [node.name for node in CLUSTER.nodes]
-TRUTH = np.array([0.1, 0.01, 4.0, 0.05, 0.01, 0.3, 0.02, 1.0, 1e-8, 1e-10, 0.1, 0.5, 1.5])
 
 
-def test_the_narrowest_link_of_a_placement_counts() -> None:
-    assert link_slowdown(CLUSTER, NAMES[:1]) == 1.0
-    assert link_slowdown(CLUSTER, NAMES[:4]) == 1.0
-    assert link_slowdown(CLUSTER, NAMES[2:6]) == 4.0
-    assert link_slowdown(CLUSTER, NAMES) == 12.0
+def node(name: str, rack: str | None = None, zone: str = "zone-0", *, slots: int = 8, gpu_type: str = "a100"):
+    return NodeGroup(gpu_type=gpu_type, slots=slots, name=name, rack=rack, zone=zone)
 
 
-def test_links_of_another_type_are_compared_by_bandwidth() -> None:
-    assert link_time_ratio(CLUSTER.gpu_type("v100"), CLUSTER.gpu_type("a100")) == 0.5
+def places(cluster: Cluster) -> dict[str, tuple[str, str]]:
+    return {node.name: (node.zone, node.rack) for node in cluster.nodes}
 
 
-def observe(nodes: int, slots: int, batch: int, slowdown: float = 1.0) -> Observation:
-    times = MODELS["geminid"].step_times(TRUTH, Shape.of(nodes, slots, batch, None, slowdown))
-    return Observation(
-        nodes=nodes,
-        slots=slots,
-        busiest_node_slots=-(-slots // nodes),
-        per_slot_batch=batch,
-        accumulation_s=float(times.accumulation_s),
-        step_s=float(times.step_s),
-        link_slowdown=slowdown,
-    )
+def test_a_file_says_where_nodes_stand_and_what_joins_them():
+    cluster = Topology(DESCRIBED).cluster_of([node("b", "elsewhere"), node("a"), node("new", "r9", "south")])
+    assert places(cluster) == {"a": ("north", "r1"), "b": ("north", "r2"), "new": ("south", "r9")}
+    assert cluster.network == DESCRIBED.network
+    assert [(one.name, one.relative_cost) for one in cluster.gpu_types] == [("a100", 7.0)]
+    assert cluster.links.limited
 
 
-@pytest.mark.parametrize("seen_across", [1.0, 4.0])
-def test_a_fit_on_one_kind_of_link_predicts_another(seen_across: float) -> None:
-    rows = [
-        observe(n, n * k, m, seen_across if n > 1 else 1.0) for n in (1, 3, 4) for k in (1, 2, 4) for m in (4, 16, 64)
-    ]
-    fitted = fit(Profile.of(rows), "geminid")
-    other = 4.0 if seen_across == 1.0 else 1.0
-    predicted = fitted.step_times(Shape.of(4, 8, 16, None, other)).step_s
-    assert float(predicted) == pytest.approx(observe(4, 8, 16, other).step_s, rel=0.05)
+def test_without_a_file_labels_say_it():
+    cluster = Topology().cluster_of([node("b", "r2"), node("a", "r1", "north")])
+    assert places(cluster) == {"a": ("north", "r1"), "b": ("zone-0", "r2")}
 
 
-def test_the_table_knows_links() -> None:
-    fitted = fit(Profile.of([observe(n, n * k, m) for n in (1, 3, 4) for k in (1, 2) for m in (4, 16)]), "geminid")
-    limits = BatchLimits(initial=32, largest=256, smallest_per_slot=4, largest_per_slot=64)
-    spread = Configuration(gpu_type="v100", nodes=4, slots=4)
-    jobs = {"a": JobModel({"v100": fitted}, {"v100": limits})}
-    near = GoodputTable.of([spread], jobs).goodput[0, 0]
-    far = GoodputTable.of([spread], jobs, link_slowdowns=[link_slowdown(CLUSTER, NAMES[2:6])]).goodput[0, 0]
-    assert far < 0.9 * near
+def test_a_rack_that_labels_put_into_two_zones_is_in_that_of_the_file_or_of_the_first_node():
+    labelled = [node("c", "r1", "south"), node("d", "r7", "south"), node("e", "r7", "west")]
+    assert places(Topology(DESCRIBED).cluster_of([*labelled, node("a")])) == {
+        "a": ("north", "r1"),
+        "c": ("north", "r1"),
+        "d": ("south", "r7"),
+        "e": ("south", "r7"),
+    }
+    assert places(Topology().cluster_of(labelled))["e"] == ("south", "r7")
+
+
+def test_what_differs_from_the_file_is_said_and_what_is_there_counts():
+    topology = Topology(DESCRIBED)
+    seen = node("a", slots=4, gpu_type="t4")
+    assert topology.differences(seen) == "type t4, not a100 and 4 slots, not 8"
+    assert topology.cluster_of([seen]).slots_per_type == {"t4": 4}
+    assert topology.differences(node("b")) == topology.differences(node("new")) == ""
+    assert Topology().differences(seen) == ""

@@ -6,24 +6,19 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
-torch = pytest.importorskip("torch")
-
-import numpy as np  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler  # noqa: E402
-
-import geminid  # noqa: E402
-from geminid.train import rng  # noqa: E402
-from geminid.train.checkpoint import read  # noqa: E402
-from geminid.train.messages import Plan  # noqa: E402
-from geminid.train.trainstate import _sum_of_bits  # noqa: E402
-from geminid.train.tuner import Layout  # noqa: E402
+import geminid
+from geminid.train import rng
+from geminid.train.messages import Plan
+from geminid.train.trainstate import _sum_of_bits
+from geminid.train.tuner import Layout
 
 
 @pytest.fixture(autouse=True)
@@ -901,28 +896,6 @@ def test_a_checkpoint_of_another_model_is_named_with_the_difference(tmp_path):
             one_step(tmp_path, *other)
 
 
-def test_two_runs_do_not_share_their_checkpoints(tmp_path):
-    code = f"""
-import sys
-from geminid.train.storage import checkpoints_at
-checkpoints_at({str(tmp_path)!r}).claim()
-print("claimed", flush=True)
-sys.stdin.read()
-"""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, **pipes) as other:
-        assert other.stdout.readline() == b"claimed\n"
-        with pytest.raises(
-            RuntimeError, match=rf"another run keeps its checkpoints in .* \(process {other.pid}\): wait"
-        ):
-            one_step(tmp_path, network())
-        other.stdin.close()
-        other.wait()
-    one_step(tmp_path, network())  # a lock ends with its process
-    one_step(tmp_path, network())  # and is no obstacle to one's own
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.complex64])
 def test_the_code_of_weights_differs_with_any_bit_of_theirs_wherever_they_lie(dtype):
     base = torch.randn(1 + 5 * 3).to(dtype)
@@ -1019,78 +992,6 @@ def test_a_script_that_stopped_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_
     for number, (data, how) in enumerate(((toy(23), "end"), (toy(23), "break"), (Stream(), "end"))):
         assert [trained(tmp_path / str(number), data, how) for _ in range(3)] == [[(0, 2)], [(1, 2)], [(2, 2)]]
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-LEAVING = """
-import sys
-import torch, geminid
-from torch.utils.data import DataLoader, TensorDataset
-run = geminid.init(checkpoint_dir="checkpoints")
-if sys.argv[2:]:
-    from geminid.train import saving, storage
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    (write, storage.write), saving.PAUSES_S = (storage.write, full), (0.0,)
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.ones(40, 1)), batch_size=4)
-model, optimizer, loader = run.prepare(model, optimizer, loader)
-for epoch in run.epochs(2):
-    for (x,) in loader:
-        optimizer.zero_grad()
-        model(x).mean().backward()
-        optimizer.step()
-        if sys.argv[1] == "fail" and run.step == 14:
-            raise ValueError("on purpose")
-        if sys.argv[1] == "leave" and run.step == 14:
-            break
-    if run.step == 14:
-        break
-if sys.argv[2:] == ["for a while"]:
-    storage.write = write
-torch.nn.init.zeros_(model.weight)  # what happens afterwards is not part of the state
-print("after", run.step, "steps")
-"""
-
-
-def test_leaving_the_loop_over_epochs_saves_and_failing_in_it_does_not(tmp_path):
-    def script(how):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", LEAVING, how]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    assert "ValueError: on purpose" in script("fail").stderr
-    assert not list((tmp_path / "checkpoints").glob("*.safetensors"))
-    assert script("leave").stdout == "after 14 steps\n"
-    (saved,) = (tmp_path / "checkpoints").glob("*.safetensors")
-    state = read(saved)
-    assert (state["position"]["step"], state["position"]["epoch"], state["position"]["samples"]) == (14, 1, 56)
-    assert float(state["model"]["weight"]) != 0.0
-    again = script("go on")
-    assert "going on from" in again.stderr
-    assert again.stdout == "after 20 steps\n"
-
-
-@pytest.mark.parametrize("how", ["leave", "go on"])
-def test_a_last_state_that_cannot_be_saved_is_tried_again_at_the_end_and_then_a_failure(tmp_path, how):
-    def script(until):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", LEAVING, how, until]
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-    steps = 14 if how == "leave" else 20
-    ended = script("for good")
-    assert ended.stdout == f"after {steps} steps\n"
-    assert ended.returncode == 1
-    error = ended.stderr.splitlines()[-1]
-    assert error == "geminid: error: the last state was not saved in checkpoints: No space left on device"
-    ended = script("for a while")
-    assert (ended.stdout, ended.returncode) == (f"after {steps} steps\n", 0)
-    (saved,) = (tmp_path / "checkpoints").glob("*.safetensors")
-    assert read(saved)["position"]["step"] == steps
-    assert float(read(saved)["model"]["weight"]) != 0.0
 
 
 def test_reports_go_to_a_file_where_there_is_no_scheduler(tmp_path, monkeypatch):

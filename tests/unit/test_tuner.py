@@ -1,9 +1,5 @@
 """Batch plans while training: what is measured on several nodes is known to be."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
 from geminid.train.messages import Plan

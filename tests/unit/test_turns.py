@@ -59,15 +59,22 @@ def test_whoever_fits_has_its_turn_at_once():
     assert [job.id for job in found.waiting] == ["n"]
 
 
+def test_a_wide_job_does_not_have_its_turn_before_a_narrow_one_of_a_larger_claim():
+    wide, later = job("w", 2, 100.0), job("n", 1, 5.0)
+    urgent = job("u", 1, 5.0, weight=1000.0)
+    assert of([wide, later, urgent], usable=(2, 0), cluster="a:1x2,b:1x1").granted == {}
+    assert of([wide, later, urgent], usable=(3, 0), cluster="a:1x3,b:1x1").granted == {"w": ((0, 2),)}
+
+
 @pytest.mark.parametrize("policy", ["geminid:gap=2,refresh=20,fill=true", "fifo", "srtf"])
 @pytest.mark.parametrize("weight", [1.0, 2.0**20])
 def test_a_stream_of_narrow_commands_does_not_keep_a_wide_one_waiting(policy, weight):
-    """On two slots, narrow commands of 50 s arrive every 20 s for two hours, and one that needs both slots."""
+    """On two slots, narrow commands of 50 s arrive every 20 s for half an hour, and one that needs both slots."""
     narrow = [
         TraceJob(
             name=f"n{i}", submit_s=20.0 * i, requested_slots=1, duration_s=50.0, adaptivity=Adaptivity.RIGID, owner="a"
         )
-        for i in range(360)
+        for i in range(90)
     ]
     wide = TraceJob(
         name="w", submit_s=95.0, requested_slots=2, duration_s=10.0, adaptivity=Adaptivity.RIGID, weight=weight

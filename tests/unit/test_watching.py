@@ -4,12 +4,8 @@ import copy
 import pickle
 import threading
 import time
-from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from geminid.train.watching import UsualTime, Watch
@@ -90,7 +86,6 @@ def test_a_watched_model_compiles_whole_and_compiling_is_known(watched, model):
     assert agent.phases == []
 
 
-@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="nobody counts what a process reads and writes here")
 def test_reading_and_writing_files_is_a_sign_of_life(watched, tmp_path):
     _, agent, _ = watched
     agent.before_beat()

@@ -7,7 +7,7 @@ worst case, and anything that reads a file or decodes an image is far from it.
 from __future__ import annotations
 
 import random
-import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 
+from geminid.bench.timing import timed
 from geminid.train.data import Source, source_of
 
 BATCH, FEATURES = 64, 10
@@ -79,8 +80,8 @@ def run(*, samples: int = 6400, rounds: int = 7, progress: Callable[[str], None]
         source = source_of(loader, 0)
         taken: dict[str, list[float]] = {"plain": [], "library": []}
         for epoch in range(rounds):
-            taken["plain"].append(_timed(loader) / samples)
-            taken["library"].append(_timed(_epoch(source, epoch, samples)) / samples)
+            taken["plain"].append(_cpu_s(loader) / samples)
+            taken["library"].append(_cpu_s(_epoch(source, epoch, samples)) / samples)
         plain_s, library_s = median(taken["plain"]), median(taken["library"])
         rows.append(DataRow(name, BATCH, plain_s, library_s, library_s / plain_s))
     return rows
@@ -93,9 +94,6 @@ def _epoch(source: Source, epoch: int, samples: int) -> Iterable[Any]:
     return (source.batch(span) for span in spans)
 
 
-def _timed(batches: Iterable[Any]) -> float:
-    """Processor time for going through these batches."""
-    begin = time.process_time()
-    for _ in batches:
-        pass
-    return time.process_time() - begin
+def _cpu_s(batches: Iterable[Any]) -> float:
+    """CPU time of going through these batches."""
+    return timed(lambda: deque(batches, maxlen=0)).cpu_s

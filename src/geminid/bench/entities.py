@@ -23,6 +23,9 @@ PEOPLE = {"ann": 1.0, "bob": 3.0}
 
 POLICY = "hierarchical"
 
+#: The largest difference, as a part of all slot time, between what somebody had and what the weights say.
+GOAL = 0.03
+
 #: Fractions hold for half an hour: rounds must be short beside that for small shares to be realised.
 ROUND_S = 60.0
 

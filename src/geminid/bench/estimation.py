@@ -25,6 +25,14 @@ from geminid.sim.workloads import load_workload
 
 MEASURED = (0.0, 0.05, 0.1, 0.2, 0.5)
 
+#: … in a quick run.
+QUICK_MEASURED = (0.2,)
+
+#: What is estimated, and by whom, in rows.
+PAIRS = "relative throughput beside a partner"
+OURS = "geminid"
+GAVEL = "factorise, nearest reference (Gavel)"
+
 #: A mean is never 0: who expects this little says that the two do not fit together.
 LEAST_KEPT = {"mean of the partner": 0.15, "mean of all": 0.15}
 
@@ -134,7 +142,7 @@ def _pairs(kept: Array, families: list[str], unseen: str, part: float, rng: np.r
             wrong.setdefault(name, []).append((mine > LEAST_KEPT.get(name, 0.0)) != (true > 0))
     return [
         EstimationRow(
-            "relative throughput beside a partner",
+            PAIRS,
             unseen,
             f"{100 * part:.0f} % of the pairs",
             name,
@@ -194,8 +202,8 @@ def _overall_mean(partial: Array) -> Array:
 
 
 METHODS: dict[str, Method] = {
-    "geminid": _ours,
-    "factorise, nearest reference (Gavel)": _gavel,
+    OURS: _ours,
+    GAVEL: _gavel,
     "mean of the partner": _partner_mean,
     "mean of all": _overall_mean,
 }

@@ -17,6 +17,9 @@ from geminid.sim.simulator import Settings
 from geminid.sim.workload import Workload
 from geminid.sim.workloads import load_workload
 
+#: What a quick run compares: three policies on 60 jobs.
+QUICK_WORKLOAD = "traces/tiresias/60_job.csv"
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -55,6 +58,14 @@ def cases(peers: Path, *, figure_8: bool = False) -> Iterator[Case]:
     """All published figures, cheapest first."""
     for policy, jct in (("fifo", 1556.48), ("srtf", 519.87), ("tiresias", 715.27)):
         yield Case(policy, "traces/tiresias/60_job.csv", None, "v100:2x4", {"avg_jct_s": jct}, 0.01)
+    yield Case(
+        "gandiva:packing=false,growth=false,migration=false",
+        "traces/tiresias/60_job.csv",
+        None,
+        "v100:2x4",
+        {"avg_jct_s": 787.18, "makespan_s": 4879.0},
+        0.01,
+    )
     yield from _gavel_cases(peers, figure_8=figure_8)
     pollux = {
         "tiresias": ((1, 2473.7), (2, 5145.0), (3, 3876.3), (6, 3469.69)),
@@ -92,6 +103,11 @@ def _gavel_cases(peers: Path, *, figure_8: bool) -> Iterator[Case]:
             )
 
 
+def has(peers: Path, only: str | None, *, figure_8: bool = False) -> bool:
+    """Whether there are published figures of a policy, or of any."""
+    return any(only in (None, case.policy.partition(":")[0]) for case in cases(peers, figure_8=figure_8))
+
+
 def run(
     peers: Path,
     *,
@@ -110,7 +126,7 @@ def run(
         raise InvalidInput([Problem("peers", str(peers), "must be the folder that holds the peers' data")])
     rows = []
     for case in cases(peers, figure_8=figure_8):
-        if (only and case.policy != only) or (workload and workload not in case.workload):
+        if (only and case.policy.partition(":")[0] != only) or (workload and workload not in case.workload):
             continue
         if case.load is None and not (peers / case.workload).is_file():
             continue
@@ -148,7 +164,8 @@ def _simulate(case: Case, peers: Path, options: str, seed: int) -> dict[str, Any
         settings=Settings(model="pollux"),
         seed=seed,
     )
-    return simulate(f"{case.policy}:{options}" if options else case.policy, experiment)
+    separator = "," if ":" in case.policy else ":"
+    return simulate(f"{case.policy}{separator}{options}" if options else case.policy, experiment)
 
 
 def _figure(case: Case, result: Mapping[str, Any], metric: str) -> float:

@@ -32,7 +32,7 @@ SETS = {
 }
 
 #: Names that differ. Its own ``fifo`` never uses the GPU type that it draws; what it should do is compared instead.
-OUR_NAMES = {"fifo-fixed": "fifo_agnostic"}
+OUR_NAMES = {"fifo-fixed": "fifo_agnostic", "gandiva": "gandiva_packed"}
 _DEFECT = "fifo"
 
 #: Figure 8: jobs per hour, and which of them are measured. Later ones only keep the load up until those are done.

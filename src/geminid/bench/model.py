@@ -22,6 +22,9 @@ from geminid.sim.measurements import MeasuredApplication
 Errors = NDArray[np.float64]
 Split = tuple[list[Observation], list[Observation]]
 
+#: The mean error on placements held out from the fit is to be under this.
+GOAL = 0.10
+
 #: Above this mean error the report looks for what makes an application unpredictable.
 WORTH_EXPLAINING = 0.15
 

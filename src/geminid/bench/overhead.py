@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -28,6 +28,18 @@ BLOCK_S, FEWEST_STEPS, MOST_STEPS = 0.5, 4, 64
 #: Steps before anything is timed, for so many seconds at most: kernels are chosen, memory is allocated, and the library
 #: finds its intervals.
 WARM_UP_STEPS, WARM_UP_S = 130, 4.0
+
+#: Measuring the gradient noise is to cost less than this part of a step of a model that keeps a GPU busy.
+GOAL = 0.02
+BUSY_MODELS = ("resnet50", "gpt2")
+
+#: What a step ends with.
+OPTIMIZERS = ("SGD", "AdamW")
+
+#: The model and the optimiser of a quick run, and what rows call a CPU.
+QUICK_MODEL = "gpt2"
+QUICK_OPTIMIZERS = ("AdamW",)
+ON_CPU = "CPU"
 
 #: However little time there is, every way of training has so many turns.
 FEWEST_ROUNDS = 3
@@ -179,6 +191,7 @@ def run(
     *,
     device: str | None = None,
     only: str | None = None,
+    optimizers: Sequence[str] = OPTIMIZERS,
     seconds: float = 120.0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> list[OverheadRow]:
@@ -193,7 +206,7 @@ def run(
     else:
         torch.set_num_threads(1)
     rows = []
-    wanted = [(name, kind) for name in MODELS if only in (None, name) for kind in ("SGD", "AdamW")]
+    wanted = [(name, kind) for name in MODELS if only in (None, name) for kind in optimizers]
     for name, kind in wanted:
         batch, task = MODELS[name][place.type]
         progress(f"{name} with {kind}")
@@ -272,7 +285,7 @@ def _measure(name: str, place: torch.device, batch: int, task: _Task, optimizer:
     measuring = median(b / a for a, b in zip(times["library"], times["measuring"], strict=True))
     return OverheadRow(
         model=name,
-        device=torch.cuda.get_device_name() if place.type == "cuda" else "CPU",
+        device=torch.cuda.get_device_name() if place.type == "cuda" else ON_CPU,
         batch=batch,
         optimizer=optimizer,
         parameters=plain.parameters,

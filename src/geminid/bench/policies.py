@@ -12,11 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from geminid.bench.gavel import TABLE, figure_8
+from geminid.bench.timing import Timed, median_time, timed
 from geminid.policies.gavel.allox import allox
 from geminid.policies.gavel.auction import themis_auction
 from geminid.policies.gavel.finish_time import finish_time_fairness
@@ -301,7 +303,7 @@ def _measure(case: Case, problem: AllocationProblem, source: str) -> PolicyRow:
         kept = Memory()
         case.solve(a_round_earlier(problem), kept)
         cold, warm = _time(problem, lambda fresh: case.solve(fresh, None), lambda fresh: case.solve(fresh, kept.copy()))
-        warm_s, warm_objective = warm.cpu_s, warm.answer.objective
+        warm_s, warm_objective = warm.cpu_s, warm.result.objective
     else:
         (cold,) = _time(problem, lambda fresh: case.solve(fresh, None))
     jobs, types = len(problem.jobs), len(problem.gpu_types)
@@ -318,39 +320,24 @@ def _measure(case: Case, problem: AllocationProblem, source: str) -> PolicyRow:
         None if warm_s is None else cold.cpu_s / warm_s,
         published,
         published / cold.cpu_s if published is not None else None,
-        cold.answer.objective,
+        cold.result.objective,
         warm_objective,
-        [note.reason for note in cold.answer.notes],
+        [note.reason for note in cold.result.notes],
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Timed:
-    """CPU and wall seconds of a solve (medians), and its answer."""
-
-    cpu_s: float
-    wall_s: float
-    answer: TimeFractions
-
-
-def _time(problem: AllocationProblem, *ways: Callable[[AllocationProblem], TimeFractions]) -> list[_Timed]:
-    """Some ways to solve a problem, in turns, so that whatever else the machine does slows all of them alike."""
-    cpu_s: list[list[float]] = [[] for _ in ways]
-    wall_s: list[list[float]] = [[] for _ in ways]
-    answers = {}
+def _time(
+    problem: AllocationProblem, *ways: Callable[[AllocationProblem], TimeFractions]
+) -> list[Timed[TimeFractions]]:
+    """Medians of some ways to solve a problem, interleaved, so that other load slows all of them alike."""
+    runs: list[list[Timed[TimeFractions]]] = [[] for _ in ways]
     for _ in range(REPETITIONS):
-        for way, solve in enumerate(ways):
+        for solve, done in zip(ways, runs, strict=True):
             fresh = replace(problem)  # nothing that was computed from the problem is kept
-            started, cpu_started = time.perf_counter(), time.process_time()
-            answers[way] = solve(fresh)
-            wall_s[way].append(time.perf_counter() - started)
-            cpu_s[way].append(time.process_time() - cpu_started)
-        if sum(wall_s[0]) > LONG_S:
+            done.append(timed(partial(solve, fresh)))
+        if sum(run.wall_s for run in runs[0]) > LONG_S:
             break
-    return [
-        _Timed(float(np.median(cpu)), float(np.median(wall)), answers[way])
-        for way, (cpu, wall) in enumerate(zip(cpu_s, wall_s, strict=True))
-    ]
+    return [median_time(done) for done in runs]
 
 
 def published_input(peers: Path, jobs: int) -> AllocationProblem:

@@ -107,6 +107,10 @@ class Way:
     alone: bool = False
 
 
+#: Over the workloads, mean JCTs are to differ by this from the baselines': at equal cost of changes, and live.
+GOAL_EQUAL = -0.10
+GOAL_LIVE = -0.30
+
 EQUAL = Way("equal cost")
 LIVE = Way("live", LIVE_RESCALE_S)
 ALONE = Way("live, every job alone on the cluster", LIVE_RESCALE_S, alone=True)
@@ -150,6 +154,10 @@ def cases() -> Iterator[Case]:
         yield Case("built-in", f"day-{load:g}", "sia", BUILT_IN_CLUSTER, load=load)
 
 
+#: What a quick run simulates: a tenth of a day's jobs on few slots.
+QUICK_CASES = (Case("built-in", "day-0.1", "sia", "v100:2x4,a100-40gb:1x8,t4:2x4", load=0.1),)
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
     """One simulation."""
@@ -190,18 +198,20 @@ def run(
     resamples: int = 0,
     workers: int = 1,
     alone: bool = False,
+    known: Sequence[Case] | None = None,
 ) -> list[QualityRow]:
-    """Simulate every case whose files are there and whose name begins with one of ``only`` (all, if there are none).
+    """Simulate every case (or those of ``known``) whose files are there and whose name begins with one of ``only``.
 
     ``alone`` adds what jobs would reach alone on the cluster; ``resamples`` adds so many resampled workloads for each;
     ``workers`` simulations run at a time. Results of baselines are taken from and added to a JSON file, where one is
     given.
     """
-    chosen = [case for case in cases() if not only or any(case.name.startswith(name) for name in only)]
+    known = known if known is not None else list(cases())
+    chosen = [case for case in known if not only or any(case.name.startswith(name) for name in only)]
     chosen = [case for case in chosen if case.path is None or (peers / case.path).is_file()]
     if not chosen:
-        known = ", ".join(case.name for case in cases())
-        raise InvalidInput([Problem("workload", ",".join(only) or NOT_SHOWN, f"must be one of {known}, and be there")])
+        names = ", ".join(case.name for case in known)
+        raise InvalidInput([Problem("workload", ",".join(only) or NOT_SHOWN, f"must be one of {names}, and be there")])
     chosen += [case.resampled(number) for number in range(1, resamples + 1) for case in chosen]
     ways = (EQUAL, LIVE, *((ALONE,) if alone else ()), *(WRONG_ESTIMATES if wrong_estimates else ()))
     known_results = _read(baselines)
@@ -226,6 +236,11 @@ def run(
             if len(members) > 1:
                 rows.append(_mean(members))
     return rows
+
+
+def mean_change(rows: Sequence[QualityRow], way: Way) -> float:
+    """By how much mean JCTs differ from the baselines', on average over the workloads."""
+    return float(np.mean([row.avg_jct for row in rows if row.way == way.name and not row.workload.startswith("mean")]))
 
 
 def _results(tasks: Sequence[_Task], peers: Path, seed: int, workers: int) -> Iterator[tuple[_Task, dict[str, float]]]:

@@ -8,24 +8,40 @@ without live rescale do: save a checkpoint, end the processes, start new ones, l
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
-from geminid.train.jobevents import FirstStepDone, GroupFormed, JobEnded, JobEvent
+from geminid.bench.live_jobs import BenchmarkFailed
+from geminid.train.jobevents import FirstStepDone, GroupFormed, JobEvent, JobPhase
 from geminid.train.launcher import Launcher, PlainLauncher
 from geminid.train.supervisor import JobSpec, Patience, Supervisor
 from geminid.train.zygote import Zygote
 
-#: The sizes that the job goes through.
+#: The sizes, in slots, that the job goes through.
 SIZES = (1, 2, 4, 2, 1)
 
-Event = TypeVar("Event")
+#: … in a quick run.
+QUICK_SIZES = (1, 2)
+
+#: A live resize pauses training for less than this, in seconds.
+GOAL_S = 1.0
+
+#: The longest time that a job may take to reach a size, or to save and stop.
+PATIENCE_S = 600.0
+
+#: Steps on each size before the job is resized again, so that the resize meets a job that trains.
+STEPS_PER_SIZE = 3
+
+#: Lines of a worker's log that an error message quotes.
+QUOTED_LINES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +59,6 @@ class RescaleRow:
     cold_first_step_s: float
     warm_pause_s: float
     times_faster: float
-
-
-class BenchmarkFailed(Exception):
-    """The job did not do what it should have; one sentence says why."""
 
 
 class _Job(Supervisor):
@@ -67,10 +79,9 @@ class _Job(Supervisor):
         super().__init__(spec, on_event=self.seen.append, launcher=launcher)
 
     def reach(self, size: int) -> tuple[GroupFormed, FirstStepDone]:
-        """Resize, and wait for the first step on so many slots."""
+        """Resize, and wait for the first step on this many slots."""
         slots = [f"cpu{i}" for i in range(size)]
         known = len(self.seen)
-        self.resize(slots)
 
         def formed() -> GroupFormed | None:
             groups = [event for event in self.seen[known:] if isinstance(event, GroupFormed)]
@@ -81,38 +92,77 @@ class _Job(Supervisor):
             steps = [event for event in self.seen[known:] if isinstance(event, FirstStepDone)]
             return next((step for step in steps if group and step.generation == group.generation), None)
 
-        status = self.wait(lambda status: stepped() is not None, 600.0)
-        group, step = formed(), stepped()
-        if group is None or step is None:
-            raise BenchmarkFailed(f"the job {status.phase} before it ran on {size} slots: {status.reason}")
-        # A few more steps, so that the next resize hits a job that trains.
-        self.wait(lambda status: status.progress is not None and status.progress.step >= group.step + 3, 600.0)
+        with self._expected(f"to train on {size} slots"):
+            self.resize(slots)
+            self.wait(lambda status: stepped() is not None, PATIENCE_S)
+            group, step = formed(), stepped()
+            if group is None or step is None:
+                raise TimeoutError
+            last = group.step + STEPS_PER_SIZE
+            self.wait(lambda status: status.progress is not None and status.progress.step >= last, PATIENCE_S)
+            if self.status.phase.over:
+                raise TimeoutError
         return group, step
 
     def stopped_at_s(self) -> float:
         """Save and stop; when the last step ended."""
-        self.stop()
-        self.wait(lambda status: False, 600.0)
-        ended = next((event for event in self.seen if isinstance(event, JobEnded)), None)
-        if ended is None or ended.stopped_at_s is None:
-            raise BenchmarkFailed(f"the job did not stop as it should: {self.status.reason}")
+        with self._expected("to save and stop"):
+            self.stop()
+            ended = self.wait_for_end(PATIENCE_S)
+            if ended.state is not JobPhase.STOPPED or ended.stopped_at_s is None:
+                raise TimeoutError
         return ended.stopped_at_s
 
+    @contextmanager
+    def _expected(self, what: str) -> Iterator[None]:
+        """A job that does not do this within, or not in time, ends the benchmark with a message that says so."""
+        began_s = time.monotonic()
+        try:
+            yield
+        except TimeoutError:
+            status, after_s = self.status, time.monotonic() - began_s
+            reason = f" ({status.reason})" if status.reason else ""
+            logs = self.spec.folder / "logs"
+            raise BenchmarkFailed(
+                f"expected the benchmark's job {what}, but after {after_s:.0f} s it is {status.phase} "
+                f"on {len(status.slots)} slots{reason}; {_last_lines(logs)}its logs are in {logs}"
+            ) from None
 
-def run(progress: Callable[[str], None] = lambda text: None) -> list[RescaleRow]:
-    """Measure all resizes, live and cold.
+
+def _last_lines(logs: Path) -> str:
+    """What the worker whose log changed last printed last, as the part of a sentence."""
+    files = sorted((file for file in logs.glob("*.log") if file.stat().st_size), key=lambda file: file.stat().st_mtime)
+    if not files:
+        return "its workers printed nothing; "
+    lines = files[-1].read_text(encoding="utf-8", errors="replace").splitlines()[-QUOTED_LINES:]
+    return f"the last lines of {files[-1].name} are: {' / '.join(lines)}; "
+
+
+def run(
+    *, sizes: Sequence[int] = SIZES, progress: Callable[[str], None] = lambda text: None, home: Path | None = None
+) -> list[RescaleRow]:
+    """Measure all resizes, live and cold, in a temporary folder (of ``home``), which is kept if something fails.
 
     Raises:
-        BenchmarkFailed: the job did not do what it should have.
+        BenchmarkFailed: the job did not do what it should.
     """
-    with tempfile.TemporaryDirectory(prefix="geminid-") as folder, Zygote() as zygote:
-        live = _live(Path(folder, "live"), zygote, progress)
-        cold = _restarts(Path(folder, "cold"), PlainLauncher(), "cold restart", progress)
-        warm = _restarts(Path(folder, "warm"), zygote, "restart from a warm process", progress)
+    folder = Path(tempfile.mkdtemp(prefix="geminid-", dir=home))
+    keep = False
+    try:
+        with Zygote() as zygote:
+            live = _live(folder / "live", zygote, sizes, progress)
+            cold = _restarts(folder / "cold", PlainLauncher(), "cold restart", sizes, progress)
+            warm = _restarts(folder / "warm", zygote, "restart from a warm process", sizes, progress)
+    except BenchmarkFailed:
+        keep = True
+        raise
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
     return [
         RescaleRow(
-            before=SIZES[i],
-            after=SIZES[i + 1],
+            before=before,
+            after=after,
             live_pause_s=live[i][0],
             live_first_step_s=live[i][1],
             cold_pause_s=cold[i][0],
@@ -120,16 +170,18 @@ def run(progress: Callable[[str], None] = lambda text: None) -> list[RescaleRow]
             warm_pause_s=warm[i][0],
             times_faster=cold[i][0] / live[i][0],
         )
-        for i in range(len(SIZES) - 1)
+        for i, (before, after) in enumerate(pairwise(sizes))
     ]
 
 
-def _live(folder: Path, launcher: Launcher, progress: Callable[[str], None]) -> list[tuple[float, float]]:
+def _live(
+    folder: Path, launcher: Launcher, sizes: Sequence[int], progress: Callable[[str], None]
+) -> list[tuple[float, float]]:
     pauses = []
     with _Job(folder, launcher) as job:
         progress("starting a job")
-        job.reach(SIZES[0])
-        for before, after in pairwise(SIZES):
+        job.reach(sizes[0])
+        for before, after in pairwise(sizes):
             progress(f"{before} → {after} slots, live")
             group, step = job.reach(after)
             assert group.pause_s is not None
@@ -139,13 +191,13 @@ def _live(folder: Path, launcher: Launcher, progress: Callable[[str], None]) -> 
 
 
 def _restarts(
-    folder: Path, launcher: Launcher, name: str, progress: Callable[[str], None]
+    folder: Path, launcher: Launcher, name: str, sizes: Sequence[int], progress: Callable[[str], None]
 ) -> list[tuple[float, float]]:
     pauses = []
     stopped_at_s = 0.0
-    for number, size in enumerate(SIZES):
+    for number, size in enumerate(sizes):
         if number:
-            progress(f"{SIZES[number - 1]} → {size} slots, {name}")
+            progress(f"{sizes[number - 1]} → {size} slots, {name}")
         with _Job(folder, launcher) as job:
             group, step = job.reach(size)
             if number:

@@ -21,10 +21,23 @@ from geminid.train.saving import SNAPSHOT_BUDGET, BackgroundWriter
 from geminid.train.settings import Settings
 from geminid.train.storage import CheckpointFolder
 
-#: Steps of a block in which nothing is written, and steps before anything is timed.
-BLOCK_STEPS, WARM_UP_STEPS = 20, 10
-
 SAMPLES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How much is measured: checkpoints, steps before each in which nothing is written, and steps before all that."""
+
+    checkpoints: int
+    block_steps: int
+    warm_up_steps: int
+
+
+FULL = Extent(checkpoints=8, block_steps=20, warm_up_steps=10)
+QUICK = Extent(checkpoints=2, block_steps=5, warm_up_steps=3)
+
+#: Checkpoints are to take less than this part of the time from training.
+GOAL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +58,7 @@ class SavingRow:
 
 
 def run(
-    *, device: str | None = None, rounds: int = 8, progress: Callable[[str], None] = lambda text: None
+    *, device: str | None = None, extent: Extent = FULL, progress: Callable[[str], None] = lambda text: None
 ) -> SavingRow:
     """Measure."""
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -64,7 +77,7 @@ def run(
             torch.cuda.synchronize()
         return time.perf_counter() - begin
 
-    for _ in range(WARM_UP_STEPS):
+    for _ in range(extent.warm_up_steps):
         step()
     idle: list[float] = []
     busy: list[float] = []
@@ -72,9 +85,9 @@ def run(
     written: list[Written] = []
     with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
         writer = BackgroundWriter(CheckpointFolder(Path(folder), keep=2), written.append)
-        for number in range(rounds):
-            progress(f"checkpoint {number + 1} of {rounds}")
-            idle += [step() for _ in range(BLOCK_STEPS)]
+        for number in range(extent.checkpoints):
+            progress(f"checkpoint {number + 1} of {extent.checkpoints}")
+            idle += [step() for _ in range(extent.block_steps)]
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             snapshot = take_snapshot(state, step=number, samples=number)
             pauses.append(snapshot.pause_s)

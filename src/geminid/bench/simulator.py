@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from geminid.bench.consolidation import SLOTS
+from geminid.bench.decisions import in_racks
+from geminid.bench.timing import timed
 from geminid.cluster import Cluster
+from geminid.job import Adaptivity
 from geminid.sim.run import Experiment, applications_of, policy_of
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workloads import load_workload
@@ -26,6 +29,26 @@ GENERATED = (
     ("fifo", 960, 48, "t4:16x4", True),
     ("tiresias", 960, 48, "t4:16x4", True),
 )
+
+#: … in a quick run.
+QUICK_GENERATED = (("fifo", 240, 12, "v100:16x4", False), ("tiresias", 120, 6, "t4:16x4", True))
+
+#: Simulations to time in one rack, in racks, and in racks whose uplinks are oversubscribed: policy, jobs, hours, slots.
+ON_NETWORKS = (("fifo", 400, 8, "v100:32x4"), ("tiresias", 400, 8, "v100:32x4"))
+QUICK_ON_NETWORKS = (("tiresias", 120, 6, "v100:32x4"),)
+
+#: How the nodes are joined: nodes per rack, and oversubscription of the racks' uplinks (None: wide enough).
+NETWORKS = {"in one rack": None, "in racks": (4, None), "uplinks 8 : 1": (4, 8.0)}
+
+#: Each of these is run this often, and the least time counts.
+TIMES = 3
+
+#: An event may take this much longer in racks than in one rack, as a part.
+MOST_NETWORK_COST = 0.2
+
+#: The simulation, by policy, jobs and slots, that is to take less than this many seconds of a core.
+GOAL_CASE = ("fifo", 960, 64)
+GOAL_S = 2.0
 
 #: The same on Sia's own workloads, where they are there, and the CPU-seconds of its simulator under its own policy.
 SIA_CLUSTER = "aws:6x4,dgx-ext:2x8,rtx:3x8"
@@ -54,10 +77,16 @@ class SimulatorRow:
     times_faster: float | None
 
 
-def run(*, peers: Path, seed: int = 0, progress: Callable[[str], None]) -> list[SimulatorRow]:
-    """Time every case; those on the peers' workloads where the files are there."""
+def run(
+    *,
+    cases: Sequence[tuple[str, int, int, str, bool]] = GENERATED,
+    peers: Path | None,
+    seed: int = 0,
+    progress: Callable[[str], None],
+) -> list[SimulatorRow]:
+    """Time every case; those on the peers' workloads where the files are there (None: not at all)."""
     rows = []
-    for policy, jobs, hours, cluster, profiled in GENERATED:
+    for policy, jobs, hours, cluster, profiled in cases:
         kind = "profiled" if profiled else "opaque"
         workload = generate_workload(
             jobs=jobs,
@@ -68,6 +97,8 @@ def run(*, peers: Path, seed: int = 0, progress: Callable[[str], None]) -> list[
         )
         experiment = Experiment(workload=workload, cluster=Cluster.parse(cluster), seed=seed)
         rows.append(_measure(policy, experiment, None, progress))
+    if peers is None:
+        return rows
     folder = peers / "sia" / "sia-simulator"
     for policy, path, cpu_s in SIA_WORKLOADS:
         if (folder / "workloads" / path).is_file():
@@ -82,6 +113,33 @@ def run(*, peers: Path, seed: int = 0, progress: Callable[[str], None]) -> list[
     return rows
 
 
+def run_on_networks(
+    *,
+    cases: Sequence[tuple[str, int, int, str]] = ON_NETWORKS,
+    seed: int = 0,
+    progress: Callable[[str], None],
+) -> list[list[SimulatorRow]]:
+    """For every case one row per network, with the same jobs: the first is in one rack."""
+    found = []
+    for policy, jobs, hours, text in cases:
+        rows = []
+        for name, racks in NETWORKS.items():
+            workload = generate_workload(
+                jobs=jobs, hours=float(hours), seed=seed, name=name, slots=SLOTS, adaptivity={Adaptivity.RIGID: 1.0}
+            )
+            plain = Cluster.parse(text)
+            experiment = Experiment(workload=workload, cluster=in_racks(plain, *racks) if racks else plain, seed=seed)
+            timed_rows = [_measure(policy, experiment, None, progress) for _ in range(TIMES)]
+            rows.append(min(timed_rows, key=lambda row: row.cpu_s))
+        found.append(rows)
+    return found
+
+
+def network_cost(rows: Sequence[SimulatorRow]) -> list[float]:
+    """How much longer an event takes on each network than in one rack, as a part."""
+    return [row.microseconds_per_event / rows[0].microseconds_per_event - 1.0 for row in rows]
+
+
 def _measure(
     policy: str, experiment: Experiment, sia_cpu_s: float | None, progress: Callable[[str], None]
 ) -> SimulatorRow:
@@ -91,9 +149,7 @@ def _measure(
     simulator = Simulator(
         workload, applications, experiment.cluster, policy_of(policy, experiment), experiment.settings
     )
-    started = time.process_time()
-    result = simulator.run()
-    cpu_s = time.process_time() - started
+    _, cpu_s, result = timed(simulator.run)
     simulated_hours = simulator.now_s / 3600.0
     return SimulatorRow(
         policy,

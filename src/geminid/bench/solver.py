@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.bench.timing import median_of, timed
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.policies.sia import choose
@@ -31,6 +29,13 @@ SIZES = (
     (100_000, 50_000, 8),
 )
 
+#: … of a quick run.
+QUICK_SIZES = SIZES[:3]
+
+#: A certified gap is at most this, and the largest decision takes less than this many seconds of a core.
+GOAL_GAP = 1e-3
+GOAL_S = 0.5
+
 #: Per GPU type: parts of a node of eight slots, then whole nodes.
 CONFIGURATION_SLOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 SLOTS_PER_NODE = 8
@@ -40,8 +45,6 @@ SLOTS_PER_NODE = 8
 PUBLISHED_POLLUX_S = {(64, 50): 3.0, (512, 200): 29.0, (2_048, 800): 860.0}
 
 REPETITIONS = 5
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,12 @@ def problem(
 
 
 def run(
-    *, kinds: int | None = None, seed: int = 0, ilp_limit_s: float = 20.0, progress: Callable[[str], None]
+    *,
+    sizes: Sequence[tuple[int, int, int]] = SIZES,
+    kinds: int | None = None,
+    seed: int = 0,
+    ilp_limit_s: float = 20.0,
+    progress: Callable[[str], None],
 ) -> list[SolverRow]:
     """Time every size, with all jobs different or of a few kinds.
 
@@ -102,11 +110,11 @@ def run(
     """
     rows = []
     ilp_finishes = True
-    for slots, jobs, types in SIZES:
+    for slots, jobs, types in sizes:
         progress(f"{slots:,} slots, {jobs:,} jobs")
         choices, configurations = problem(slots, jobs, types, kinds=kinds, seed=seed)
-        cold_s, cpu_s, found = _median_s(partial(solve, choices))
-        warm_s, _, _ = _median_s(partial(solve, choices, start=found.prices))
+        cold_s, cpu_s, found = median_of(partial(solve, choices), REPETITIONS)
+        warm_s = median_of(partial(solve, choices, start=found.prices), REPETITIONS).wall_s
         tracemalloc.start()
         solve(choices)
         memory_mb = tracemalloc.get_traced_memory()[1] / 1e6
@@ -116,9 +124,7 @@ def run(
         if ilp_finishes:
             progress(f"{slots:,} slots, {jobs:,} jobs: Sia's integer program")
             capacity = {f"type-{t}": int(slots) for t, slots in enumerate(choices.capacity)}
-            started = time.perf_counter()
-            chosen = choose(choices.utility, configurations, capacity, seconds=ilp_limit_s)
-            ilp_s = time.perf_counter() - started
+            ilp_s, _, chosen = timed(partial(choose, choices.utility, configurations, capacity, seconds=ilp_limit_s))
             value = sum(choices.utility[j, c] for j, c in enumerate(chosen) if c is not None)
             ilp_finishes = ilp_s < ilp_limit_s
             ratio = found.value / value if value and ilp_finishes else None
@@ -143,17 +149,6 @@ def run(
     return rows
 
 
-def _median_s(action: Callable[[], T]) -> tuple[float, float, T]:
-    """Seconds that passed, seconds of CPU, and the result."""
-    wall, cpu = [], []
-    for _ in range(REPETITIONS):
-        started, began = time.perf_counter(), time.process_time()
-        result = action()
-        wall.append(time.perf_counter() - started)
-        cpu.append(time.process_time() - began)
-    return statistics.median(wall), statistics.median(cpu), result
-
-
 def _placement(
     choices: Choices, configurations: list[Configuration], choice: NDArray[np.intp], seed: int
 ) -> tuple[float, int]:
@@ -171,6 +166,6 @@ def _placement(
     changed = rng.choice(list(wanted), len(wanted) // 10, replace=False).tolist()
     configuration_of = dict(zip(changed, (wanted[job_id] for job_id in rng.permutation(changed)), strict=True))
     after = {**wanted, **configuration_of}
-    seconds, _, placed = _median_s(lambda: place(cluster, usable, after, before))
+    seconds, _, placed = median_of(lambda: place(cluster, usable, after, before), REPETITIONS)
     same = [job_id for job_id in wanted if after[job_id] == wanted[job_id]]
     return seconds, sum(placed.allocations.get(job_id) != before[job_id] for job_id in same)

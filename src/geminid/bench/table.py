@@ -7,17 +7,23 @@ and configuration at a time.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
 
+from geminid.bench.timing import median_of, timed
 from geminid.configuration import Configuration
 from geminid.goodput.batchplan import GRID_POINTS, BatchLimits, best_plan, candidate_plans
 from geminid.goodput.efficiency import GradientStats, efficiency
 from geminid.goodput.fit import Corrections, ThroughputFit
 from geminid.goodput.table import GoodputTable, JobModel
 from geminid.goodput.throughput import Shape
+
+#: The most by which a goodput may differ from the definition's, relatively.
+LARGEST_DIFFERENCE = 1e-6
+
+#: The table is at least this many times as fast as a plain loop.
+TIMES_FASTER = 100.0
 
 #: Timed this often; the median counts.
 REPETITIONS = 5
@@ -57,42 +63,25 @@ def _measure(
 ) -> TableRow:
     rng = np.random.default_rng(seed)
     models = {f"job-{i}": random_job(model, types, rng) for i in range(jobs)}
-    times_s, cpu_times_s = [], []
-    for _ in range(REPETITIONS):
-        started, cpu_started = time.perf_counter(), time.process_time()
-        table = GoodputTable.of(configurations, models)
-        times_s.append(time.perf_counter() - started)
-        cpu_times_s.append(time.process_time() - cpu_started)
-    seconds = float(np.median(times_s))
-
-    sample = list(models.items())[:sampled]
-    started = time.perf_counter()
-    plain = [[_plain(job, c) for c in configurations] for _, job in sample]
-    plain_s = (time.perf_counter() - started) * jobs / sampled
-    times_s = []
-    for _ in range(REPETITIONS):
-        started = time.perf_counter()
-        for _, job in sample:
-            for configuration in configurations:
-                _grid(job, configuration)
-        times_s.append((time.perf_counter() - started) * jobs / sampled)
-    grid_s = float(np.median(times_s))
+    seconds, cpu_seconds, table = median_of(lambda: GoodputTable.of(configurations, models), REPETITIONS)
+    sample = list(models.values())[:sampled]
+    plain_sample_s, _, plain = timed(lambda: [[_plain(job, c) for c in configurations] for job in sample])
+    grid = median_of(lambda: [_grid(job, c) for job in sample for c in configurations], REPETITIONS)
+    plain_s, grid_s = plain_sample_s * jobs / sampled, grid.wall_s * jobs / sampled
     reached, expected = table.goodput[:sampled], np.array(plain)
     difference = float(np.max(np.abs(reached - expected) / np.maximum(expected, 1e-12)))
 
     changed = dict(models)
     for job_id in list(changed)[:: max(1, jobs // max(1, jobs // 100))]:
         changed[job_id] = random_job(model, types, rng)
-    started = time.perf_counter()
-    table.refresh(changed)
-    refresh_s = time.perf_counter() - started
+    refresh_s = timed(lambda: table.refresh(changed)).wall_s
     return TableRow(
         model,
         jobs,
         len(configurations),
         GRID_POINTS,
         seconds,
-        float(np.median(cpu_times_s)),
+        cpu_seconds,
         plain_s,
         grid_s,
         plain_s / seconds,

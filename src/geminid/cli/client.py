@@ -15,14 +15,14 @@ from rich.markup import escape
 from geminid.cli.output import error_console
 
 if TYPE_CHECKING:
-    from geminid.serve.client import Client, Trouble
+    from geminid.serve.client import Client, ServiceError
 
 
 #: A service that has answered before may be away for so many seconds before ``wait`` and ``logs --follow`` give up.
 AWAY = "GEMINID_AWAY"
 AWAY_S = 60.0
 
-#: Somebody who sits in front of a terminal waits so long for an answer to a question.
+#: Time for an answer to a question of somebody who waits at a terminal.
 ANSWER_S = 10.0
 
 
@@ -30,17 +30,17 @@ def client() -> Client:
     """The service of this user."""
     from geminid.serve.client import Client
 
-    return Client.here(patience_s=ANSWER_S)
+    return Client.here(timeout_s=ANSWER_S)
 
 
 @contextlib.contextmanager
 def reporting_trouble() -> Iterator[None]:
-    """Trouble with the service within ends the command with its sentences and its exit code."""
-    from geminid.serve.client import Trouble
+    """An error of the service within ends the command with its sentences and its exit code."""
+    from geminid.serve.client import ServiceError
 
     try:
         yield
-    except Trouble as trouble:
+    except ServiceError as trouble:
         tell(trouble)
         raise typer.Exit(trouble.code) from None
 
@@ -50,20 +50,17 @@ class Absence:
 
     def __init__(self) -> None:
         self._until_s = 0.0  # at once, if there never was a service
-        try:
-            self._longest_s = float(os.environ.get(AWAY, AWAY_S))
-        except ValueError:
-            give_up(f"{AWAY} is {os.environ[AWAY]!r}, but must be a number of seconds", 2)
+        self._longest_s = away_s()
 
     def over(self) -> None:
         """The service has answered."""
         self._until_s = math.inf
 
-    def bear(self, trouble: Trouble) -> None:
+    def bear(self, trouble: ServiceError) -> None:
         """Wait a little before it is asked again.
 
         Raises:
-            Trouble: the service has been away for too long, or it is something else.
+            ServiceError: the service has been away for too long, or it is something else.
         """
         from geminid.serve.client import NO_SERVICE
 
@@ -76,7 +73,15 @@ class Absence:
         time.sleep(0.2)
 
 
-def tell(trouble: Trouble) -> None:
+def away_s() -> float:
+    """How long a service may be away that has answered before, in seconds."""
+    try:
+        return float(os.environ.get(AWAY, AWAY_S))
+    except ValueError:
+        give_up(f"{AWAY} is {os.environ[AWAY]!r}, but must be a number of seconds", 2)
+
+
+def tell(trouble: ServiceError) -> None:
     """Say what went wrong."""
     for sentence in trouble.sentences:
         error_console.print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)

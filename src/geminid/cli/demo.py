@@ -21,11 +21,20 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from geminid.cli.client import give_up, reporting_trouble
-from geminid.cli.jobs import job_row
-from geminid.cli.output import console, error_console, print_json, print_table
+from geminid.cli.jobs import QUEUE_COLUMNS, job_row
+from geminid.cli.output import (
+    Column,
+    WideOption,
+    console,
+    draw_table,
+    error_console,
+    print_json,
+    print_table,
+    table_width,
+)
 
 if TYPE_CHECKING:
     from geminid.serve.client import Client
@@ -57,6 +66,20 @@ SHORT = Programme(((0.0, "images", 10), (10.0, "recommender", 4), (11.0, "langua
 
 #: The demo gives up after so long.
 PATIENCE_S = 420.0
+
+#: The table at the end. What is left out first where there is little room has the highest number.
+RESULT_COLUMNS = (
+    Column("job", text=True, least=16),
+    Column("end", text=True),
+    Column("JCT", 1),
+    Column("slot-s", 7),
+    Column("most slots", 4),
+    Column("resizes", 2),
+    Column("mean pause", 3),
+    Column("longest", 6),
+    Column("samples", 5),
+    Column("loss", 8),
+)
 
 POLICY = "geminid:gap=2,refresh=10,fill=true"
 
@@ -119,6 +142,7 @@ class Show:
 
 def demo(
     slots: Annotated[int, typer.Option(min=2, max=64, help="CPU slots to offer.")] = 4,
+    wide: WideOption = False,
     short: Annotated[bool, typer.Option("--short", help="Three short jobs, in about half a minute.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end instead of tables.")
@@ -130,7 +154,7 @@ def demo(
     if not (EXAMPLES / "images.py").is_file():
         give_up("the demo needs the examples folder of the repository: run it from a clone")
     from geminid.serve.server import Options
-    from geminid.serve.temporary import temporary_service
+    from geminid.testing.service import temporary_service
 
     options = Options(home=Path(), slots=slots, policy=POLICY, grace_s=5.0)
     with reporting_trouble(), temporary_service(options) as (client, home):
@@ -169,15 +193,17 @@ def _watch(show: Show, *, quiet: bool) -> list[dict[str, Any]]:
 
 
 def _picture(show: Show, jobs: list[dict[str, Any]]) -> Group:
-    table = Table(title=f"{show.at_s:.0f} s", title_justify="left")
-    for name in ("job", "name", "phase", "slots", "done", "batch", "age", "ends in", "resizes", "loss"):
-        table.add_column(name, min_width=6)
+    """The queue as it is now, with a bar for the slots of each job, above the last lines of the jobs' stories."""
+    columns = [*QUEUE_COLUMNS, Column("loss", 4)]
+    rows = []
     for job in jobs:
-        row = job_row(job)
         loss = job["metrics"].get("loss")
-        bar = "█" * job["slots"]
-        table.add_row(*row[:2], row[3], bar, *row[5:8], *row[9:], "" if loss is None else f"{float(loss):.3f}")
-    return Group(table, *show.lines[-8:])
+        row = dict(zip((column.name for column in QUEUE_COLUMNS), job_row(job), strict=True))
+        rows.append([*{**row, "slots": "█" * job["slots"]}.values(), "" if loss is None else f"{float(loss):.3f}"])
+    shown = [i for i, column in enumerate(columns) if column.name not in ("owner", "starts in")]
+    table, _ = draw_table([columns[i] for i in shown], [[row[i] for i in shown] for row in rows], table_width())
+    lines = (Text.from_markup(line) for line in show.lines[-8:])
+    return Group(Text(f"{show.at_s:.0f} s", style="bold"), table, Text(), *lines)
 
 
 def _result(show: Show, jobs: list[dict[str, Any]], status: dict[str, Any]) -> dict[str, Any]:
@@ -228,8 +254,7 @@ def _print(result: dict[str, Any]) -> None:
                 "" if loss is None else f"{float(loss):.4f}",
             ]
         )
-    header = ["job", "end", "JCT", "slot-s", "most slots", "resizes", "mean pause", "longest", "samples", "loss"]
-    print_table(f"{len(rows)} training jobs", header, rows, text_columns=2)
+    print_table(f"{len(rows)} training jobs", RESULT_COLUMNS, rows)
     pauses = result["pauses_s"]
     if pauses:
         console.print(

@@ -7,21 +7,22 @@ import os
 import shlex
 import sys
 import time
-import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from geminid.cli.client import Absence, client, of, reporting_trouble, tell
-from geminid.cli.output import console, print_json, print_table
+from geminid.cli.output import Column, WideOption, console, print_json, print_table
 from geminid.fields import InvalidInput, Problem
 from geminid.units import humanize_duration
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7, or its name.")]
+JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB …", help="Identifiers, such as j7, or names.")]
 
 #: The queue's table shows so many jobs unless asked for more: it is there at once, however many there are.
 SHOWN = 100
@@ -31,6 +32,24 @@ OLD_S = 5.0
 
 #: A time to come that is being computed, in tables.
 TO_COME = "…"
+
+#: The queue's table. What is left out first where there is little room has the highest number.
+QUEUE_COLUMNS = (
+    Column("job", text=True),
+    Column("name", text=True, least=12),
+    Column("owner", 6, text=True, least=8),
+    Column("phase", text=True),
+    Column("slots", 1),
+    Column("done", 2),
+    Column("batch", 8),
+    Column("age", 5),
+    Column("starts in", 4),
+    Column("ends in", 3),
+    Column("resizes", 7),
+)
+
+#: Below the queue's table, so many deadlines that may not be met are explained.
+MOST_DEADLINES = 5
 
 #: How phases look in tables.
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "pending": "yellow"}
@@ -42,7 +61,12 @@ def submit(
         typer.Argument(metavar="FILE.yaml | -- COMMAND …", help="A job file, or a command after two dashes."),
     ],
     name: Annotated[str | None, typer.Option(help="What to call the job.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(metavar="elastic|plain", help="How it is launched; left out, what the script does decides."),
+    ] = None,
     slots: Annotated[int | None, typer.Option(min=1, help="Exactly so many slots.")] = None,
+    gpus: Annotated[str | None, typer.Option("--gpus", "--gpu", hidden=True)] = None,
     min_slots: Annotated[int | None, typer.Option(min=1, help="The fewest slots it runs on.")] = None,
     max_slots: Annotated[int | None, typer.Option(min=1, help="The most slots it may get.")] = None,
     priority: Annotated[int | None, typer.Option(help="From -1000 to 1000; higher goes first.")] = None,
@@ -66,14 +90,26 @@ def submit(
     checkpoint_interval: Annotated[
         str | None, typer.Option(metavar="TIME", help="The longest time between two checkpoints.")
     ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Submit at most once under this key: given again, it names the job that there is."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would happen, and when; change nothing.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
     """Submit a job: from a file, or a command with flags."""
+    from geminid.cli.submission import submit_once, try_out
+
+    if gpus is not None:
+        number = gpus if gpus.isdigit() else "N"
+        raise InvalidInput(
+            [Problem("option --gpus", gpus, f"must be --slots {number}: a slot is a GPU, or a CPU core without any")]
+        )
     given: dict[str, Any] = {
         "name": name,
+        "kind": kind,
         "slots": slots,
         "min_slots": min_slots,
         "max_slots": max_slots,
@@ -95,22 +131,38 @@ def submit(
         document.pop("slots", None)
     given["env"] = {**document.get("env", {}), **given["env"]} if given["env"] else None
     document |= {field: value for field, value in given.items() if value is not None}
+    hint = _count_processes(document)
     document["working_dir"] = str(Path(document.get("working_dir") or ".").absolute())
     with reporting_trouble():
-        if dry_run:
-            told = client().post("jobs", document, dry_run=True, python=sys.executable)
-        else:
-            headers = {"Idempotency-Key": uuid.uuid4().hex}
-            told = client().post("jobs", document, headers=headers, python=sys.executable)
+        told = try_out(document) if dry_run else submit_once(document, key)
     if json:
         print_json(told)
     elif dry_run:
         _print_dry_run(told)
+        if hint:
+            console.print(escape(hint), soft_wrap=True)
     else:
-        kind = "elastic" if told["elastic"] else "a plain command"
-        if not told["elastic"] and "max_retries" not in document:
-            kind += " that begins again where it fails, unless with --retries 0"
-        console.print(f"submitted [bold]{told['id']}[/] ({escape(told['name'])}, {kind})")
+        what = f"({told['name']}, {_kind(told)})"
+        console.print(f"submitted [bold]{told['id']}[/] {escape(what)}", soft_wrap=True)
+        if hint:
+            console.print(escape(hint), soft_wrap=True)
+        if told["kind"] == "plain" and "max_retries" not in document:
+            from geminid.job import DEFAULT_MAX_RETRIES
+
+            times = f"up to {DEFAULT_MAX_RETRIES} times"
+            again = f"if it fails, it is started again from its beginning, {times} (--retries 0 turns that off)"
+            console.print(again, soft_wrap=True)
+        for line in about_deadline(told):
+            console.print(escape(line), soft_wrap=True)
+
+
+def about_deadline(told: dict[str, Any], whose: str = "its") -> list[str]:
+    """What is to be said of a job's deadline, unless it can be met: why not, and what would help."""
+    deadline = told.get("deadline")
+    if deadline is None or deadline["verdict"] == "can be met":
+        return []
+    lines = [f"{whose} deadline {deadline['verdict']}: {deadline['why']}"]
+    return [*lines, *(f"→ {text}" for text in deadline["help"])]
 
 
 def queue(
@@ -127,26 +179,30 @@ def queue(
             show_default=f"{SHOWN} in the table, 1000 as JSON",
         ),
     ] = None,
+    wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
     """List jobs: what they do, what they have, and when they will be done."""
     most = limit or (None if json else SHOWN)
     with reporting_trouble():
-        jobs, there_are = client().some("jobs", state=state, owner=owner, queue=queue, all=all, limit=most)
+        jobs, there_are = client().get_counted("jobs", state=state, owner=owner, queue=queue, all=all, limit=most)
     if json:
         print_json(jobs)
         return
     if not jobs:
         console.print("no jobs" if all or state else "no jobs are waiting or running (--all shows those that are over)")
         return
-    print_table(
-        "Jobs",
-        ["job", "name", "owner", "phase", "slots", "done", "batch", "age", "starts in", "ends in", "resizes"],
-        [job_row(job) for job in jobs],
-        text_columns=4,
-    )
+    print_table("Jobs", QUEUE_COLUMNS, [job_row(job) for job in jobs])
     for line in about_times(jobs):
         console.print(line)
+    late = [line for job in jobs for line in about_deadline(job, f"{job['id']}: its")[:1]]
+    for line in [
+        *late[:MOST_DEADLINES],
+        *([f"and {len(late) - MOST_DEADLINES} more"] if late[MOST_DEADLINES:] else []),
+    ]:
+        console.print(escape(line), soft_wrap=True)
+    if any(job["deadline"] and job["deadline"]["help"] for job in jobs):
+        console.print("`geminid explain JOB` says what would help", soft_wrap=True)
     if there_are > len(jobs):
         console.print(f"{there_are - len(jobs):,} more are not shown: --limit {there_are} shows all")
 
@@ -158,6 +214,7 @@ def job_row(job: dict[str, Any]) -> list[str]:
     colour = COLOURS.get(job["phase"])
     most = job["max_slots"]
     size = f"{job['slots']}" if most == job["min_slots"] else f"{job['slots']} of {job['min_slots']}–{most or 'any'}"
+    size = f"needs {needed(job['needs'])}" if job["needs"] is not None else size
     return [
         job["id"],
         escape(job["name"]),
@@ -171,6 +228,18 @@ def job_row(job: dict[str, Any]) -> list[str]:
         interval(job, "finish_at_s"),
         f"{job['rescales']}",
     ]
+
+
+def needed(needs: dict[str, Any]) -> str:
+    """The slots that a waiting job needs, in short: ``2 a100|t4``."""
+    return " ".join([str(needs["slots"]), *(["|".join(needs["gpu_types"])] if needs["gpu_types"] else [])])
+
+
+def _needs(needs: dict[str, Any]) -> str:
+    """What a waiting job needs, and what there is."""
+    types = f" of {' or '.join(needs['gpu_types'])}" if needs["gpu_types"] else ""
+    slots = f"{needs['slots']} slot{'' if needs['slots'] == 1 else 's'}{types}"
+    return f"{slots}; {needs['free']} of {needs['in_service']} in service {'is' if needs['free'] == 1 else 'are'} free"
 
 
 def _seconds(seconds: float) -> str:
@@ -226,7 +295,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         "job": f"{told['id']} {told['name']} of {told['owner']}, queue {told['queue']}, priority {told['priority']}",
         "phase": _why(told["phase"], told["reason"]),
         "command": shlex.join(told["spec"].get("command", [])) or f"only for {told['owner']} and admins to see",
-        "kind": "elastic" if told["elastic"] else "plain command",
+        "kind": _kind(told),
         "slots": f"{told['slots']} (planned {told['target_slots']}, may have {sizes})",
         "on": "; ".join(
             f"{node}: {', '.join(map(str, slots))}" for node, slots in sorted((told["placement"] or {}).items())
@@ -245,7 +314,12 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         f" {limits['parameter_count']:,} parameters",
         "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in told["metrics"].items()),
         "used": f"{told['gpu_s']:.0f} slot-seconds{budget}; {told['rescales']} × resized, {told['failures']} × failed",
-        "deadline": "" if told["late_s"] is None else f"missed by {humanize_duration(round(told['late_s'], 1))}",
+        "needs": "" if told["needs"] is None else _needs(told["needs"]),
+        "deadline": f"missed by {humanize_duration(round(told['late_s'], 1))}"
+        if told["late_s"] is not None
+        else f"{told['deadline']['verdict']}: {told['deadline']['why']}"
+        if told["deadline"] is not None
+        else "",
         "starts in": _told_interval(told, "start_at_s") if told["slots"] == 0 else "",
         "ends in": _told_interval(told, "finish_at_s"),
     }
@@ -277,13 +351,16 @@ def logs(
     worker: Annotated[str | None, typer.Option(help="Only this worker's, such as w2.")] = None,
 ) -> None:
     """Print what a job printed."""
-    from geminid.serve.client import NO_SERVICE, Trouble
+    from geminid.serve.client import NO_SERVICE, ServiceError
 
     absence, places = Absence(), dict[str, int]()
 
     def read() -> None:
+        nonlocal job
         client().get("status")
         absence.over()
+        if not places:  # a name may mean another job later on
+            job = client().get(of("jobs", job))["id"]
         at = ",".join(f"{log}:{place}" for log, place in places.items())
         begin: dict[str, Any] = {"at": at} if at else {"tail": tail}
         for log, end, piece in client().frames(of("jobs", job, "logs"), follow=follow, worker=worker, **begin):
@@ -291,19 +368,19 @@ def logs(
             sys.stdout.buffer.write(piece)
             sys.stdout.buffer.flush()
         if follow and client().get(of("jobs", job))["finished_at_s"] is None:
-            raise Trouble(NO_SERVICE, f"the service is ending, and job {job} is not over")
+            raise ServiceError(NO_SERVICE, f"the service is ending, and job {job} is not over")
 
     with reporting_trouble():
         while True:
             try:
                 return read()
-            except Trouble as trouble:
+            except ServiceError as trouble:
                 if not follow:
                     raise
                 absence.bear(trouble)
 
 
-def explain(job: JobArgument, json: JsonOption = False) -> None:
+def explain(job: JobArgument, wide: WideOption = False, json: JsonOption = False) -> None:
     """Say why a job waits or has the size it has, with numbers, and what would change it."""
     with reporting_trouble():
         told = client().get(of("jobs", job, "explain"))
@@ -317,6 +394,7 @@ def explain(job: JobArgument, json: JsonOption = False) -> None:
     else:
         what = "waits" if told["slots"] == 0 else f"has {told['slots']} slot{'s' if told['slots'] > 1 else ''}"
     console.print(f"[bold]{told['id']} {what}[/]: {escape(told['explanation'])}", soft_wrap=True)
+    console.print(f"  · {escape(_kind(told))}", soft_wrap=True)
     for number in told["numbers"]:
         console.print(f"  · {escape(number)}", soft_wrap=True)
     if told["factors"]:
@@ -351,14 +429,14 @@ def explain(job: JobArgument, json: JsonOption = False) -> None:
 
 
 def wait(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB …", help="The jobs to wait for.")],
+    jobs: JobsArgument,
     timeout: Annotated[float | None, typer.Option(min=0.0, metavar="S", help="Give up after so many seconds.")] = None,
     json: JsonOption = False,
 ) -> None:
     """Wait until jobs are over; ends with 0 if all succeeded, 1 if one failed or was cancelled, 6 if one used up its
     gpu_time_budget, 124 if it took too long.
     """
-    from geminid.serve.client import FAILED, OVER_BUDGET, TIMED_OUT, Trouble
+    from geminid.serve.client import FAILED, OVER_BUDGET, TIMED_OUT, ServiceError
 
     deadline = None if timeout is None else time.monotonic() + timeout
     absence = Absence()
@@ -370,13 +448,14 @@ def wait(
                 client().get("status")  # that it is there is known at once, and not only when the job is over
                 absence.over()
                 state: dict[str, Any] = client().get(of("jobs", job), wait_s=left_s)
-            except Trouble as trouble:
+                job = state["id"]  # a name may mean another job later on
+            except ServiceError as trouble:
                 absence.bear(trouble)
                 continue
             if state["finished_at_s"] is not None:
                 return state
             if deadline is not None and time.monotonic() >= deadline:
-                raise Trouble(TIMED_OUT, f"job {job} is still {state['phase']} after {timeout:g} s")
+                raise ServiceError(TIMED_OUT, f"job {job} is still {state['phase']} after {timeout:g} s")
 
     told, code = _each(jobs, over)
     if json:
@@ -391,19 +470,25 @@ def wait(
         raise typer.Exit(code)
 
 
-def cancel(jobs: Annotated[list[str], typer.Argument(metavar="JOB …")], json: JsonOption = False) -> None:
+def cancel(jobs: JobsArgument, json: JsonOption = False) -> None:
     """Give jobs up."""
     _act(jobs, "cancel", json)
 
 
-def pause(jobs: Annotated[list[str], typer.Argument(metavar="JOB …")], json: JsonOption = False) -> None:
+def pause(jobs: JobsArgument, json: JsonOption = False) -> None:
     """Have jobs save, stop, and wait until they are resumed."""
     _act(jobs, "pause", json)
 
 
-def resume(jobs: Annotated[list[str], typer.Argument(metavar="JOB …")], json: JsonOption = False) -> None:
+def resume(
+    jobs: JobsArgument,
+    from_scratch: Annotated[
+        bool, typer.Option("--from-scratch", help="Begin from the beginning: checkpoints are put aside, not deleted.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
     """Let paused jobs run again."""
-    _act(jobs, "resume", json)
+    _act(jobs, "resume", json, {"from_scratch": True} if from_scratch else {})
 
 
 def set_job(
@@ -420,8 +505,8 @@ def set_job(
     print_json(told) if json else console.print(f"changed {told['id']}")
 
 
-def _act(jobs: list[str], action: str, json: bool) -> None:
-    told, code = _each(jobs, lambda job: client().post(of("jobs", job, action)))
+def _act(jobs: list[str], action: str, json: bool, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+    told, code = _each(jobs, lambda job: client().post(of("jobs", job, action), **options))
     if json:
         print_json(told)
     for job in () if json else told:
@@ -440,13 +525,13 @@ def _told(job: dict[str, Any], action: str) -> str:
 
 def _each(jobs: list[str], do: Callable[[str], dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
     """Do something with every job, whatever becomes of the others: what came of it, and the worst exit code."""
-    from geminid.serve.client import NO_SERVICE, Trouble
+    from geminid.serve.client import NO_SERVICE, ServiceError
 
     done, code = [], 0
     for job in jobs:
         try:
             done.append(do(job))
-        except Trouble as trouble:
+        except ServiceError as trouble:
             tell(trouble)
             code = max(code, trouble.code)
             if trouble.code == NO_SERVICE:  # there is nobody to ask about the others
@@ -493,9 +578,27 @@ def _environment(pairs: list[str]) -> dict[str, str]:
     }
 
 
+def _count_processes(document: dict[str, Any]) -> str:
+    """Give a command for torchrun a slot for each of its processes, if nobody said how many; what to tell of that."""
+    from geminid.cli.torchrun import PROCESSES, processes_asked_for
+
+    asked = processes_asked_for(document.get("command") or ())
+    if asked is None or any(name in document for name in ("slots", "min_slots", "max_slots", "slots_per_replica")):
+        return ""
+    if asked.isascii() and asked.isdigit() and int(asked) > 0:
+        document["slots"] = int(asked)
+        return f"slots: {int(asked)}, as {PROCESSES} says; --slots says otherwise"
+    return f"slots: 1; {PROCESSES} {asked} is as many as there are, so say how many with --slots"
+
+
+def _kind(job: dict[str, Any]) -> str:
+    """How a job is launched, and why."""
+    return f"{job['kind']}: {job['kind_reason']}"
+
+
 def _print_dry_run(told: dict[str, Any]) -> None:
-    kind = "an elastic job" if told["elastic"] else "a plain command of fixed size"
-    console.print(f"nothing was submitted; this would be {kind}, number {told['position']} in the queue")
+    console.print(f"nothing was submitted; this would be number {told['position']} in the queue")
+    console.print(escape(_kind(told)), soft_wrap=True)
     if told["never"] is not None:
         console.print(escape(told["never"]))
     elif told["finish_s"] is None:
@@ -508,6 +611,8 @@ def _print_dry_run(told: dict[str, Any]) -> None:
             console.print("nothing like it has run before: how long it takes is a guess")
         elif told["guessed"]:
             console.print("how long other jobs take, or others like it took, is not known well: this is partly a guess")
+    for line in about_deadline(told):
+        console.print(escape(line), soft_wrap=True)
     for job_id, late_s in told["delays_s"].items():
         console.print(f"{job_id} would end {humanize_duration(round(late_s))} later")
     if not told["delays_s"]:

@@ -47,10 +47,12 @@ def _places() -> Iterator[tuple[str, Place]]:
     ):
         yield from ((name, Place(module, name, panel)) for name in names.split())
     yield "set", Place("jobs", "set_job", "Jobs")
-    for name in ["nodes", "drain", "cordon", "quota", "usage", "events", "replay", "token"]:
-        yield name, Place("operate", name, "For operators")
+    operating = ["nodes", "drain", "cordon", "quota", "queue-members", "queue-priority"]
+    for name in [*operating, "usage", "events", "replay", "token"]:
+        yield name, Place("operate", name.replace("-", "_"), "For operators")
+    for name in ["backup", "restore", "recover"]:
+        yield name, Place("keeping", name, "For operators")
     yield "demo", Place("demo", "demo")
-    yield "measure", Place("measure", "measure_here")
     yield from ((name, Place("simulate", name)) for name in ("simulate", "policies", "workloads"))
     yield "validate", Place("validate", "validate")
     yield "profile", Place("profile", "profile")
@@ -95,7 +97,21 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         """Run a command."""
         with ends_when_interrupted():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except Exception as error:
+                _suggest_slots(error)
+                raise
+
+
+def _suggest_slots(error: Exception) -> None:
+    """Where somebody typed an option about GPUs that does not exist, name the command's options about slots."""
+    name, command = getattr(error, "option_name", ""), getattr(getattr(error, "ctx", None), "command", None)
+    if "gpu" not in name or command is None or not hasattr(error, "possibilities"):
+        return
+    known = [option for param in command.params for option in param.opts if "slots" in option]
+    same = name.replace("gpus", "slots").replace("gpu", "slots")
+    error.possibilities = [same] if same in known else known or error.possibilities
 
 
 app = typer.Typer(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +15,7 @@ from rich.markup import escape
 
 from geminid.cli.client import client, give_up, reporting_trouble
 from geminid.cli.client import of as at
-from geminid.cli.output import console, gap_percent, print_json, print_table
+from geminid.cli.output import Column, WideOption, console, error_console, gap_percent, print_json, print_table
 from geminid.fields import InvalidInput, Problem
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for program
 UndoOption = Annotated[bool, typer.Option("--undo", help="Let it take work again.")]
 
 
-def nodes(json: JsonOption = False) -> None:
+def nodes(wide: WideOption = False, json: JsonOption = False) -> None:
     """List nodes, their slots, and who is on them."""
     with reporting_trouble():
         told = client().get("nodes")
@@ -31,7 +33,9 @@ def nodes(json: JsonOption = False) -> None:
         print_json(told)
         return
     rows = []
+    several_zones, several_racks = (len({node[tier] for node in told}) > 1 for tier in ("zone", "rack"))
     for node in told:
+        where = f"{node['zone']}/{node['rack']}" if several_zones else node["rack"]
         for slot, job in enumerate(node["jobs"]):
             state = "about to leave" if node["leaving"] else "cordoned" if slot in node["cordoned"] else "in service"
             state = "drained" if node["drained"] else state
@@ -39,26 +43,69 @@ def nodes(json: JsonOption = False) -> None:
                 state = f"not used for now: {node['unfit']}" if node["unfit"] else "used by others"
             state = "gone" if node["down"] else state
             planned = node["planned"][slot]
-            rows.append(
-                [f"{node['name']}/{slot}", node["gpu_type"], state, job or "", planned if planned != job else ""]
-            )
-    print_table(
-        "Slots", ["slot", "type", "state", "job", "next"], [[c or "" for c in row] for row in rows], text_columns=5
+            row = [f"{node['name']}/{slot}", node["gpu_type"], state, job or "", planned if planned != job else ""]
+            rows.append([*row, where] if several_racks else row)
+    columns = (
+        Column("slot", text=True, least=12),
+        Column("type", 2, text=True, least=8),
+        Column("state", text=True, least=12),
+        Column("job", text=True),
+        Column("next", 1, text=True),
+        *([Column("zone/rack" if several_zones else "rack", 3, text=True)] if several_racks else []),
     )
+    print_table("Slots", columns, [[cell or "" for cell in row] for row in rows])
 
 
 def drain(
     node: Annotated[str, typer.Argument(help="The node's name.")],
     undo: UndoOption = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Stop the plain commands that run on it.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Take a node out of service: jobs save and move off it at once; plain commands begin again elsewhere."""
+    """Take a node out of service: elastic jobs save and move off it at once. Plain commands are stopped and begin again
+    elsewhere, which needs --yes.
+    """
     with reporting_trouble():
-        client().post(at("nodes", node, "undrain" if undo else "drain"))
         told = f"{node} {'takes work again' if undo else 'takes no more work'}"
+        if undo:
+            client().post(at("nodes", node, "undrain"))
+        else:
+            affected = _drain(node, yes, ask=sys.stdin.isatty() and not json)
+            told += f"; {_those(affected['stops'], 'is', 'are')} stopped, to begin again" if affected["stops"] else ""
+            if affected["moves"]:
+                told += f"; {_those(affected['moves'], *_what_movers_do(node))}"
         if undo and node in client().get("status")["leaving"]:
             told = f"{node} is not drained any more, but takes no work: the cluster is about to take it away"
         _tell_node(node, told, json)
+
+
+def _what_movers_do(drained: str) -> tuple[str, str]:
+    """What elastic jobs do that are on a drained node, of one and of several: there may be no other node for them."""
+    others = [node for node in client().get("nodes") if node["name"] != drained]
+    if any(not (node["drained"] or node["down"] or node["leaving"]) for node in others):
+        return "moves off it", "move off it"
+    return "saves, and waits for slots", "save, and wait for slots"
+
+
+def _drain(node: str, yes: bool, *, ask: bool) -> dict[str, list[str]]:
+    """Drain a node; whoever sits before a terminal is asked first if that stops commands."""
+    from geminid.serve.client import ServiceError
+
+    try:
+        affected: dict[str, list[str]] = client().post(at("nodes", node, "drain"), yes=yes)
+    except ServiceError as trouble:
+        if trouble.status != 409 or yes or not ask:
+            raise
+        error_console.print(escape(trouble.sentences[0].partition(":")[0]), soft_wrap=True)
+        if not typer.confirm("Drain it?"):
+            raise
+        return _drain(node, True, ask=False)
+    return affected
+
+
+def _those(jobs: list[str], one: str, several: str) -> str:
+    """Jobs and what they do."""
+    return f"{', '.join(jobs)} {one if len(jobs) == 1 else several}"
 
 
 def cordon(
@@ -95,6 +142,7 @@ def quota(
     borrow: Annotated[
         bool, typer.Option("--borrow", help="They may have more for as long as nobody else can use it.")
     ] = False,
+    wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
     """List quotas; or set one: geminid quota owner ann 4."""
@@ -123,7 +171,66 @@ def quota(
         print_table("Quotas", ["of", "name", "may borrow", "slots", "used", "of these beyond"], rows, text_columns=3)
 
 
-def usage(json: JsonOption = False) -> None:
+def queue_members(
+    queue: Annotated[str | None, typer.Argument(help="The queue; all are listed when left out.")] = None,
+    add: Annotated[list[str] | None, typer.Option(metavar="USER", help="Let this user use it. Repeatable.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(metavar="USER", help="Not any more. Repeatable.")] = None,
+    open_to_all: Annotated[bool, typer.Option("--open", help="Let everybody use it, without members.")] = False,
+    wide: WideOption = False,
+    json: JsonOption = False,
+) -> None:
+    """List who may use a queue, or change it. A queue with members takes jobs of these and of admins only.
+
+    A queue whose last member is removed takes jobs of admins only, until --open.
+    """
+    if queue is None and (add or remove or open_to_all):
+        raise InvalidInput([Problem("queue", "", "must be given: queue-members QUEUE --add USER")])
+    if open_to_all and add:
+        raise InvalidInput([Problem("--add", ", ".join(add), "must be left out with --open: all may use the queue")])
+    change = {"add_members": add or [], "remove_members": remove or [], **({"open": True} if open_to_all else {})}
+    _change_queue(queue, change if add or remove or open_to_all else None, json)
+
+
+def queue_priority(
+    queue: Annotated[str | None, typer.Argument(help="The queue; all are listed when left out.")] = None,
+    most: Annotated[
+        int | None, typer.Argument(metavar="MAX", min=-1000, max=1000, help="The highest priority for users.")
+    ] = None,
+    wide: WideOption = False,
+    json: JsonOption = False,
+) -> None:
+    """List up to which priority users of a queue may go, or set it; 0 where nothing is set. Admins are not limited."""
+    _change_queue(queue, None if most is None else {"max_priority": most}, json)
+
+
+def _change_queue(queue: str | None, change: Mapping[str, object] | None, json: bool) -> None:
+    """Change the rules of a queue, if there is a change; print its rules, or those of all queues."""
+    with reporting_trouble():
+        told = client().get("queues")
+        if queue is not None and change is not None:
+            told = client().patch(at("queues", queue), change)
+    if queue is not None:
+        rules = [row for row in told if row["queue"] == queue]
+        told = rules or [{"queue": queue, "max_priority": 0, "members": [], "open": True}]
+    if json:
+        print_json(told)
+    elif not told:
+        console.print("no queue has rules: all are open to everybody, up to priority 0")
+    else:
+        rows = [
+            [
+                escape(row["queue"]),
+                "everybody"
+                if row.get("open", not row["members"])
+                else escape(", ".join(row["members"])) or "admins only",
+                f"{row['max_priority']}",
+            ]
+            for row in told
+        ]
+        print_table("Queues", ["queue", "open to", "highest priority"], rows, text_columns=2)
+
+
+def usage(wide: WideOption = False, json: JsonOption = False) -> None:
     """Say who has used what."""
     with reporting_trouble():
         told = client().get("usage")
@@ -143,25 +250,26 @@ def usage(json: JsonOption = False) -> None:
 
 
 def events(
-    job: Annotated[str | None, typer.Option(help="Only about this job.")] = None,
+    job: Annotated[str | None, typer.Option(help="Only about this job, by identifier or name.")] = None,
     after: Annotated[int | None, typer.Option(min=0, help="Only after the record of this number.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Reports of progress, too.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the service's log of records."""
+    """Print the service's log of records, without reports of progress."""
     import json as encoder
 
+    from geminid.serve.client import LAST_SEQ
     from geminid.serve.livejob import printable
 
     while True:
         with reporting_trouble():
-            told = client().get("events", job=job, after=after, limit=limit)
+            told, last = client().get_counted("events", count=LAST_SEQ, job=job, after=after, limit=limit, progress=all)
         if json and not follow:
             print_json(told)
             return
         for entry in told:
-            after = entry["seq"]
             if json:
                 print(encoder.dumps(entry))
                 continue
@@ -173,7 +281,7 @@ def events(
             console.print(f"[dim]{entry['seq']:>6}[/] {at} [bold]{entry['kind']}[/] {escape(fields)}", soft_wrap=True)
         if not follow:
             return
-        after = after or 0
+        after = last
         time.sleep(0.5)
 
 
@@ -182,6 +290,7 @@ def replay(
         int | None, typer.Option(min=1, help="The number of a record; the last decision when left out.")
     ] = None,
     policy: Annotated[str | None, typer.Option(help="Ask this policy.", show_default="the one of then")] = None,
+    wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
     """Make a decision of the past again, from the log: as it was, or under another policy."""
@@ -201,7 +310,14 @@ def replay(
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["at_s"]))
     print_table(
         f"Record {told['seq']}, {when}, {told['slots']} slots, policy {told['policy']}",
-        ["job", "name", "had", "given then", "given now", "counts", "why"],
+        [
+            Column("job", text=True),
+            Column("name", 1, text=True, least=12),
+            Column("had", 2),
+            *(Column(name) for name in ("given then", "given now")),
+            Column("counts", 4),
+            Column("why", 3, text=True, least=16),
+        ],
         [
             [
                 job["id"],
@@ -212,7 +328,6 @@ def replay(
             ]
             for job in told["jobs"]
         ],
-        text_columns=2,
     )
     for name, price in told["prices"].items():
         console.print(f"a slot of {name} is worth {price:.4g} to the jobs that want one more")
@@ -227,6 +342,7 @@ def token(
         float | None, typer.Option(min=0.0, max=36_525.0, help="Expires after so many days; never when left out.")
     ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take all tokens of this user back instead.")] = False,
+    wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
     """Make a token for a user, which is printed once; without a user, list all that were made."""
@@ -275,7 +391,14 @@ def _list_tokens(known: list[Identity], json: bool) -> None:
         return
     print_table(
         "Tokens",
-        ["user", "role", "made", "by", "expires", "revoked"],
+        [
+            Column("user", text=True, least=12),
+            Column("role", text=True),
+            Column("made", 3, text=True),
+            Column("by", 2, text=True, least=8),
+            Column("expires", 1, text=True),
+            Column("revoked", 1, text=True),
+        ],
         [
             [
                 escape(row["user"]),
@@ -287,5 +410,4 @@ def _list_tokens(known: list[Identity], json: bool) -> None:
             ]
             for row in rows
         ],
-        text_columns=6,
     )

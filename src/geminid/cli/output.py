@@ -1,4 +1,8 @@
-"""What all commands print with: tables for people, JSON for programs, one sentence for mistakes."""
+"""What all commands print with: tables for people, JSON for programs, one sentence for mistakes.
+
+Every row of a table is one line. Where the terminal is too narrow for all columns, the least important ones are left
+out and long texts are shortened with "…"; ``--wide``, which every command with a table has, shows everything.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,32 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+import typer
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-#: Width of tables that go to a file or a pipe, where there is no screen to fit and ``$COLUMNS`` says nothing.
+#: Width of sentences that go to a file or a pipe, in characters.
 FILE_WIDTH = 150
 
-#: Below this width, tables become lines.
-NARROWEST_TABLE = 60
+#: Width of tables that go to a file or a pipe, in characters, unless ``$COLUMNS`` or ``--wide`` asks for another.
+FILE_TABLE_WIDTH = 80
 
-#: In a table, text is folded between words, and within a word that is longer than this.
-WIDEST_WORD = 16
+#: Width of a table with ``--wide``: any.
+UNLIMITED = 1_000_000
+
+#: Below this width, in characters, tables become lines with one cell each.
+NARROWEST_TABLE = 40
+
+#: Texts are not made shorter than this many characters, unless all else is left out.
+SHORTEST_TEXT = 12
+
+#: Between two columns.
+GAP = "  "
 
 #: For results.
 console = Console(highlight=False, width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else FILE_WIDTH)
@@ -50,77 +65,177 @@ def gap_percent(gap: float) -> str:
     return f"{max(0.0, round(100 * gap, 6)):.2g} %"
 
 
-def print_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], *, text_columns: int = 1) -> None:
-    """Print a table whose first ``text_columns`` columns are text and whose others are right-aligned numbers.
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table, and what becomes of it where there is little room.
 
-    Where it is narrow, texts are folded and headers broken between words; numbers stay whole. Where it is too
-    narrow for that, every cell gets a line of its own, with its header.
+    ``drop``: 0 stays always; of the others those with the highest number are left out first. Columns of text are
+    aligned to the left. Cells may be shortened to ``least`` characters; None: not while anything else can give way.
     """
-    rows = [[*row[:text_columns], *(cell.replace(" ", "\u00a0") for cell in row[text_columns:])] for row in rows]
-    if _print_whole(title, header, rows, text_columns):
-        return
-    table = Table(title=title, title_justify="left", title_style="bold")
-    for i, name in enumerate(header):
-        is_text = i < text_columns
-        longest = max((_longest_word(row[i]) for row in rows), default=0)
-        least = max(6, _longest_word(name), min(longest, WIDEST_WORD) if is_text else longest)
-        table.add_column(name, justify="left" if is_text else "right", min_width=least, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    least_width = sum(column.min_width or 0 for column in table.columns) + 3 * len(header) + 1
-    if console.width < max(NARROWEST_TABLE, least_width):
-        _print_records(title, header, rows)
-    else:
-        console.print(table)
-        console.print()
+
+    name: str
+    drop: int = 0
+    text: bool = False
+    least: int | None = None
 
 
-def _print_whole(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], text_columns: int) -> bool:
-    """Print a table in which nothing has to be folded as Rich would, but many times faster; whether there was room."""
-    plain = [[_plain(cell) for cell in row] for row in rows]
-    shown = [list(header), *plain]
-    widths = [max(6, *(cell_len(row[i]) for row in shown)) for i in range(len(header))]
-    whole = max(NARROWEST_TABLE, cell_len(title), sum(widths) + 3 * len(header) + 1)
-    if console.width < whole or any("\n" in cell for row in shown for cell in row):
-        return False
+#: Whether this command was called with ``--wide``.
+_wide: ContextVar[bool] = ContextVar("wide", default=False)
 
-    def line(row: Sequence[str], bare: Sequence[str], edge: str, style: str = "") -> str:
-        padded = []
-        for i, (cell, seen) in enumerate(zip(row, bare, strict=True)):
-            room = " " * (widths[i] - cell_len(seen))
-            filled = cell + room if i < text_columns else room + cell
-            padded.append(f" [{style}]{filled}[/] " if style else f" {filled} ")
-        return edge + edge.join(padded) + edge
 
-    def rule(left: str, fill: str, between: str, right: str) -> str:
-        return left + between.join(fill * (width + 2) for width in widths) + right
+def _remember_wide(wide: bool) -> bool:
+    _wide.set(wide)
+    return wide
 
-    lines = [
-        f"[bold]{title}[/]",
-        rule("┏", "━", "┳", "┓"),
-        line(header, header, "┃", "bold"),
-        rule("┡", "━", "╇", "┩"),
-        *(line(row, bare, "│") for row, bare in zip(rows, plain, strict=True)),
-        rule("└", "─", "┴", "┘"),
+
+#: For every command that prints a table.
+WideOption = Annotated[
+    bool, typer.Option("--wide", callback=_remember_wide, help="Print tables with all columns, whatever the width.")
+]
+
+
+def table_width() -> int:
+    """How wide tables may be: as the terminal or ``$COLUMNS`` says, 80 in files and pipes, any with ``--wide``."""
+    if _wide.get():
+        return UNLIMITED
+    asked = os.environ.get("COLUMNS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return console.width if console.is_terminal else FILE_TABLE_WIDTH
+
+
+def print_table(
+    title: str, header: Sequence[str | Column], rows: Iterable[Sequence[str]], *, text_columns: int = 1
+) -> None:
+    """Print a table, one line for each row, that is no wider than ``table_width``.
+
+    Of headers that are plain strings, the first ``text_columns`` are of text; the first stays always, and the others
+    are left out from the right.
+    """
+    columns = [
+        name
+        if isinstance(name, Column)
+        else Column(name, i, i < text_columns, SHORTEST_TEXT if i < text_columns else None)
+        for i, name in enumerate(header)
     ]
-    console.print("\n".join(lines), soft_wrap=True)
+    cells, width = [list(row) for row in rows], table_width()
+    if title:
+        console.print(f"[bold]{title}[/]", width=min(width, max(console.width, 1)) if width < UNLIMITED else None)
+    if width < NARROWEST_TABLE:
+        _print_records(columns, cells)
+        return
+    drawn, left_out = draw_table(columns, cells, width)
+    console.print(drawn, soft_wrap=True)
+    if left_out:
+        note = f"not shown here: {', '.join(left_out)} (--wide shows all)"
+        console.print(f"[dim]{note}[/]", width=min(width, console.width))
     console.print()
-    return True
 
 
-def _plain(cell: str) -> str:
-    """A cell as it is seen."""
-    return Text.from_markup(cell).plain if "[" in cell or ":" in cell else cell
+def draw_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> tuple[Text, list[str]]:
+    """A table of this width at most, and the headers of the columns that had to be left out, but for empty ones."""
+    texts = [[Text.from_markup(cell.replace("\n", " ")) for cell in row] for row in rows]
+    longest = [max((row[i].cell_len for row in texts), default=0) for i in range(len(columns))]
+    widths = fit_columns(columns, longest, width)
+    drawn = Text(no_wrap=True)
+    for number, line in enumerate(_header_lines(columns, widths)):
+        drawn.append("\n" if number else "").append(line.rstrip(), style="bold")
+    drawn.append("\n" + GAP.join("─" * room for room in widths.values()), style="dim")
+    for row in texts:
+        drawn.append("\n")
+        for place, (i, room) in enumerate(widths.items()):
+            cell = row[i]
+            if cell.cell_len > room:
+                cell.truncate(room, overflow="ellipsis")
+            padding = " " * (room - cell.cell_len)
+            is_last = place == len(widths) - 1
+            drawn.append(GAP if place else "")
+            if columns[i].text:
+                drawn.append_text(cell).append("" if is_last else padding)
+            else:
+                drawn.append(padding).append_text(cell)
+    return drawn, [column.name for i, column in enumerate(columns) if i not in widths and longest[i]]
 
 
-def _longest_word(cell: str) -> int:
-    """How wide a cell is at least, if it is broken at spaces only (those of numbers do not break)."""
-    return max((cell_len(word) for word in Text.from_markup(cell).plain.split(" ")), default=0)
+def fit_columns(columns: Sequence[Column], longest: Sequence[int], width: int) -> dict[int, int]:
+    """Which columns are shown, and how wide, given their longest cells: never wider than ``width`` in all.
+
+    Columns are left out before texts become shorter than their ``least``. What stays always is cut, if it must be.
+    """
+    shown = list(range(len(columns)))
+    smallest = [
+        max(_longest_word(column.name), longest[i] if column.least is None else min(longest[i], column.least), 1)
+        for i, column in enumerate(columns)
+    ]
+
+    def spare(widths: Sequence[int]) -> int:
+        return width - sum(widths[i] for i in shown) - len(GAP) * (len(shown) - 1)
+
+    while spare(smallest) < 0 and len(shown) > 1 and (droppable := [i for i in shown if columns[i].drop]):
+        shown.remove(max(droppable, key=lambda i: (not longest[i], columns[i].drop, i)))  # empty ones first
+    widths = {i: smallest[i] for i in shown}
+    room = spare(smallest)
+    while room < 0:
+        widest = max(widths, key=lambda i: (columns[i].least is not None, widths[i]) if widths[i] > 1 else (False, 0))
+        widths[widest] -= 1
+        room += 1
+    while room > 0 and (short := [i for i in shown if widths[i] < longest[i]]):
+        widths[min(short, key=lambda i: widths[i])] += 1
+        room -= 1
+    return _with_lower_headers(columns, widths, room)
 
 
-def _print_records(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    console.print(f"[bold]{title}[/]")
+def _with_lower_headers(columns: Sequence[Column], widths: dict[int, int], room: int) -> dict[int, int]:
+    """The widths with the room that is left given to the headers that are broken into most lines."""
+    waiting = set(widths)
+    while waiting:
+        tallest = max(waiting, key=lambda i: (len(_broken(columns[i].name, widths[i])), -i))
+        height = len(_broken(columns[tallest].name, widths[tallest]))
+        wider = range(widths[tallest] + 1, widths[tallest] + room + 1) if height > 1 else range(0)
+        enough = next((width for width in wider if len(_broken(columns[tallest].name, width)) < height), None)
+        if enough is None:
+            waiting.remove(tallest)
+        else:
+            room -= enough - widths[tallest]
+            widths[tallest] = enough
+    return widths
+
+
+def _header_lines(columns: Sequence[Column], widths: dict[int, int]) -> list[str]:
+    """The headers, broken between words where their columns are narrow; short ones stand on the last line."""
+    broken = {i: _broken(columns[i].name, room) for i, room in widths.items()}
+    height = max(map(len, broken.values()), default=0)
+    lines = []
+    for number in range(height):
+        parts = []
+        for i, room in widths.items():
+            words = broken[i]
+            place = number - (height - len(words))
+            part = words[place] if place >= 0 else ""
+            padding = " " * (room - cell_len(part))
+            parts.append(part + padding if columns[i].text else padding + part)
+        lines.append(GAP.join(parts))
+    return lines
+
+
+def _broken(name: str, room: int) -> list[str]:
+    """A header in lines of at most ``room`` characters."""
+    lines = [""]
+    for word in name.split():
+        joined = f"{lines[-1]} {word}".strip()
+        if cell_len(joined) <= room:
+            lines[-1] = joined
+        else:
+            lines.append(word[:room])
+    return [line for line in lines if line] or [""]
+
+
+def _longest_word(name: str) -> int:
+    return max(map(cell_len, name.split()), default=0)
+
+
+def _print_records(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
     for row in rows:
-        for name, cell in zip(header, row, strict=True):
-            console.print(f"{name}: {cell}" if name else cell)
+        for column, cell in zip(columns, row, strict=True):
+            console.print(f"{column.name}: {cell}" if column.name else cell, width=table_width())
         console.print()

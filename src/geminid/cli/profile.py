@@ -11,6 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+from msgspec import to_builtins
+
+from geminid.cli import ends_when_terminated
+from geminid.cli.output import WideOption
 
 if TYPE_CHECKING:
     from geminid.train.profiling import ScriptProfile
@@ -38,6 +42,7 @@ def profile(
         ),
     ] = None,
     gpu_type: Annotated[str | None, typer.Option("--type", help="GPU type that the slots are of.")] = None,
+    wide: WideOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Measure a training script on this machine's slots, fit the goodput model, and compare the two."""
@@ -58,7 +63,7 @@ def profile(
         _give_up(f"--slots is {wanted}: this machine has {len(gpus)} GPUs")
     names = gpus[:wanted] if gpus else [f"cpu{i}" for i in range(wanted)]
     try:
-        with error_console.status("starting …") as status:
+        with error_console.status("starting …") as status, ends_when_terminated():
             measured = profile_script(
                 command,
                 slots=names,
@@ -96,7 +101,7 @@ def _document(measured: ScriptProfile) -> dict[str, object]:
         "limits": asdict(measured.limits),
         "parameters": measured.ready.parameter_count,
         "dataset_samples": measured.ready.dataset_samples,
-        "points": [{**asdict(visit), "error": visit.error} for visit in measured.visits],
+        "points": [{**to_builtins(visit), "error": visit.error} for visit in measured.visits],
         "fit": {"model": measured.fitted.model, "parameters": list(measured.fitted.parameters)},
         "fitted_error": measured.mean_error(held_out=False),
         "held_out_error": measured.mean_error(held_out=True),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import client, give_up, reporting_trouble
+from geminid.cli.clusterfile import SUFFIXES, read_cluster
 from geminid.cli.output import console, error_console, gap_percent, print_json
 from geminid.units import humanize_duration
 
@@ -35,7 +35,15 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start in the background and return.")] = False,
     policy: Annotated[str | None, typer.Option(help="Who gets what; see `geminid policies`.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; others than loopback are refused.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen at; 0 for any that is free.")] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port to listen at; 0 for any that is free.",
+            show_default="the one of the last service here, if it is free",
+        ),
+    ] = None,
     grace: Annotated[
         float, typer.Option(min=0.0, help="Seconds that jobs have to stop before they are made to.")
     ] = 30.0,
@@ -56,6 +64,10 @@ def up(
     address: Annotated[str, typer.Option(help="The Ray cluster's head, as HOST:PORT.", show_default="this node's")] = (
         "auto"
     ),
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="With `ray`: a cluster file with the nodes' racks, zones and network."),
+    ] = None,
     storage: Annotated[
         str | None,
         typer.Option(help="With `ray`: where checkpoints go, a folder or URL that all nodes reach."),
@@ -87,7 +99,13 @@ def up(
     if executor == "ray" and slots is not None:
         raise InvalidInput([Problem("slots", slots, "goes with --executor local only: a Ray cluster has its own")])
     named = "" if address == "auto" else address
-    for_ray = {"storage": storage, "shared-code": shared_code, "autoscale": autoscale, "address": named}
+    for_ray = {
+        "storage": storage,
+        "shared-code": shared_code,
+        "autoscale": autoscale,
+        "address": named,
+        "cluster": cluster,
+    }
     for name, value in for_ray.items():
         if executor == "local" and value:
             raise InvalidInput([Problem(name, value, "goes with --executor ray only")])
@@ -97,6 +115,8 @@ def up(
     if storage is not None and "://" not in storage and not Path(storage).is_absolute():
         told = "must be an absolute path, or a URL such as s3://bucket/folder: every node looks it up by itself"
         raise InvalidInput([Problem("storage", storage, told)])
+    if cluster is not None and Path(cluster).suffix not in SUFFIXES:
+        raise InvalidInput([Problem("cluster", cluster, f"must be a file whose name ends in {' or '.join(SUFFIXES)}")])
     options = Options(
         home=home(),
         slots=slots,
@@ -110,6 +130,8 @@ def up(
         keep=Retention(seconds=86_400.0 * keep_days, jobs=keep_jobs, events=keep_events),
         executor=executor,
         address=address,
+        cluster_file=None if cluster is None else Path(cluster).resolve(),
+        described=None if cluster is None else read_cluster(cluster),
         storage=storage,
         ship_code=not shared_code,
         autoscale=autoscale,
@@ -132,7 +154,8 @@ def up(
 def _where(place: Mapping[str, object], how_to_end: str) -> str:
     from geminid.serve.server import STARTED
 
-    return f"{STARTED}{place['url']} (process {place['pid']}); {how_to_end}"
+    note = f"; {place['note']}" if place.get("note") else ""
+    return f"{STARTED}{place['url']} (process {place['pid']}); {how_to_end}{note}"
 
 
 class _Watcher:
@@ -181,6 +204,7 @@ def down(
 ) -> None:
     """End the service; jobs save what they have done, and go on when it is started again."""
     from geminid.serve.client import LONGEST_END_S, SERVICE, home
+    from geminid.train.identity import is_running
 
     with reporting_trouble():
         pid = 0
@@ -190,7 +214,7 @@ def down(
     told = ""
     started = time.monotonic()
     deadline = started + LONGEST_END_S + 30.0
-    while pid and _lives(pid):
+    while pid and is_running(pid):
         if time.monotonic() > deadline:
             give_up(f"the service (process {pid}) has not ended after {LONGEST_END_S + 30.0:g} s")
         time.sleep(0.05 if time.monotonic() < started + 1.0 else 0.5)
@@ -202,9 +226,9 @@ def down(
 
 def _awaited() -> str:
     """The jobs that the service waits for, if it says so."""
-    from geminid.serve.client import Trouble
+    from geminid.serve.client import ServiceError
 
-    with contextlib.suppress(Trouble):
+    with contextlib.suppress(ServiceError):
         return ", ".join(client().get("status")["awaited"])
     return ""
 
@@ -257,13 +281,3 @@ def _closed(told: Mapping[str, Any]) -> str:
     cordoned = ", ".join(told["cordoned"])
     some = [f"{cordoned} {'is' if len(told['cordoned']) == 1 else 'are'} cordoned"] if cordoned else []
     return "".join(f"; {text}" for text in (*drained, *some))
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process runs: it is there, and more than an entry that nobody asked for."""
-    try:
-        os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False

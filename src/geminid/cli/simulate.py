@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -12,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
-from geminid.cli.output import console, error_console, print_json, print_table
+from geminid.cli.clusterfile import read_cluster
+from geminid.cli.output import Column, WideOption, console, error_console, print_json, print_table
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem, suggestion
 from geminid.sim.reasons import is_named
 
 if TYPE_CHECKING:
     from geminid.cluster import Cluster
+    from geminid.policies.base import Policy
     from geminid.sim.workload import Workload
 
 #: What a change of slots costs with live rescaling: processes stay, state comes from a peer.
@@ -27,11 +30,53 @@ DEFAULT_CLUSTER = "v100:8x4,a100-40gb:2x8,t4:8x4"
 
 DEFAULT_POLICIES = "fifo,tiresias,sia,geminid"
 
+#: What ``--policy selection`` stands for: one policy of each kind, all fast enough to simulate a day in a minute.
+SELECTION = (
+    "fifo",
+    "srtf",
+    "las",
+    "tiresias",
+    "gandiva",
+    "dally",
+    "antman:opportunistic=0.3",
+    "lucid",
+    "optimus",
+    "slaq:interval=30",
+    "max_min_fairness_perf",
+    "max_min_fairness_packed",
+    "themis",
+    "shockwave",
+    "sia",
+    "geminid",
+)
+
 #: The file that stands for the command's output.
 TO_OUTPUT = Path("-")
 
+#: The table of results. What is left out first where there is little room has the highest number.
+RESULT_COLUMNS = (
+    Column("policy", text=True, least=24),
+    Column("avg JCT"),
+    Column("median", 1),
+    Column("p99", 3),
+    Column("makespan", 2),
+    Column("queued", 7),
+    Column("rescales per job", 5),
+    Column("GPU hours", 8),
+    Column("util.", 6),
+    Column("worst FTF", 4),
+    Column("unfair", 11),
+    Column("ms per decision", 9),
+    Column("wall", 10),
+)
+
+#: … of workloads with deadlines.
+DEADLINE_COLUMNS = (Column("late", 1), Column("cost", 8))
+
 #: What can be chosen of a what-if; all else comes from the service.
-OF_WHAT_IFS = frozenset(("from_live", "cluster", "policy", "adaptive", "rescale", "json_file", "report", "timings"))
+OF_WHAT_IFS = frozenset(
+    ("from_live", "cluster", "policy", "adaptive", "rescale", "json_file", "report", "timings", "wide")
+)
 
 
 def simulate(
@@ -58,7 +103,7 @@ def simulate(
         str,
         typer.Option(
             help="One or several policies separated by commas, with options after a colon: "
-            "fifo,sia:p=-1,tiresias:limits=3250;7200. Your own: path/to/file.py:Class."
+            "fifo,sia:p=-1,tiresias:limits=3250;7200. Your own: path/to/file.py:Class. selection: one of each kind."
         ),
     ] = DEFAULT_POLICIES,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
@@ -130,6 +175,7 @@ def simulate(
             help="Add real times (decision_ms, wall_s); without them equal runs give equal files, byte for byte."
         ),
     ] = True,
+    wide: WideOption = False,
 ) -> None:
     """Run policies over a workload in virtual time, side by side."""
     given = _given(context)
@@ -148,7 +194,7 @@ def simulate(
         return
     if from_live:
         _what_if(
-            cluster=_cluster(cluster) if "cluster" in given else None,
+            cluster=read_cluster(cluster) if "cluster" in given else None,
             policies=_split_policies(policy) if "policy" in given else None,
             adaptive=adaptive,
             rescale_s=_rescale(rescale),
@@ -165,7 +211,7 @@ def simulate(
     chosen = without_unknown(_workload(workload, format, seed, load), profiles)
     experiment = Experiment(
         workload=chosen,
-        cluster=_cluster(cluster),
+        cluster=read_cluster(cluster),
         profiles=profiles,
         settings=Settings(
             rescale_s=_rescale(rescale),
@@ -318,7 +364,9 @@ def _split_policies(text: str) -> list[str]:
     policies: list[str] = []
     for part in filter(None, (p.strip() for p in text.split(","))):
         is_option = "=" in part and ":" not in part.split("=", 1)[0]
-        if is_option and policies:
+        if part == "selection":
+            policies += [each for each in SELECTION if each not in policies]
+        elif is_option and policies:
             policies[-1] += f",{part}"
         else:
             policies.append(part)
@@ -356,21 +404,6 @@ def _workload(text: str, format: str | None, seed: int, load: float) -> Workload
     return load_workload(path, format)
 
 
-def _cluster(text: str) -> Cluster:
-    from geminid.cluster import Cluster
-
-    path = Path(text)
-    if path.suffix in (".yaml", ".yml", ".json"):
-        if not path.is_file():
-            raise InvalidInput([Problem("cluster", text, "must be a file that exists or like aws:6x4,rtx:3x8")])
-        try:
-            content = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            raise InvalidInput([Problem("cluster", text, "must be a text file in UTF-8 that can be read")]) from None
-        return Cluster.from_json(content) if path.suffix == ".json" else Cluster.from_yaml(content)
-    return Cluster.parse(text)
-
-
 def _rescale(text: str) -> float | None:
     if text == "cold":
         return None
@@ -400,10 +433,8 @@ def _estimate_error(text: str) -> float | None:
 def _print_results(workload: Workload, slots: int, results: list[dict[str, Any]]) -> None:
     for note in workload.notes:
         console.print(f"[yellow]note:[/] {note}")
-    header = ["policy", "avg JCT", "median", "p99", "makespan", "queued", "rescales/job", "GPU-h", "util."]
-    header += ["worst FTF", "unfair", "ms/decision", "wall"]
     late = any(r["deadlines_missed"] is not None for r in results)
-    header += ["late", "cost"] if late else []
+    header = [*RESULT_COLUMNS, *(DEADLINE_COLUMNS if late else ())]
     best = min((r["avg_jct_s"] for r in results if r["avg_jct_s"] is not None), default=None)
     rows = []
     for r in results:
@@ -545,6 +576,7 @@ def _read_results(path: Path) -> list[dict[str, Any]]:
 
 def policies(
     name: Annotated[str | None, typer.Argument(help="Only this one, with what its options may be.")] = None,
+    wide: WideOption = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
     """List the built-in policies with their papers, objectives and options, or describe one of them."""
@@ -559,7 +591,18 @@ def policies(
             "name": key,
             "paper": policy.paper,
             "objective": policy.objective,
-            "options": [{"name": o.name, "default": o.default, "kind": describe(o.kind)} for o in options_of(policy)],
+            "explanation": _explanation(policy),
+            "live": not policy.not_live,
+            "not_live_because": policy.not_live or None,
+            "options": [
+                {
+                    "name": o.name,
+                    "default": o.default,
+                    "kind": describe(o.kind),
+                    "meaning": policy.meanings.get(o.name, ""),
+                }
+                for o in options_of(policy)
+            ],
         }
         for key, policy in sorted(BUILT_IN.items())
         if name in (None, key)
@@ -568,14 +611,24 @@ def policies(
         print_json(rows)
         return
     if name is not None:
-        console.print(escape(f"{name}: {rows[0]['objective']}\n{rows[0]['paper']}"))
-        options = [[o["name"], _shown(o["default"]), o["kind"]] for o in rows[0]["options"]]
-        if options:
-            print_table("Options", ["option", "default", "may be"], options, text_columns=3)
+        told = rows[0]
+        console.print(escape(f"{name}: {told['objective']}\n{told['paper']}\n\n{told['explanation']}"))
+        if not told["live"]:
+            console.print(escape(f"In simulations only: {told['not_live_because']}."))
+        if told["options"]:
+            console.print("\nOptions, with their defaults:")
+        for option in told["options"]:
+            meant = f"{option['meaning']} ({option['kind']})" if option["meaning"] else option["kind"]
+            console.print(escape(f"  {option['name']}={_shown(option['default'])}: {meant}"))
         return
     print_table(
         "Built-in policies",
-        ["policy", "paper", "objective", "options (default)"],
+        [
+            Column("policy", text=True),
+            Column("paper", 2, text=True, least=16),
+            Column("objective", 1, text=True, least=28),
+            Column("options (default)", 3, text=True, least=24),
+        ],
         [
             [
                 r["name"],
@@ -585,9 +638,23 @@ def policies(
             ]
             for r in rows
         ],
-        text_columns=4,
     )
+    console.print("`geminid policies NAME` describes one of them, with its options.")
+    console.print("One of each kind, side by side: geminid simulate --policy selection --report policies.html.")
     console.print("Your own: --policy path/to/file.py:Class (docs/writing-a-policy.md).")
+
+
+#: Paragraphs of a module's docstring that explain its policy.
+EXPLAINING_PARAGRAPHS = 3
+
+
+def _explanation(policy: type[Policy]) -> str:
+    """What a policy does, in a few sentences: what its class says, or the beginning of what its module says."""
+    text = inspect.cleandoc(policy.__doc__ or "")
+    if "see the module's docstring" in text:
+        text = inspect.cleandoc(sys.modules[policy.__module__].__doc__ or "")
+    paragraphs = text.replace("``", "").split("\n\n")[:EXPLAINING_PARAGRAPHS]
+    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
 
 
 def _shown(value: Any) -> str:
@@ -595,6 +662,7 @@ def _shown(value: Any) -> str:
 
 
 def workloads(
+    wide: WideOption = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print a list for programs.")] = False,
 ) -> None:
     """List the built-in workloads and the file formats."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
 from enum import StrEnum
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from geminid.cli.output import console, print_json, print_table
+from geminid.cli.output import WideOption, console, print_json, print_table
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.units import humanize_duration, humanize_size
 
@@ -38,6 +39,7 @@ def validate(
     kind: Annotated[
         Kind | None, typer.Option(help="What the file describes; seen from its fields when left out.")
     ] = None,
+    wide: WideOption = False,
     json: Annotated[bool, typer.Option("--json", help="Print the value as it was understood, for programs.")] = False,
 ) -> None:
     """Check a job, cluster or entities file: every mistake in a sentence, or what the file says."""
@@ -117,6 +119,8 @@ def _print_entities(entities: Entities) -> None:
 
 
 def _print_cluster(cluster: Cluster) -> None:
+    from geminid.network import WHERE
+
     sizes = [(cluster.nodes, "node"), (cluster.racks, "rack"), (cluster.zones, "zone")]
     parts = ", ".join(f"{len(parts):,} {part}{'s' if len(parts) > 1 else ''}" for parts, part in sizes)
     console.print(f"[green]valid[/] cluster of {cluster.total_slots:,} slots: {parts}")
@@ -134,3 +138,14 @@ def _print_cluster(cluster: Cluster) -> None:
             for gpu_type in cluster.gpu_types
         ],
     )
+    links = cluster.links
+    for tier in links.tiers if not links.as_profiled else ():
+        times = [f"{name} {links.slowdown(tier, i):.3g}" for name, i in cluster.type_index.items()]
+        console.print(
+            f"Gradients {WHERE[tier]} take this many times as long as over the GPU type's own link within a rack:"
+            f" {', '.join(times)}."
+        )
+    narrow = sorted({float(capacity) for capacity in links.capacity if capacity < math.inf})
+    if narrow:
+        span = " to ".join(dict.fromkeys(f"{capacity / 1e9:.3g} GB/s" for capacity in (narrow[0], narrow[-1])))
+        console.print(f"Uplinks carry {span} each; jobs that use one at the same time share it.")

@@ -50,4 +50,17 @@ class Share:
     partner: str | None
 
 
-Command = Start | Rescale | Stop | Share
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """From now on a running job computes for this share of the time, from 0 to 1, and sleeps for the rest.
+
+    ``memory_cap`` is the largest share of the memory of its slots that it may use beside another job; what it needs
+    beyond spills to the memory of the machine. None for a job that has all that it needs.
+    """
+
+    job_id: str
+    cap: float
+    memory_cap: float | None = None
+
+
+Command = Start | Rescale | Stop | Share | Limit

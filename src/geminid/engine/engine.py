@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import sub
 
 from geminid.cluster import Cluster
-from geminid.engine.commands import Command, Rescale, Share, Start, Stop
+from geminid.engine.commands import Command, Limit, Rescale, Share, Start, Stop
 from geminid.engine.events import (
     Completed,
     Event,
@@ -28,7 +28,16 @@ from geminid.engine.events import (
 )
 from geminid.engine.models import ModelKeeper
 from geminid.engine.plan import Plan, Rejected, make_plan
-from geminid.policies.base import Allocation, ClusterView, JobView, Oracle, Policy, SharingModel, slots_of
+from geminid.policies.base import (
+    Allocation,
+    ClusterView,
+    JobView,
+    NotADecision,
+    Oracle,
+    Policy,
+    SharingModel,
+    slots_of,
+)
 
 
 class InvariantBroken(AssertionError):
@@ -56,6 +65,7 @@ class Engine:
 
     With a policy that has rounds, decisions are made at ticks only; without, at every event that changes who could run.
     Whoever has many events at a time calls :meth:`take` for each and :meth:`decide` once after them.
+    ``behind`` are waiting jobs that it does not know one by one (see ``ClusterView``).
     ``debug`` checks all invariants after every event.
     """
 
@@ -66,13 +76,16 @@ class Engine:
     sharing: SharingModel | None = None
     debug: bool = False
     now_s: float = 0.0
+    behind: Mapping[str, Sequence[float]] = field(default_factory=dict)
     _jobs: dict[str, JobView] = field(default_factory=dict)
+    _is_sorted: bool = True
     _down: set[int] = field(default_factory=set)
     _drained: set[int] = field(default_factory=set)
     _cordoned: dict[int, int] = field(default_factory=dict)
     _usable: tuple[int, ...] = ()
     _held: list[int] = field(default_factory=list)
     _ended: list[JobView] = field(default_factory=list)
+    _capped: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._held = [0] * len(self.cluster.nodes)
@@ -99,8 +112,7 @@ class Engine:
             raise InvariantBroken(f"job {job.id} is here already")
         last = next(reversed(self._jobs.values()), None)
         self._jobs[job.id] = job
-        if last is not None and last.facts.submitted_s > job.facts.submitted_s:  # it goes before those that came later
-            self._jobs = dict(sorted(self._jobs.items(), key=lambda item: item[1].facts.submitted_s))
+        self._is_sorted &= last is None or last.facts.submitted_s <= job.facts.submitted_s
         self._count_held(job, +1)
         self.models.revised(job.id)
 
@@ -125,11 +137,10 @@ class Engine:
                     self._forget(job_id)
                 elif job_id in self._jobs:
                     self._release(job_id)
-            case Reported(job_id=job_id, observation=observation, gradient=gradient, progress=progress):
+            case Reported(job_id=job_id, observation=observation, gradient=gradient):
                 if job_id in self._jobs:
                     self.models.report(self._jobs[job_id], observation, gradient)
-                    if progress is not None and 0.0 <= progress < math.inf:
-                        self._jobs[job_id] = replace(self._jobs[job_id], progress=progress)
+                    self._jobs[job_id] = _with_news(self._jobs[job_id], event)
             case NodeDown(node=node):
                 self._down.add(node)
                 for job in list(self._jobs.values()):
@@ -161,7 +172,14 @@ class Engine:
     @property
     def jobs(self) -> Mapping[str, JobView]:
         """The active jobs, by identifier, in the order of their arrival."""
+        if not self._is_sorted:  # some were restored late: not at once, for there may be thousands of them
+            self._jobs = dict(sorted(self._jobs.items(), key=lambda item: item[1].facts.submitted_s))
+            self._is_sorted = True
         return self._jobs
+
+    def knows(self, job_id: str) -> bool:
+        """Whether a job is active."""
+        return job_id in self._jobs
 
     def cordoned(self, node: int) -> int:
         """How many slots of a node are out of service one by one."""
@@ -169,13 +187,14 @@ class Engine:
 
     def view(self) -> ClusterView:
         """What the policy would see now."""
-        jobs: Sequence[JobView] = tuple(self._jobs.values())
+        jobs: Sequence[JobView] = tuple(self.jobs.values())
         if self.policy.needs_models:
             jobs = self.models.attach(jobs)
             self._jobs.update((job.id, job) for job in jobs)
         free = tuple(map(sub, self._usable, self._held))
         ended = tuple(self._ended)
-        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, self.oracle, self.sharing, ended)
+        known = self.oracle, self.sharing, ended, self.behind
+        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, *known)
 
     def _count_usable(self) -> None:
         gone = self._down | self._drained
@@ -229,7 +248,21 @@ class Engine:
             else:
                 grants.append(Start(job.id, wanted, reason))
                 self._grant(job, wanted, partner)
-        return stops + grants + shares
+        return stops + grants + shares + self._limit(plan)
+
+    def _limit(self, plan: Plan) -> list[Command]:
+        """Have the jobs of a plan compute for as much of the time, and use as much of the memory, as it says."""
+        limits: list[Command] = []
+        known = {*plan.caps, *plan.memory_caps, *self._capped}
+        for job_id in (name for name in plan.named if name in known) if known else ():
+            caps = plan.caps.get(job_id, 1.0), plan.memory_caps.get(job_id)
+            job = self._jobs[job_id]
+            if job.allocation and (job.cap, job.memory_cap) != caps:
+                self._jobs[job_id] = replace(job, cap=caps[0], memory_cap=caps[1])
+                limits.append(Limit(job_id, *caps))
+        of = {name: self._jobs[name] for name in known if name in self._jobs}
+        self._capped = {name for name, job in of.items() if (job.cap, job.memory_cap) != (1.0, None)}
+        return limits
 
     def _put(self, job: JobView) -> None:
         self._count_held(self._jobs[job.id], -1)
@@ -248,7 +281,7 @@ class Engine:
                 self._held[node] += sign * slots
 
     def _share(self, job_id: str, partner: str | None) -> None:
-        self._put(replace(self._settled(self._jobs[job_id]), partner=partner))
+        self._put(replace(self._settled(self._jobs[job_id]), partner=partner, relative_speed=None))
 
     def _part(self, job_id: str) -> list[Command]:
         """A job is about to go: whoever shares its slots has them alone from now on."""
@@ -269,7 +302,8 @@ class Engine:
 
     def _release(self, job_id: str) -> None:
         job = self._settled(self._jobs[job_id])
-        self._put(replace(job, allocation=(), slots=0, gpu_type=None, partner=None, paused_until_s=0.0))
+        nothing = replace(job, allocation=(), slots=0, gpu_type=None, partner=None, paused_until_s=0.0)
+        self._put(replace(nothing, cap=1.0, memory_cap=None, relative_speed=None, observed=None))
 
     def _grant(self, job: JobView, allocation: Allocation, partner: str | None) -> None:
         first = job.started_s is None
@@ -279,6 +313,10 @@ class Engine:
             slots=slots_of(allocation),
             gpu_type=self.cluster.nodes[allocation[0][0]].gpu_type,
             partner=partner,
+            cap=1.0,
+            memory_cap=None,
+            relative_speed=None,
+            observed=None,
             started_s=self.now_s if first else job.started_s,
             restarts=job.restarts + (not first),
             paused_until_s=self.now_s + job.facts.rescale_s,
@@ -316,8 +354,24 @@ class Engine:
             raise InvariantBroken("the count of held slots is wrong")
 
 
+def _with_news(job: JobView, report: Reported) -> JobView:
+    """A job with what it reports of its progress, its loss, its speed and its step times, where that makes sense."""
+    progress, loss, speed, observed = job.progress, job.loss, job.relative_speed, job.observed
+    if report.observation is not None and job.allocation and report.observation.problem() is None:
+        observed = report.observation
+    if report.progress is not None and 0.0 <= report.progress < math.inf:
+        progress = report.progress
+    if report.loss is not None and math.isfinite(report.loss):
+        loss = report.loss
+    if report.relative_speed is not None and job.partner is not None and 0.0 <= report.relative_speed < math.inf:
+        speed = report.relative_speed
+    return replace(job, progress=progress, loss=loss, relative_speed=speed, observed=observed)
+
+
 def _origin(error: BaseException) -> str:
     """Where in a policy's code an error arose."""
+    if isinstance(error, NotADecision):
+        return error.origin
     trace, where = error.__traceback__, "unknown"
     while trace is not None:
         code = trace.tb_frame.f_code

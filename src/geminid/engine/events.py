@@ -27,6 +27,7 @@ class Submitted(Event):
 class Reported(Event):
     """A job measured its step times or its gradient noise, or tells its progress (in the unit of its work).
 
+    ``loss`` is its training loss there; ``relative_speed`` how fast it is beside its partner, of its speed alone.
     Reports are not trusted: nonsense is left out.
     """
 
@@ -34,6 +35,8 @@ class Reported(Event):
     observation: Observation | None = None
     gradient: GradientStats | None = None
     progress: float | None = None
+    loss: float | None = None
+    relative_speed: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
+from geminid.engine.hints import Hint, Levers, fewer_slots, more_slots, raise_priority, raise_quotas, reopen
 from geminid.goodput.batchplan import best_plan
 from geminid.policies.base import ClusterView, JobView
+from geminid.units import humanize_duration
+
+#: A decision that is due before this is called one "within seconds".
+SOON_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +37,14 @@ class Explanation:
     slots: int
     reason: str
     numbers: tuple[str, ...] = ()
-    suggestions: tuple[str, ...] = ()
+    hints: tuple[Hint, ...] = ()
     sizes: tuple[Size, ...] = ()
     prices: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def suggestions(self) -> tuple[str, ...]:
+        """What would change it, in words."""
+        return tuple(hint.text for hint in self.hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +76,20 @@ class Quota:
         return f"{told}, and {self.used} are used: commands that run are left alone until they end"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastDecision:
+    """What became of a policy's last decision, at the moment of asking.
+
+    ``pending`` if something has changed since, which the next decision will consider; that one is due in ``due_in_s``
+    (inf: when something happens). ``rejection`` says why the last one was rejected, if it was.
+    """
+
+    policy: str
+    pending: bool = True
+    due_in_s: float = 0.0
+    rejection: str = ""
+
+
 def explain(
     view: ClusterView,
     job_id: str,
@@ -73,26 +98,31 @@ def explain(
     quotas: Sequence[Quota] = (),
     decided: str | None = None,
     cordoned: Mapping[str, int] | None = None,
+    levers: Levers | None = None,
+    last: LastDecision | None = None,
 ) -> Explanation | None:
     """Explain one active job; None if it is not among them.
 
     ``quotas`` are those that it is under, and ``decided`` the reason that the last decision gave for it, if any.
-    ``cordoned`` are slots that jobs stay on, by job, and that nobody gets after them.
+    ``cordoned`` are slots that jobs stay on, by job, and that nobody gets after them. ``levers`` are what can be
+    changed, and ``last`` is the last decision; without it, one is taken to be pending.
     """
     job = next((job for job in view.jobs if job.id == job_id), None)
     if job is None:
         return None
-    sizes = sizes_of(job, view)
+    sizes, levers = sizes_of(job, view), levers or Levers()
     told = (
-        _running(job, view, sizes, quotas) if job.allocation else _waiting(job, view, quotas, decided, cordoned or {})
+        _running(job, view, sizes, quotas, levers)
+        if job.allocation
+        else _waiting(job, view, quotas, decided, cordoned or {}, levers, last)
     )
-    reason, numbers, suggestions = told
+    reason, numbers, hints = told
     return Explanation(
         job_id=job_id,
         slots=job.slots,
         reason=reason,
         numbers=(*numbers, *(quota.told() for quota in quotas)),
-        suggestions=tuple(suggestions),
+        hints=tuple(hints),
         sizes=sizes,
         prices=dict(prices or {}),
     )
@@ -155,66 +185,132 @@ def expected_speed(job: JobView, slots: int, nodes: int) -> float | None:
     return after / before if before > 0 and after > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Slots of the GPU type that has most to offer to a job: a job's slots are all of one type."""
+
+    total: int
+    usable: int
+    free: int
+
+
+def room_for(job: JobView, view: ClusterView, cordoned: Mapping[str, int]) -> Room:
+    """The slots of the type that would have a job soonest."""
+    rooms = []
+    for gpu_type, nodes in view.cluster.nodes_of_type.items():
+        if job.facts.gpu_types is None or gpu_type in job.facts.gpu_types:
+            usable = sum(view.usable_slots[node] for node in nodes)
+            usable -= sum(cordoned.get(other.id, 0) for other in view.jobs if other.gpu_type == gpu_type)
+            total, free = view.cluster.slots_per_type[gpu_type], sum(max(view.free_slots[node], 0) for node in nodes)
+            rooms.append(Room(total, usable, free))
+    need = job.facts.least_slots
+    return max(rooms, key=lambda room: (room.usable >= need, room.free, room.usable), default=Room(0, 0, 0))
+
+
 def _waiting(
-    job: JobView, view: ClusterView, quotas: Sequence[Quota], decided: str | None, cordoned: Mapping[str, int]
-) -> tuple[str, list[str], list[str]]:
-    need, types = job.facts.min_slots, job.facts.gpu_types
-    nodes = [i for i, node in enumerate(view.cluster.nodes) if types is None or node.gpu_type in types]
-    total = sum(view.cluster.nodes[i].slots for i in nodes)
-    usable, free = sum(view.usable_slots[i] for i in nodes), sum(max(view.free_slots[i], 0) for i in nodes)
-    holders = [other for other in view.jobs if any(node in nodes for node, _ in other.allocation)]
-    usable -= sum(cordoned.get(other.id, 0) for other in holders)
+    job: JobView,
+    view: ClusterView,
+    quotas: Sequence[Quota],
+    decided: str | None,
+    cordoned: Mapping[str, int],
+    levers: Levers,
+    last: LastDecision | None,
+) -> tuple[str, list[str], list[Hint]]:
+    need, types, room = job.facts.least_slots, job.facts.gpu_types, room_for(job, view, cordoned)
+    total, usable, free = room.total, room.usable, room.free
+    holders = [other for other in view.jobs if other.allocation and (types is None or other.gpu_type in types)]
     holders = [other for other in holders if other.slots > cordoned.get(other.id, 0)]
-    numbers = [f"it needs {_count(need, 'slot')}; {free} of {usable} usable {'is' if free == 1 else 'are'} free"]
+    several = "" if types is None or types >= set(view.cluster.type_index) else f" of {' or '.join(sorted(types))}"
+    numbers = [
+        f"it needs {_count(need, 'slot')}{several}; {free} of {usable} usable {'is' if free == 1 else 'are'} free"
+    ]
     if usable < total:
         numbers.append(
             f"{total - usable} of {total} slots are not in service (drained, cordoned, gone or used by others)"
         )
     if usable < need:
-        reason = f"it needs {_count(need, 'slot')}, and only {usable} of {total} are in service"
-        fewer = [f"ask for fewer slots (min_slots is {need})"] if need > 1 and usable else []
-        return reason, numbers, ["bring a node back, undrain one, or uncordon slots", *fewer]
+        reason = too_few_in_service(need, usable, total)
+        return reason, numbers, [*reopen(levers), *fewer_slots(job.id, need, usable, levers)]
     numbers += [
         f"{other.id} ({other.facts.owner or 'nobody'}) holds {_count(other.slots, 'slot')}"
         f" for {other.executed_s(view.now_s):.0f} s{_priority(other, job)}"
         for other in sorted(holders, key=lambda other: -other.slots)[:8]
     ]
-    ahead = [other for other in view.jobs if not other.allocation and other.facts.weight > job.facts.weight]
-    before = [
-        other
+    waiting = [
+        (arrived_s, other.facts.weight)
         for other in view.jobs
-        if not other.allocation and other.id != job.id and other.facts.submitted_s < job.facts.submitted_s
+        if not other.allocation and other.id != job.id
+        for arrived_s in (other.facts.submitted_s, *view.behind.get(other.id, ()))
     ]
+    before = sum(arrived_s < job.facts.submitted_s for arrived_s, _ in waiting)
+    ahead = sum(weight > job.facts.weight for _, weight in waiting)
     numbers.append(
-        f"{_count(len(before), 'waiting job')} came before it, {len(ahead)} {'has' if len(ahead) == 1 else 'have'}"
-        " a higher priority"
+        f"{_count(before, 'waiting job')} came before it, {ahead} {'has' if ahead == 1 else 'have'} a higher priority"
     )
-    strict = [quota for quota in quotas if not quota.borrow]
+    strict, whole = [quota for quota in quotas if not quota.borrow], view.cluster.total_slots
+    short = [(quota.of, max(quota.used + need, need)) for quota in strict if quota.left < need]
     tightest = min(strict, key=lambda quota: quota.left, default=None)
-    if tightest is not None and tightest.slots < need:
-        reason = forbidden_by_quota(need, tightest.of, tightest.slots)
-        return reason, numbers, [_raise(tightest, need), f"ask for fewer slots (min_slots is {need})"]
-    if tightest is not None and tightest.left < need:
-        hints = [f"it starts when other jobs of {tightest.of} end or shrink", _raise(tightest, tightest.used + need)]
-        return tightest.told(), numbers, hints
-    suggestions = ["raise its priority (geminid set --priority)"]
-    if decided is not None:
-        return decided, numbers, suggestions
-    if free >= need:
-        told = f"{_are(free, 'slot')} free, and the next decision will consider it"
-        return told, numbers, ["wait for a moment"]
-    if holders:
-        suggestions.insert(0, _what_must_end(need - free, holders))
-    if need > 1 and free:
-        suggestions.append(f"had it asked for {_count(free, 'slot')}, it could start now")
     held = f"all but {free} of {usable} slots are" if free else f"all {usable} slots are"
     held = "the only slot in service is" if usable == 1 else held
-    return f"{held} held by {_count(len(holders), 'other job')}", numbers, suggestions
+    held = f"{held} held by {_count(len(holders), 'other job')}"
+    if tightest is not None and any(quota.slots < need for quota in strict):
+        tightest = min(strict, key=lambda quota: quota.slots)
+        reason = forbidden_by_quota(need, tightest.of, tightest.slots)
+        if free < need:  # it waits for slots, too, but could start some day
+            short = [(quota.of, need) for quota in strict if quota.slots < need]
+        return reason, numbers, [*raise_quotas(short, whole), *fewer_slots(job.id, need, tightest.slots, levers)]
+    if tightest is not None and short:
+        wait = f"it can start when other jobs of {tightest.of} end or shrink"
+        if free < need:
+            hints = [Hint(f"{wait}, and at least {_are(need - free, 'more slot')} free")]
+            return f"{tightest.told()}; besides, {held}", numbers, hints
+        return tightest.told(), numbers, [Hint(wait), *raise_quotas(short, whole)]
+    may_give_way = [other for other in holders if other.id not in levers.stays]
+    prefer = raise_priority(job.id, levers) if before or ahead or may_give_way else []
+    if decided is not None:
+        by_quota = [quota for quota in strict if decided.startswith(f"the quota of {quota.of} ")]
+        others = [Hint(f"it can start when other jobs of {quota.of} end or shrink") for quota in by_quota]
+        return decided, numbers, others or prefer
+    if free >= need:
+        reason, hints = _passed_over(free, last)
+        return reason, numbers, hints
+    hints = [Hint(_what_must_end(need - free, holders, levers))] if holders else []
+    # The free slots may be kept for another one that waits.
+    hints += [*prefer, *(fewer_slots(job.id, need, free, levers) if not waiting else ())]
+    return held, numbers, hints
+
+
+def _passed_over(free: int, last: LastDecision | None) -> tuple[str, list[Hint]]:
+    """Why a job waits though enough slots are free: no decision has considered it yet, or the policy gave it none."""
+    told = f"{_are(free, 'slot')} free"
+    due_in_s = 0.0 if last is None else last.due_in_s
+    if last is None or last.pending:
+        when = "within seconds" if due_in_s < SOON_S else _when(due_in_s)
+        hint = Hint(f"nothing needs to be done: the next decision is made {when}")
+        return f"{told}, and the next decision will consider it", [hint]
+    if last.rejection:
+        return f"{told}, but {last.rejection}", [
+            Hint("the policy has to be corrected: see the alerts (geminid status)")
+        ]
+    hint = Hint(f"the policy is asked again {_when(due_in_s)}")
+    return f"{told}, but the policy ({last.policy}) gave it none", [hint]
+
+
+def _when(due_in_s: float) -> str:
+    """When the next decision is made."""
+    if due_in_s == inf:
+        return "when another job comes, changes or ends"
+    return f"in {humanize_duration(max(round(due_in_s), 1))}"
 
 
 def forbidden_by_quota(need: int, of: str, slots: int) -> str:
     """Why a job that needs more slots than a quota allows cannot start."""
     return f"it needs {_count(need, 'slot')}, and the quota of {of} is {slots}: it cannot start"
+
+
+def too_few_in_service(need: int, usable: int, total: int) -> str:
+    """Why a job cannot start before slots come (back) into service."""
+    return f"it needs {_count(need, 'slot')}, and only {usable} of {total} are in service"
 
 
 def _priority(other: JobView, job: JobView) -> str:
@@ -223,15 +319,18 @@ def _priority(other: JobView, job: JobView) -> str:
     return "" if times == 1.0 else f", by its priority counts {times:.3g} times as much"
 
 
-def _what_must_end(missing: int, holders: Sequence[JobView]) -> str:
-    """Who can give a waiting job the slots that it lacks: elastic jobs may shrink, all others have to end."""
-    fixed = [other for other in holders if other.slots <= other.facts.min_slots]
-    elastic = [other for other in holders if other.slots > other.facts.min_slots]
+def _what_must_end(missing: int, holders: Sequence[JobView], levers: Levers) -> str:
+    """Who can give a waiting job the slots that it lacks: elastic jobs may shrink or stop, plain commands must end."""
+    stay = [other for other in holders if other.id in levers.stays]
+    small = [other for other in holders if other not in stay and other.slots <= other.facts.min_slots]
+    elastic = [other for other in holders if other not in stay and other.slots > other.facts.min_slots]
     told = f"it can start when at least {_are(missing, 'more slot')} free"
     if elastic:
         told += f"; {_names(elastic)} may shrink or end"
-    if fixed:
-        told += f"; {_names(fixed)} {'is' if len(fixed) == 1 else 'are'} as small as can be and must end or give way"
+    if small:
+        told += f"; {_names(small)} {'is' if len(small) == 1 else 'are'} as small as can be and must end or give way"
+    if stay:
+        told += f"; {_names(stay)} {'runs' if len(stay) == 1 else 'run'} to the end"
     return told
 
 
@@ -240,22 +339,21 @@ def _names(jobs: Sequence[JobView]) -> str:
     return named if len(jobs) <= 5 else f"{named} and {len(jobs) - 5} more"
 
 
-def _raise(quota: Quota, slots: int) -> str:
-    return f"have the quota raised (geminid quota {quota.of} {slots})"
-
-
 def _running(
-    job: JobView, view: ClusterView, sizes: Sequence[Size], quotas: Sequence[Quota]
-) -> tuple[str, list[str], list[str]]:
+    job: JobView, view: ClusterView, sizes: Sequence[Size], quotas: Sequence[Quota], levers: Levers
+) -> tuple[str, list[str], list[Hint]]:
     facts = job.facts
+    of_type = view.cluster.nodes_of_type.get(job.gpu_type or "", ())
+    usable = sum(view.usable_slots[node] for node in of_type)
     free = sum(max(slots, 0) for slots in view.free_slots)
     others = [other for other in view.jobs if other.id != job.id]
-    waiting = sum(not other.allocation for other in others)
+    behind = sum(map(len, view.behind.values()))
+    waiting = behind + sum(not other.allocation for other in others)
     numbers = [
         f"it may have {facts.min_slots} to {facts.max_slots} slots"
         if facts.max_slots > facts.min_slots
         else f"it asked for exactly {_count(facts.min_slots, 'slot')}",
-        f"{_are(free, 'slot')} free; {_are(len(others), 'other job')} active, {waiting} of them waiting",
+        f"{_are(free, 'slot')} free; {_are(len(others) + behind, 'other job')} active, {waiting} of them waiting",
     ]
     current = next((size for size in sizes if size.current), None)
     bigger = [size for size in sizes if size.slots > job.slots and size.gpu_type == job.gpu_type]
@@ -273,30 +371,41 @@ def _running(
     smaller = max((size for size in sizes if size.slots < job.slots), key=lambda size: size.goodput, default=None)
     if smaller is not None and current is not None and smaller.goodput > current.goodput:
         told = f"{_count(smaller.slots, 'slot')} would do as well or better, says its model since it was measured"
-        return told, numbers, ["it is looked at again shortly"]
-    if job.slots >= sum(view.usable_slots):
+        return told, numbers, [Hint("it is looked at again shortly")]
+    if job.slots >= usable:
         return "it has all slots that are in service", numbers, []
     if job.slots >= facts.max_slots:
-        return "it has the most slots that it may have", numbers, ["raise max_slots (geminid set --max-slots)"]
+        told = "it has the most slots that it may have"
+        return told, numbers, more_slots(job.id, job.slots, usable, levers)
     strict = [quota for quota in quotas if not quota.borrow]
     tightest = min(strict, key=lambda quota: quota.left, default=None)
     if tightest is not None and tightest.left <= 0:
-        return f"{tightest.told()}: none are left to grow into", numbers, [_raise(tightest, tightest.used + 1)]
+        short = [(quota.of, quota.used + 1) for quota in strict if quota.left <= 0]
+        free_of_type = sum(max(view.free_slots[node], 0) for node in of_type)
+        reason = f"{tightest.told()}: none are left to grow into"
+        if not free_of_type:
+            return f"{reason}; besides, no slot is free", numbers, []
+        return reason, numbers, raise_quotas(short, view.cluster.total_slots)
+    if not levers.size_follows_speed:
+        return "the policy gives jobs their sizes without regard to their speeds", numbers, []
     if job.model is None:
         return (
             "nothing is known of its speed yet: it starts small and is measured first",
             numbers,
-            ["wait for a moment"],
+            [Hint("nothing needs to be done: its speed is measured as it trains")],
         )
     if best is None or (current is not None and best.goodput <= current.goodput):
         return "more slots would not make it faster, says its model", numbers, []
     if free:
-        return "slots are free, but growing is not worth its pause yet", numbers, ["it is looked at again shortly"]
+        told = "slots are free, but growing is not worth its pause yet"
+        return told, numbers, [Hint("it is looked at again shortly")]
     holders = [other for other in others if other.allocation]
     if holders and all(other.slots <= other.facts.min_slots for other in holders):
         told = f"no slot is free, and {_names(holders)} {'is' if len(holders) == 1 else 'are'} as small as can be"
-        return told, numbers, ["it can grow when one of them ends"]
-    return "the others make more of the remaining slots", numbers, ["raise its priority (geminid set --priority)"]
+        return told, numbers, [Hint("it can grow when one of them ends")]
+    may_give = any(other.id not in levers.stays for other in holders) or waiting > 0
+    told = "the others make more of the remaining slots"
+    return told, numbers, raise_priority(job.id, levers) if may_give else []
 
 
 def _are(number: int, noun: str) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from geminid.configuration import Configuration
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, slots_of
+from geminid.policies.sharing import beside_host
 from geminid.solve.placement import place
 
 
@@ -17,7 +18,9 @@ class Plan:
     """Which job has which slots, every job within its bounds. No slot twice, but for declared pairs.
 
     ``named`` are the jobs that may change: those that the decision names, or all. ``partners`` has both jobs of every
-    pair, each with the other one; ``reasons`` says why jobs get nothing, or not quite the slots that were wanted.
+    pair, each with the other one; ``reasons`` says why jobs get nothing, or not quite the slots that were wanted;
+    ``caps`` the share of the time for which jobs may compute, where it is not all of it; ``memory_caps`` the share of
+    the memory of their slots that guests may use, where they need not fit.
     Nothing in it is the policy's own: what it changes afterwards changes no plan.
     """
 
@@ -27,6 +30,8 @@ class Plan:
     reasons: Mapping[str, str]
     wake_at_s: float | None = None
     desired_nodes: Mapping[str, int] | None = None
+    caps: Mapping[str, float] = field(default_factory=dict)
+    memory_caps: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,11 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
             unplaced[guest] = unplaced[host]
         if host in allocations and view.sharing is not None:
             gpu_type = view.cluster.nodes[allocations[host][0][0]].gpu_type
-            speeds = view.sharing.relative_speeds(jobs[host].facts, jobs[guest].facts, gpu_type)
+            both = jobs[host].facts, jobs[guest].facts
+            if guest in decision.memory_caps:
+                speeds = beside_host(view.sharing, *both, gpu_type, float(decision.memory_caps[guest]))[:2]
+            else:
+                speeds = view.sharing.relative_speeds(*both, gpu_type)
             if any(speed <= 0 for speed in speeds):  # a pair that nobody has measured may be tried
                 problems.append(f"jobs {host} and {guest} cannot share slots of type {gpu_type}")
     for job_id, allocation in allocations.items():
@@ -123,6 +132,8 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
         },
         wake_at_s=None if decision.wake_at_s is None else float(decision.wake_at_s),
         desired_nodes=decision.desired_nodes,
+        caps={job_id: float(cap) for job_id, cap in decision.caps.items() if job_id in allocations},
+        memory_caps={job_id: float(cap) for job_id, cap in decision.memory_caps.items() if job_id in allocations},
     )
 
 
@@ -130,7 +141,12 @@ def _malformed(decision: Decision) -> list[str]:
     """What is wrong with the parts of a decision, whatever its jobs are."""
     problems = [
         f"{name} is {type(value).__name__}, not a mapping by job"
-        for name, value in (("assignments", decision.assignments), ("reasons", decision.reasons))
+        for name, value in (
+            ("assignments", decision.assignments),
+            ("reasons", decision.reasons),
+            ("caps", decision.caps),
+            ("memory_caps", decision.memory_caps),
+        )
         if not isinstance(value, Mapping)
     ]
     pairs: object = decision.pairs
@@ -139,6 +155,14 @@ def _malformed(decision: Decision) -> list[str]:
     at_s: object = decision.wake_at_s
     if at_s is not None and not (isinstance(at_s, Real) and float(at_s) == float(at_s)):
         problems.append(f"wake_at_s is {at_s!r}, not a time")
+    caps: object = decision.caps
+    for job_id, cap in caps.items() if isinstance(caps, Mapping) else ():
+        if not (isinstance(cap, Real) and 0.0 <= float(cap) <= 1.0):
+            problems.append(f"job {job_id} may compute for {cap!r} of the time, not for a share from 0 to 1")
+    memory: object = decision.memory_caps
+    for job_id, cap in memory.items() if isinstance(memory, Mapping) else ():
+        if not (isinstance(cap, Real) and 0.0 <= float(cap) <= 1.0):
+            problems.append(f"job {job_id} may use {cap!r} of the memory, not a share from 0 to 1")
     nodes: object = decision.desired_nodes
     if nodes is not None and not (isinstance(nodes, Mapping) and all(map(_is_count, nodes.values()))):
         problems.append(f"desired_nodes is {nodes!r}, not a number of nodes by GPU type")

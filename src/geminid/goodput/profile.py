@@ -63,7 +63,7 @@ class Observation:
         if self.step_s < self.accumulation_s / LARGEST_CREDIBLE_OVERLAP:
             return f"a step of {self.step_s:g} s cannot contain a pass of {self.accumulation_s:g} s"
         slowdown = self.link_slowdown
-        if not isinstance(slowdown, int | float) or not (math.isfinite(slowdown) and slowdown >= 1):
+        if not isinstance(slowdown, int | float) or not (math.isfinite(slowdown) and slowdown > 0):
             return f"link_slowdown is {self.link_slowdown}"
         return None
 

@@ -37,8 +37,8 @@ class Shape:
     """What a step time depends on besides the job's own parameters; arrays that broadcast together.
 
     ``busiest_node_slots`` is the job's largest number of slots on one node (its workers there share the host);
-    ``link_slowdown`` is how much slower the narrowest link of the placement is than a link between two nodes of one
-    rack (1 unless the job crosses racks or zones).
+    ``link_slowdown`` is how much slower the narrowest link of the placement is than the GPU type's own link between two
+    nodes of a rack (1 unless the job crosses racks or zones, or the cluster's network is another).
     """
 
     nodes: Array

@@ -9,17 +9,13 @@ from geminid.gputypes import GpuType, LinkClass
 
 
 def link_slowdown(cluster: Cluster, node_names: Iterable[str]) -> float:
-    """How much slower the narrowest link among these nodes is than one between two nodes of a rack.
+    """How much slower the narrowest link among these nodes is than the GPU type's own link within a rack.
 
-    1 on a single node or within a rack; what :class:`geminid.goodput.throughput.Shape` asks for.
+    1 on a single node, or within a rack that is joined by the type's own links; what
+    :class:`geminid.goodput.throughput.Shape` asks for.
     """
-    names = list(node_names)
-    link_class = cluster.link_class(names)
-    if link_class in (LinkClass.NODE, LinkClass.RACK):
-        return 1.0
-    links = cluster.gpu_type(cluster.node(names[0]).gpu_type).interconnect
-    rack, crossed = links.link(LinkClass.RACK), links.link(link_class)
-    return max(1.0, rack.bandwidth_bytes_per_s / crossed.bandwidth_bytes_per_s)
+    nodes = sorted(cluster.node_index[cluster.node(name).name] for name in set(node_names))
+    return cluster.links.crossing(tuple(nodes)).path.slowdown
 
 
 def link_time_ratio(known: GpuType, new: GpuType) -> float:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.profile import Observation
 from geminid.goodput.table import JobModel
 from geminid.job import Adaptivity
 
@@ -42,7 +43,7 @@ class JobFacts:
     differ. ``deadline_s`` is a time, not a duration. ``work`` is all that the job has
     to do, as far as its specification tells (epochs × dataset; it may be wrong), in the unit of its goodput: useful
     samples, or seconds for opaque jobs. None where nobody knows. ``budget_gpu_s`` is the most
-    slots × time that it may use.
+    slots × time that it may use. ``opportunistic`` jobs take what others leave and may be slowed down or stopped.
     """
 
     id: str
@@ -67,6 +68,7 @@ class JobFacts:
     priority: int = 0
     budget_gpu_s: float | None = None
     preferred_types: frozenset[str] = frozenset()
+    opportunistic: bool = False
 
     @property
     def least_slots(self) -> int:
@@ -81,7 +83,11 @@ class JobView:
     ``most_slots_measured`` is the largest number of slots the job has been measured on (one slot measured beforehand
     does not count); ``model`` what has been fitted to its measurements, None before the first. ``slots`` are those of
     the allocation. ``restarts`` counts changes of the allocation after the first start. ``partner`` is the job that it
-    shares its slots with, if any. ``progress`` is how much of its work was done at its last report.
+    shares its slots with, if any; ``cap`` the share of the time for which it may compute there, and ``memory_cap`` the
+    share of the memory that it may use there, None if it needs to fit. ``progress`` is how much of its work was done at
+    its last report, and ``loss`` its training loss there. ``relative_speed`` is its measured speed beside its partner,
+    relative to having the slots alone, at its last report; None before there is one. ``observed`` are the last step
+    times that it reported from where it stands.
     """
 
     facts: JobFacts
@@ -98,6 +104,11 @@ class JobView:
     most_slots_measured: int = 0
     progress: float = 0.0
     model: JobModel | None = None
+    cap: float = 1.0
+    memory_cap: float | None = None
+    loss: float | None = None
+    relative_speed: float | None = None
+    observed: Observation | None = None
 
     @property
     def id(self) -> str:
@@ -166,7 +177,9 @@ class ClusterView:
     ``usable_slots`` are those of every node, none on nodes that are down or drained; ``free_slots`` what nobody holds
     of them (below zero where jobs still sit on a drained node). ``sharing`` is what is known of jobs on shared slots;
     without it, no two jobs should share any. ``ended`` are the jobs that were completed since the last decision, with
-    their final progress.
+    their final progress. ``behind`` are the times of submission of waiting jobs that are not shown, by the job that
+    stands for them: they are equal to it, came after it, and could not start before it (see ``Policy``). The service
+    shows no jobs that keep their slots, and does not count those as usable; ``slots_with_protected`` has them.
     """
 
     now_s: float
@@ -177,6 +190,13 @@ class ClusterView:
     oracle: Oracle | None = None
     sharing: SharingModel | None = None
     ended: tuple[JobView, ...] = ()
+    behind: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    slots_with_protected: tuple[int, ...] | None = None
+
+    @property
+    def slots_in_service(self) -> tuple[int, ...]:
+        """The slots of every node that is in service, those of protected jobs included."""
+        return self.usable_slots if self.slots_with_protected is None else self.slots_with_protected
 
     def usable_slots_per_type(self) -> dict[str, int]:
         """Usable slots of every GPU type, zero included."""
@@ -194,7 +214,10 @@ class Decision:
     changes). Two jobs may have the same slots if ``pairs`` names them together and both are
     given the same configuration or allocation; nobody is in two pairs. ``reasons`` may say, for single jobs,
     why. ``wake_at_s`` asks for another decision at that time even if nothing happens until then. ``desired_nodes`` is
-    what an autoscaling policy wishes for: nodes by GPU type, none of types that are not named.
+    what an autoscaling policy wishes for: nodes by GPU type, none of types that are not named. ``caps`` limit the share
+    of the time (0 to 1) for which jobs compute on the slots that they are given; 0 suspends a job where it is.
+    ``memory_caps`` let guests, the second jobs of pairs, use at most this share (0 to 1) of the memory of their slots,
+    and no more than the first job leaves; what they need beyond spills to the memory of the machine.
     """
 
     assignments: Mapping[str, Configuration | Allocation]
@@ -203,6 +226,8 @@ class Decision:
     desired_nodes: Mapping[str, int] | None = None
     pairs: Sequence[tuple[str, str]] = ()
     others_stay: bool = False
+    caps: Mapping[str, float] = field(default_factory=dict)
+    memory_caps: Mapping[str, float] = field(default_factory=dict)
 
 
 class Policy(ABC):
@@ -210,16 +235,27 @@ class Policy(ABC):
 
     ``interval_s`` is the length of its rounds; None means that it decides at every event. ``adapts_batch`` tells
     whether jobs re-tune their batch size under it or keep the requested one; ``needs_oracle`` whether its paper gives
-    it one.
+    it one; ``needs_reports`` whether jobs report before its decisions although it needs no models. ``traced_defaults``
+    and ``profiled_defaults`` are options that simulations set unless the user does: for workloads of which only
+    durations or steps are known, and for others. ``not_live`` says in a sentence why it cannot run live, if it cannot;
+    ``meanings`` what its options mean, by name, with their units.
+
+    A service may leave waiting jobs out of the view if there are more equal ones than could start, unless the policy
+    ``needs_every_job``: one may say that it does not if it starts equal jobs in the order of their arrival, and decides
+    the same where it finds those that are left out in ``view.behind``.
     """
 
     name: ClassVar[str]
-    paper: ClassVar[str]
-    objective: ClassVar[str]
+    paper: ClassVar[str] = ""
+    objective: ClassVar[str] = ""
     interval_s: float | None = None
     adapts_batch: bool = False
     needs_oracle: ClassVar[bool] = False
     needs_models: bool = False
+    needs_reports: bool = False
+    not_live: ClassVar[str] = ""
+    meanings: ClassVar[Mapping[str, str]] = {}
+    traced_defaults: ClassVar[Mapping[str, Any]] = {}
     profiled_defaults: ClassVar[Mapping[str, Any]] = {}
     brings_profiles: bool = False
 
@@ -228,6 +264,43 @@ class Policy(ABC):
         """Public fields that make no difference to this policy: they are not among its options."""
         return frozenset()
 
+    @property
+    def regards_priority(self) -> bool:
+        """Whether jobs of a higher priority (``JobFacts.weight``) go before others."""
+        return False
+
+    @property
+    def regards_owners(self) -> bool:
+        """Whether it matters to whom or to which queue jobs belong."""
+        return True
+
+    @property
+    def needs_every_job(self) -> bool:
+        """Whether the view must show every job, however many equal ones wait."""
+        return True
+
     @abstractmethod
     def decide(self, view: ClusterView) -> Decision:
         """Answer what should run now."""
+
+
+class NotADecision(TypeError):
+    """A policy answered with something else than a :class:`Decision`; ``origin`` is where its ``decide`` stands."""
+
+    def __init__(self, policy: Policy, answer: object) -> None:
+        told = "None" if answer is None else f"a value of type {type(answer).__name__}"
+        super().__init__(f"{type(policy).__name__}.decide returned {told} instead of a Decision")
+        code = getattr(type(policy).decide, "__code__", None)
+        self.origin = "unknown" if code is None else f"{code.co_filename}, line {code.co_firstlineno}, in decide"
+
+
+def decision_of(policy: Policy, view: ClusterView) -> Decision:
+    """Ask a policy, and check that it answers with a decision.
+
+    Raises:
+        NotADecision: it does not; whoever reads the error finds the policy's own class and file in it.
+    """
+    decision: object = policy.decide(view)
+    if not isinstance(decision, Decision):
+        raise NotADecision(policy, decision)
+    return decision

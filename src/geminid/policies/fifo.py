@@ -20,6 +20,16 @@ class Fifo(QueuedPolicy):
     skips = False
     preempts = False
 
+    @property
+    def regards_owners(self) -> bool:
+        """It does not."""
+        return False
+
+    @property
+    def needs_every_job(self) -> bool:
+        """No: equal jobs come one after the other, in the order of their arrival."""
+        return False
+
     def order(self, view: ClusterView) -> Sequence[JobView]:
         """By submission."""
         return view.jobs

@@ -32,6 +32,8 @@ from geminid.policies.claims import (
     priority_factors,
     within_budget,
 )
+from geminid.policies.consolidation import Consolidation
+from geminid.policies.everybody import Everybody
 from geminid.policies.geminid_objective import JobArrays, Objective, Ranking, ranking_by_pauses, slowest
 from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
@@ -112,6 +114,16 @@ class Geminid(Policy):
         self._shares = FairShares(self.half_life_s) if self.half_life_s is not None else None
         self._queues = {queue.name: queue for queue in map(Queue.parse, self.queues)}
 
+    @property
+    def regards_priority(self) -> bool:
+        """It does: jobs count by their weight."""
+        return True
+
+    @property
+    def regards_owners(self) -> bool:
+        """Only with shares of owners or weights of queues."""
+        return self._shares is not None or bool(self._queues)
+
     def decide(self, view: ClusterView) -> Decision:
         """Solve the problem, unless the last decision is too recent: then all stays as it is until it is not.
 
@@ -135,13 +147,52 @@ class Geminid(Policy):
             if column >= 0
         }
         pairs = [(view.jobs[host].id, view.jobs[guest].id) for host, guest, *_ in found.pairs]
+        reasons, wake_at_s = _reasons(view, found), self._wake_at_s(view, assignments)
+        if view.cluster.links.several_racks:
+            placed = self._consolidated(view, configurations, goodput, found, pairs)
+            assignments |= placed.allocations
+            reasons |= placed.reasons
         return Decision(
             assignments,
-            reasons=_reasons(view, found),
-            wake_at_s=self._wake_at_s(view, assignments),
+            reasons=reasons,
+            wake_at_s=wake_at_s,
             desired_nodes=_nodes(view, self._wishes),
             pairs=tuple(pairs),
         )
+
+    @property
+    def needs_every_job(self) -> bool:
+        """Only where it says how large the cluster should be."""
+        return self.economy is not None
+
+    def _consolidated(
+        self,
+        view: ClusterView,
+        configurations: Sequence[Configuration],
+        goodput: Array,
+        found: Paired,
+        pairs: Sequence[tuple[str, str]],
+    ) -> Consolidation:
+        """The decision placed, with jobs close together where that pays; guests stand where their hosts do."""
+        guests = {guest: host for host, guest in pairs}
+        chosen = dict(zip((job.id for job in view.jobs), found.solution.choice.tolist(), strict=True))
+        least = slowest(goodput)
+        left = self._remaining.seconds(view.jobs, least) * least
+        placing = Consolidation(
+            view,
+            self._goodputs,
+            {
+                job_id: configurations[column]
+                for job_id, column in chosen.items()
+                if column >= 0 and job_id not in guests
+            },
+            {configuration: column for column, configuration in enumerate(configurations)},
+            {job.id: float(work) for job, work in zip(view.jobs, left, strict=True)},
+        )
+        if not placing.run():
+            placing.allocations, placing.reasons = {}, {}
+        placing.allocations |= {g: placing.allocations[h] for g, h in guests.items() if h in placing.allocations}
+        return placing
 
     @property
     def solution(self) -> Priced | None:
@@ -177,10 +228,11 @@ class Geminid(Policy):
 
     def _worth(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> Worth:
         """What each configuration is worth to each job, with everybody's claims."""
-        jobs, now_s = view.jobs, view.now_s
-        self._last_arrival_s = max([self._last_arrival_s, *(job.facts.submitted_s for job in jobs)])
+        jobs, now_s, everybody = view.jobs, view.now_s, Everybody.of(view)
+        arrivals_s = (max(times_s, default=-math.inf) for times_s in view.behind.values())
+        self._last_arrival_s = max([self._last_arrival_s, *(job.facts.submitted_s for job in jobs), *arrivals_s])
         least = slowest(goodput)
-        left_s = self._remaining.seconds(jobs, least)
+        left_s = self._remaining.seconds(jobs, least, everybody.places)
         age_s = np.array([job.age_s(now_s) for job in jobs])
         speedup = goodput / least[:, None]
         claims = {
@@ -189,7 +241,7 @@ class Geminid(Policy):
         }
         if self.ratio > 0:
             done_s = np.array([job.progress for job in jobs]) / least
-            fair = _fair_speedup(view, configurations, speedup)
+            fair = _fair_speedup(view, configurations, speedup, len(everybody.rows))
             least_slots = np.array([job.facts.least_slots for job in jobs], dtype=float)
             claims["long wait"] = finish_time_factors(age_s, done_s, left_s, fair, least_slots, self.ratio)
         weights = {name: queue.weight for name, queue in self._queues.items()}
@@ -201,8 +253,8 @@ class Geminid(Policy):
         weight = np.multiply.reduce(list(claims.values()))
         rescale_s = np.array([job.facts.rescale_s for job in jobs])
         dear, free = Ranking(self.p, self.least_rank), Ranking(self.p_free, self.least_rank_free)
-        ranking = ranking_by_pauses(dear, free, rescale_s)
-        claims["little left"] = ranking.factors(left_s)
+        ranking, ranks = ranking_by_pauses(dear, free, rescale_s[everybody.rows]), everybody.ranks(left_s)
+        claims["little left"] = ranking.factors(ranks)
         self._counted = (jobs, claims)
         arrays = JobArrays(
             weight=weight,
@@ -212,6 +264,7 @@ class Geminid(Policy):
             rescale_s=rescale_s,
             pause_left_s=np.array([max(job.paused_until_s - now_s, 0.0) for job in jobs]),
             current=_current(view, configurations),
+            ranks=ranks,
         )
         objective = Objective(
             ranking=ranking,
@@ -414,13 +467,15 @@ def _reasons(view: ClusterView, found: Paired) -> dict[str, str]:
     return reasons
 
 
-def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array) -> Array:
+def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array, jobs: int) -> Array:
     """How fast each job would be on its share of the cluster: the mean over types of as many slots as all could have.
+
+    ``jobs`` is how many jobs there are, those that the view does not show included.
 
     Of each type, the largest configuration within the share counts, and a part of the job's smallest where that is
     larger: the part of the time for which it could have it.
     """
-    share = sum(view.usable_slots) / max(len(view.jobs), 1)
+    share = sum(view.usable_slots) / max(jobs, 1)
     slots = np.array([c.slots for c in configurations], dtype=float)
     type_of = np.array([view.cluster.type_index[c.gpu_type] for c in configurations])
     scaled = np.where(speedup > 0, speedup * np.minimum(share / slots, 1.0), 0.0)

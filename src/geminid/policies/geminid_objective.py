@@ -36,7 +36,7 @@ class JobArrays:
     """The jobs as vectors; ``current`` is (jobs, configurations), where a job has a configuration and may keep it.
 
     ``left_s`` is the expected time left on the job's slowest configuration; ``pause_left_s`` what is left of a pause
-    under way.
+    under way. ``ranks`` are the jobs' places by the time left, if there are more jobs than these; None: among these.
     """
 
     weight: Array
@@ -46,6 +46,7 @@ class JobArrays:
     rescale_s: Array
     pause_left_s: Array
     current: Mask
+    ranks: Array | None = None
 
 
 class Ranking(NamedTuple):
@@ -58,9 +59,8 @@ class Ranking(NamedTuple):
         """This one for a part of nought, the other for one, a mixture in between."""
         return Ranking(*(mine + part * (its - mine) for mine, its in zip(self, other, strict=True)))
 
-    def factors(self, left_s: Array) -> Array:
+    def factors(self, ranks: Array) -> Array:
         """What each job's rank counts; the longest count alike, but for who goes first among equals."""
-        ranks = rank(left_s)
         return np.asarray(np.maximum(ranks, self.least) ** self.power * (1.0 + FIRST_AMONG_EQUALS * ranks))
 
 
@@ -90,7 +90,7 @@ class Objective:
         """What each configuration is worth to each job, −inf where its goodput is zero."""
         possible = goodput > 0
         speedup = np.where(possible, goodput, 0.0) / slowest(goodput)[:, None]
-        weight = jobs.weight * self.ranking.factors(jobs.left_s)
+        weight = jobs.weight * self.ranking.factors(rank(jobs.left_s) if jobs.ranks is None else jobs.ranks)
         worth = weight[:, None] * speedup**self.speed_power * self._after_pauses(jobs, speedup)
         return np.where(possible, worth, -np.inf)
 

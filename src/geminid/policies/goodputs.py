@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,7 +12,9 @@ from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.goodput.table import GoodputTable, JobModel
 from geminid.goodput.transfer import Method, transfer
+from geminid.gputypes import LinkClass
 from geminid.job import Adaptivity
+from geminid.network import Links
 from geminid.policies.base import ClusterView, JobFacts, JobView
 from geminid.policies.kinds import KindMemory
 
@@ -70,6 +72,54 @@ class _Completed:
     most_slots: int
 
 
+@dataclass(frozen=True, slots=True)
+class TieredColumns:
+    """Configurations on every tier of the network that their nodes could cross.
+
+    ``configurations`` and ``slowdowns`` are the columns of a table: first every configuration on the closest tier that
+    can hold it, then those of several nodes on wider ones. ``column`` has one row per tier, with the column of each
+    configuration there; where it fits on that tier only with nodes to spare, that of its closest.
+    """
+
+    configurations: tuple[Configuration, ...]
+    slowdowns: tuple[float, ...]
+    closest: tuple[LinkClass, ...]
+    column: Mapping[LinkClass, NDArray[np.intp]]
+
+    @classmethod
+    def of(cls, cluster: Cluster, configurations: Sequence[Configuration]) -> TieredColumns:
+        """The columns of a cluster; in one rack there is nothing to tell apart."""
+        links = cluster.links
+        closest = [closest_tier(cluster, configuration) for configuration in configurations]
+        types = [cluster.type_index[configuration.gpu_type] for configuration in configurations]
+        columns = list(configurations)
+        slowdowns = [links.slowdown(tier, kind) for tier, kind in zip(closest, types, strict=True)]
+        column = {}
+        for tier in links.tiers:
+            column[tier] = np.arange(len(configurations))
+            for i, (configuration, own, kind) in enumerate(zip(configurations, closest, types, strict=True)):
+                if configuration.nodes > 1 and _wider(links, tier, own):
+                    column[tier][i] = len(columns)
+                    columns.append(configuration)
+                    slowdowns.append(links.slowdown(tier, kind))
+        return cls(tuple(columns), tuple(slowdowns), tuple(closest), column)
+
+
+def closest_tier(cluster: Cluster, configuration: Configuration) -> LinkClass:
+    """The closest tier that can hold a configuration, if nobody else were there."""
+    if configuration.nodes == 1:
+        return LinkClass.NODE
+    nodes = np.array(cluster.nodes_of_type.get(configuration.gpu_type, ()), dtype=np.intp)
+    for tier, groups in ((LinkClass.RACK, cluster.node_rack), (LinkClass.ZONE, cluster.node_zone)):
+        if len(nodes) and int(np.bincount(groups[nodes]).max()) >= configuration.nodes:
+            return tier if tier in cluster.links.tiers else LinkClass.CLUSTER
+    return cluster.links.tiers[-1]
+
+
+def _wider(links: Links, tier: LinkClass, than: LinkClass) -> bool:
+    return links.tiers.index(tier) > links.tiers.index(than)
+
+
 @dataclass(slots=True)
 class Goodputs:
     """A table that is kept from decision to decision, so that only jobs with news are computed again.
@@ -78,6 +128,8 @@ class Goodputs:
     most ``growth`` times the most slots that it has run on: beyond, its model is a guess. A profile made beforehand
     counts as a run on ``profiled_slots``. With a ``memory`` of kinds, what earlier jobs of its kind have measured
     counts as its own. A job of which nothing is known yet is as fast on one configuration as on any other.
+    In a cluster of several racks, configurations count as on the closest tier of the network that can hold them, but
+    for the one that a job has: that counts as on the tier where it stands.
     With ``limits_as_sizes`` a job that may have at least three slots, or at most, and not more than a node has, may
     have three, although that is no power of two; what rigid jobs ask for is always a configuration.
     """
@@ -91,6 +143,7 @@ class Goodputs:
     _nodes: tuple[object, ...] = ()
     _own_sizes: set[int] = field(default_factory=set)
     _widest: int = 0
+    _columns: TieredColumns | None = None
     _completed: dict[str, _Completed] = field(default_factory=dict)
 
     def of(self, view: ClusterView, *, learn: bool = True) -> tuple[tuple[Configuration, ...], Array]:
@@ -101,9 +154,13 @@ class Goodputs:
         if self.memory is not None and learn:
             self.memory.learn(view.jobs, view.ended)
         table = self._refreshed(view)
-        configurations = table.configurations
+        assert self._columns is not None
+        configurations = table.configurations[: len(self._columns.closest)]
         slots = np.array([c.slots for c in configurations])
-        goodput = np.where(np.isfinite(table.goodput), table.goodput, 0.0)
+        goodput = table.goodput[:, : len(configurations)]
+        goodput = np.where(np.isfinite(goodput), goodput, 0.0)
+        if view.cluster.links.several_racks:
+            self._where_they_stand(view, configurations, goodput)
         least, most = np.empty(len(view.jobs)), np.empty(len(view.jobs))
         for row, job in enumerate(view.jobs):
             facts, completed = job.facts, self._completed[job.id]
@@ -120,7 +177,32 @@ class Goodputs:
     def per_slot_batch(self) -> NDArray[np.int64]:
         """The batch per slot that each job of the last view would choose on each configuration; 0 if not known."""
         assert self._table is not None
-        return self._table.per_slot_batch
+        assert self._columns is not None
+        return self._table.per_slot_batch[:, : len(self._columns.closest)]
+
+    def on_tier(self, row: int, column: int, tier: LinkClass) -> float:
+        """The goodput of a job of the last view on a configuration whose nodes would cross a tier."""
+        assert self._table is not None
+        assert self._columns is not None
+        goodput = self._table.goodput[
+            row, self._columns.column[tier][column] if tier in self._columns.column else column
+        ]
+        return float(goodput) if np.isfinite(goodput) else 0.0
+
+    def closest(self, column: int) -> LinkClass:
+        """The closest tier that can hold a configuration."""
+        assert self._columns is not None
+        return self._columns.closest[column]
+
+    def _where_they_stand(self, view: ClusterView, configurations: Sequence[Configuration], goodput: Array) -> None:
+        """Let the configuration that a job has count as on the tier that its nodes cross."""
+        columns = {(c.gpu_type, c.nodes, c.slots): column for column, c in enumerate(configurations)}
+        for row, job in enumerate(view.jobs):
+            if len(job.allocation) > 1 and self._completed[job.id].model.fits:
+                column = columns.get((job.gpu_type or "", len(job.allocation), job.slots))
+                if column is not None:
+                    tier = view.cluster.links.tier([node for node, _ in job.allocation])
+                    goodput[row, column] = self.on_tier(row, column, tier)
 
     def _refreshed(self, view: ClusterView) -> GoodputTable:
         own = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
@@ -134,7 +216,9 @@ class Goodputs:
             self._own_sizes |= own
             self._widest = max(self._widest, 1 << (most - 1).bit_length())
             self._nodes = view.cluster.nodes
-            self._table = GoodputTable.empty(configurations_of(view.cluster, self._own_sizes, self._widest))
+            configurations = configurations_of(view.cluster, self._own_sizes, self._widest)
+            self._columns = TieredColumns.of(view.cluster, configurations)
+            self._table = GoodputTable.empty(self._columns.configurations, self._columns.slowdowns)
         models = {job.id: self._complete(job) for job in view.jobs}
         self._completed = {job_id: self._completed[job_id] for job_id in models}
         self._table = self._table.refresh(models)

@@ -23,6 +23,16 @@ class LeastAttainedService(QueuedPolicy):
 
     interval_s: Positive | None = 60.0
 
+    @property
+    def regards_owners(self) -> bool:
+        """It does not."""
+        return False
+
+    @property
+    def needs_every_job(self) -> bool:
+        """No: equal jobs come one after the other, in the order of their arrival."""
+        return False
+
     def order(self, view: ClusterView) -> Sequence[JobView]:
         """By attained service, then by submission."""
         return sorted(view.jobs, key=lambda job: job.attained_service_gpu_s(view.now_s))

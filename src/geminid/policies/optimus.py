@@ -26,7 +26,7 @@ from typing import Literal
 
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Oracle, Policy
 from geminid.policies.options import Positive
-from geminid.policies.packing import FreeSlots, usable_types
+from geminid.policies.packing import FreeSlots, most_slots, usable_types
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class Optimus(Policy):
     paper = "Peng et al., EuroSys '18"
     objective = "slots one by one to the job whose completion each brings forward most"
     needs_oracle = True
+    not_live = "it must know how long jobs still take, which only a simulator does"
 
     interval_s: Positive | None = 60.0
     remaining: Literal["published", "exact"] = "published"
@@ -58,7 +59,7 @@ def _sizes(view: ClusterView, oracle: Oracle, after_current_epoch: bool) -> dict
     }
 
     def gain(job: JobView, slots: int) -> float:
-        if slots + 1 > _most(job):
+        if slots + 1 > most_slots(job):
             return 0.0
         now, then = (oracle.iteration_s(job.id, _packed(k, per_node)) for k in (slots, slots + 1))
         return (now - then) * remaining[job.id]
@@ -78,13 +79,6 @@ def _sizes(view: ClusterView, oracle: Oracle, after_current_epoch: bool) -> dict
         left -= 1
         heapq.heappush(gains, (-gain(jobs[job_id], sizes[job_id]), order, job_id))
     return sizes
-
-
-def _most(job: JobView) -> int:
-    """No more slots than its batch can be divided over."""
-    smallest = min((limit.smallest_per_slot for limit in job.facts.limits.values()), default=1)
-    batch = job.facts.requested_batch
-    return job.facts.max_slots if batch is None else min(job.facts.max_slots, max(batch // smallest, 1))
 
 
 def _packed(slots: int, per_node: int) -> Sequence[int]:

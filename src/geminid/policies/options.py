@@ -71,6 +71,18 @@ class Not:
         return f"other than {self.excluded:g}"
 
 
+@dataclass(frozen=True, slots=True)
+class OrInfinite:
+    """A mark: the number may also be ``inf``."""
+
+    def holds(self, value: float) -> bool:
+        """Any value lies within it."""
+        return True
+
+    def __str__(self) -> str:
+        return "inf included"
+
+
 #: Seconds, GPU-seconds and the like.
 Positive = Annotated[float, Above(0.0)]
 
@@ -87,7 +99,8 @@ def parse(text: str, kind: Any) -> Any:
     """Read a value of an annotated type; raises ValueError if the text is none."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        value = parse(text, arguments[0])
+        infinite = text.lower() == "inf" and any(isinstance(limit, OrInfinite) for limit in arguments[1:])
+        value = math.inf if infinite else parse(text, arguments[0])
         if not all(limit.holds(value) for limit in arguments[1:]):
             raise ValueError
         return value

@@ -32,9 +32,37 @@ class FreeSlots:
 
         Among several types, the one with the most free slots is taken.
         """
-        gpu_type = max(gpu_types, key=self.of_type, default=None)
-        if gpu_type is None or self.of_type(gpu_type) < slots:
+        gpu_type = self._roomiest(slots, gpu_types)
+        return None if gpu_type is None else self._from_emptiest(slots, gpu_type)
+
+    def fewest_nodes(self, slots: int, gpu_types: Iterable[str]) -> Allocation | None:
+        """Take ``slots`` from as few nodes as possible, and leave as few free slots behind as possible.
+
+        A job that fits on one node gets the fullest that has room for it; a larger one the emptiest nodes, the last of
+        them the fullest that has room for the rest. None if there are not enough slots; among several types, the one
+        with the most free slots is taken.
+        """
+        gpu_type = self._roomiest(slots, gpu_types)
+        if gpu_type is None:
             return None
+        nodes, left, taken = set(self.nodes_of_type[gpu_type]), slots, []
+        while left:
+            whole = [n for n in nodes if self.per_node[n] >= left]
+            node = min(whole or nodes, key=lambda n: (self.per_node[n] if whole else -self.per_node[n], n))
+            count = min(self.per_node[node], left)
+            taken.append((node, count))
+            left -= count
+            nodes.remove(node)
+        allocation = tuple(sorted(taken))
+        self.take(allocation)
+        return allocation
+
+    def _roomiest(self, slots: int, gpu_types: Iterable[str]) -> str | None:
+        """The type with the most free slots, if these are enough."""
+        gpu_type = max(gpu_types, key=self.of_type, default=None)
+        return gpu_type if gpu_type is not None and self.of_type(gpu_type) >= slots else None
+
+    def _from_emptiest(self, slots: int, gpu_type: str) -> Allocation:
         taken: list[tuple[int, int]] = []
         for node in sorted(self.nodes_of_type[gpu_type], key=lambda n: (-self.per_node[n], n)):
             count = min(self.per_node[node], slots)
@@ -46,6 +74,13 @@ class FreeSlots:
         allocation = tuple(sorted(taken))
         self.take(allocation)
         return allocation
+
+
+def most_slots(job: JobView) -> int:
+    """No more slots than its batch can be divided over."""
+    smallest = min((limit.smallest_per_slot for limit in job.facts.limits.values()), default=1)
+    batch = job.facts.requested_batch
+    return job.facts.max_slots if batch is None else min(job.facts.max_slots, max(batch // smallest, 1))
 
 
 def usable_types(job: JobView, free: FreeSlots) -> Sequence[str]:

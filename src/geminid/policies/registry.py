@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem, suggestion
+from geminid.policies.antman import AntMan
 from geminid.policies.base import Policy
+from geminid.policies.dally import Dally
 from geminid.policies.fifo import Fifo
+from geminid.policies.gandiva import Gandiva
 from geminid.policies.gavel.fairness import (
     Hierarchical,
     HierarchicalPacked,
@@ -34,7 +37,7 @@ from geminid.policies.gavel.finishing import (
     ShortestJobFirst,
     Themis,
 )
-from geminid.policies.gavel.queues import FifoAgnostic, FifoPacked, FifoPerf, Gandiva
+from geminid.policies.gavel.queues import FifoAgnostic, FifoPacked, FifoPerf, GandivaPacked
 from geminid.policies.gavel.totals import (
     MaxSumThroughputByCostPacked,
     MaxSumThroughputByCostPackedSLOs,
@@ -45,10 +48,13 @@ from geminid.policies.gavel.totals import (
 )
 from geminid.policies.geminid import Geminid
 from geminid.policies.las import LeastAttainedService
+from geminid.policies.lucid import Lucid
 from geminid.policies.optimus import Optimus
 from geminid.policies.options import describe, document_of, parse
 from geminid.policies.pollux import Pollux
+from geminid.policies.shockwave import Shockwave
 from geminid.policies.sia import Sia
+from geminid.policies.slaq import Slaq
 from geminid.policies.srtf import ShortestRemainingTimeFirst
 from geminid.policies.tiresias import Tiresias
 
@@ -60,6 +66,7 @@ BUILT_IN: Mapping[str, type[Policy]] = {
         LeastAttainedService,
         Tiresias,
         Optimus,
+        Dally,
         Pollux,
         Sia,
         Geminid,
@@ -92,7 +99,12 @@ BUILT_IN: Mapping[str, type[Policy]] = {
         FifoAgnostic,
         FifoPerf,
         FifoPacked,
+        GandivaPacked,
         Gandiva,
+        AntMan,
+        Slaq,
+        Shockwave,
+        Lucid,
     )
 }
 

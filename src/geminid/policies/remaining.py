@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,17 +61,25 @@ class RemainingWork:
                 self._squares += math.log(job.progress / job.facts.work) ** 2
                 self._jobs += 1
 
-    def seconds(self, jobs: Sequence[JobView], slowest: Array) -> Array:
-        """Expected seconds left on each job's slowest configuration, whose goodputs are given."""
+    def seconds(self, jobs: Sequence[JobView], slowest: Array, arrival: NDArray[Any] | None = None) -> Array:
+        """Expected seconds left on each job's slowest configuration, whose goodputs are given.
+
+        ``arrival`` are the jobs' places in the order of arrival; None: they are all that there are.
+        """
         told = np.array([job.facts.work or 0.0 for job in jobs])
         done = np.array([job.progress for job in jobs])
         known = told > 0
         self._slowest = dict(zip((job.id for job in jobs), slowest.tolist(), strict=True))
         typical = math.exp(self._log_typical_s) * slowest
-        in_order = 1.0 + FIRST_COME * np.arange(len(jobs))
-        left = np.where(known, 0.0, (typical + _power_of_two(done / typical) * typical) * in_order)
+        later = first_come(np.arange(len(jobs)) if arrival is None else arrival)
+        left = np.where(known, 0.0, (typical + _power_of_two(done / typical) * typical) * later)
         left[known] = expected_left(told[known], done[known], self.error)
         return np.asarray(left / slowest)
+
+
+def first_come(arrival: NDArray[Any]) -> Array:
+    """What jobs of unknown size have more left for having come later, as a factor."""
+    return np.asarray(1.0 + FIRST_COME * arrival)
 
 
 def _power_of_two(lengths: Array) -> Array:

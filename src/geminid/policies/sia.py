@@ -63,6 +63,11 @@ class Sia(Policy):
     def __post_init__(self) -> None:
         self._goodputs = Goodputs(growth=2.0, profiled_slots=0, transfer_method=self.transfer_method)
 
+    @property
+    def regards_priority(self) -> bool:
+        """It does: jobs count by their weight."""
+        return True
+
     def decide(self, view: ClusterView) -> Decision:
         """Solve the program for all jobs that may change."""
         configurations, goodput = self._goodputs.of(view)

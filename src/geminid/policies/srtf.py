@@ -18,6 +18,7 @@ class ShortestRemainingTimeFirst(QueuedPolicy):
     paper = "Schrage, 1968"
     objective = "least remaining time first, preempting; optimal for the mean JCT of one-slot jobs"
     needs_oracle = True
+    not_live = "it must know how long jobs still take, which only a simulator does"
 
     def order(self, view: ClusterView) -> Sequence[JobView]:
         """By remaining time, then by submission."""

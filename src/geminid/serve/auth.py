@@ -4,8 +4,9 @@ The first start makes a token for the operator and writes it to a file of mode 0
 line finds it. Further tokens are made for single users, who may submit jobs and change their own. The file of hashes
 also says who made a token when, and when it was revoked: nothing is deleted from it.
 
-A client can have a service prove that it knows its token before it shows it: to a challenge and the token's
-*fingerprint*, which says nothing of the token, the service answers what only whoever knows its hash can.
+A client can have a service prove that it knows the client's token before the token is sent: the client sends a
+challenge and the token's *fingerprint*, from which the token cannot be found, and only a service with the token's hash
+can compute the answer.
 """
 
 from __future__ import annotations
@@ -23,12 +24,16 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-TOKEN, TOKENS = "token", "tokens.json"
+#: The file with the operator's token, in the home folder.
+TOKEN = "token"
+
+#: The file with the hashes of all tokens.
+TOKENS = "tokens.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Whom a token stands for. ``role`` is ``admin`` or ``user``; ``made_by`` is whoever made it."""
+    """The user that a token stands for. ``role`` is ``admin`` or ``user``; ``made_by`` is the account that made it."""
 
     user: str
     role: str
@@ -72,11 +77,12 @@ class Tokens:
     def prove(self, fingerprint: str, challenge: str) -> str | None:
         """That the token of a fingerprint is known; None if it is not."""
         self._refresh()
-        found = [one for one in self._known if hmac.compare_digest(_fingerprint(one.hash), fingerprint)]
+        given = fingerprint.encode("utf-8", "replace")  # text that is not ASCII cannot be compared so
+        found = [one for one in self._known if hmac.compare_digest(_fingerprint(one.hash).encode(), given)]
         return _proof(found[0].hash, challenge) if found else None
 
     def add(self, user: str, role: str, lasts_s: float | None = None) -> str:
-        """Make a token; it is told this once and never again."""
+        """Make a token. It is returned here only: the file has its hash."""
         token, now_s = "gmd_" + secrets.token_urlsafe(32), time.time()
         expires = None if lasts_s is None else now_s + lasts_s
         made = Identity(
@@ -95,6 +101,11 @@ class Tokens:
                     known[i], gone = replace(one, revoked_at_s=time.time()), gone + 1
         return gone
 
+    @property
+    def exist(self) -> bool:
+        """Whether anything is known of tokens."""
+        return self._path.exists()
+
     def all(self) -> list[Identity]:
         """All that there are and were, oldest first."""
         self._refresh()
@@ -102,7 +113,7 @@ class Tokens:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[list[Identity]]:
-        """All tokens, to be changed: nobody else changes them meanwhile."""
+        """All tokens, to be changed; a lock keeps other processes from changing them at the same time."""
         lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -122,29 +133,37 @@ class Tokens:
         except FileNotFoundError:
             self._known = []
         except (ValueError, TypeError) as problem:
-            told = f"{self._path} is damaged ({type(problem).__name__}), and nobody can be let in"
+            sentence = f"{self._path} is damaged ({type(problem).__name__}), so no token can be checked"
             new = f"remove it and {self._path.with_name(TOKEN)} for new tokens"
-            raise DamagedTokens(f"{told}: put a copy of it back, or {new}") from None
+            raise DamagedTokens(f"{sentence}: restore a copy of it, or {new}") from None
 
 
 def changes(before: list[Identity], after: list[Identity]) -> list[str]:
     """What was done to tokens, in words."""
     were = {one.hash: one for one in before}
-    told = []
+    sentences = []
     for one in after:
         was = were.get(one.hash)
         if was is None:
-            told.append(f"{one.made_by or 'somebody'} made a token for {one.user} with role {one.role}")
+            sentences.append(f"{one.made_by or 'somebody'} made a token for {one.user} with role {one.role}")
         elif one.revoked_at_s is not None and was.revoked_at_s is None:
-            told.append(f"a token of {one.user} was revoked")
+            sentences.append(f"a token of {one.user} was revoked")
     gone = set(were) - {one.hash for one in after}
-    return told + [f"a token of {were[digest].user} was deleted" for digest in gone]
+    return sentences + [f"a token of {were[digest].user} was deleted" for digest in gone]
 
 
 def first_token(home: Path) -> None:
-    """Make the operator's token, if there is none yet."""
+    """Make the operator's token, if there is none yet.
+
+    Raises:
+        DamagedTokens: there is one, but what the service knows of it is gone.
+    """
+    tokens = Tokens(home)
     if not (home / TOKEN).exists():
-        write_private(home / TOKEN, Tokens(home).add(operator(), "admin") + "\n")
+        write_private(home / TOKEN, tokens.add(operator(), "admin") + "\n")
+    elif not tokens.exist:
+        missing = f"{home / TOKENS} is missing, so that nobody can be let in"
+        raise DamagedTokens(f"{missing}: put a copy of it back, or remove {home / TOKEN} for a new token")
 
 
 def operator() -> str:
@@ -167,13 +186,13 @@ def write_private(path: Path, text: str) -> None:
 
 
 def challenge_of(token: str) -> tuple[str, str, str]:
-    """A new challenge for whoever says to know a token: the token's fingerprint, the challenge, the right answer."""
+    """A new challenge for a service: the token's fingerprint, the challenge, and the right answer."""
     challenge, digest = secrets.token_hex(16), _hash(token)
     return _fingerprint(digest), challenge, _proof(digest, challenge)
 
 
 def _hash(token: str) -> str:
-    return hashlib.sha256(token.encode()).hexdigest()
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def _fingerprint(digest: str) -> str:
@@ -181,4 +200,4 @@ def _fingerprint(digest: str) -> str:
 
 
 def _proof(digest: str, challenge: str) -> str:
-    return hmac.new(digest.encode(), f"geminid proof {challenge}".encode(), "sha256").hexdigest()
+    return hmac.new(digest.encode(), f"geminid proof {challenge}".encode("utf-8", "replace"), "sha256").hexdigest()

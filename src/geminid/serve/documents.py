@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from geminid.cluster import Cluster
+from geminid.engine.hints import Levers, fewer_slots
+from geminid.job import JobKind
 from geminid.jobstate import JobPhase
 from geminid.policies.base import Policy
-from geminid.serve.livejob import LiveJob, total_batch
+from geminid.serve.livejob import BEFORE_THE_END, LiveJob, total_batch
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
 from geminid.serve.translation import fits
@@ -18,11 +20,13 @@ from geminid.serve.translation import fits
 #: What of a job's file is for its owner and admins alone.
 PRIVATE = ("command", "working_dir", "env")
 
+#: How many jobs are named in a sentence.
+MOST_LISTED = 10
+
 
 def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
     """A job, without its secrets."""
     state, work = job.state, job.work_samples
-    done = None if not work else min(job.done_samples / work, 1.0)
     return {
         "now_s": now_s,
         "id": job.id,
@@ -34,6 +38,8 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "wish": job.wish,
         "reason": state.reason,
         "elastic": job.elastic,
+        "kind": job.kind.value,
+        "kind_reason": job.kind_reason,
         "slots": state.num_slots,
         "target_slots": job.target.num_slots if job.target else 0,
         "placement": state.placement.to_dict() if state.placement else None,
@@ -45,7 +51,7 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "finished_at_s": state.finished_at_s,
         "jct_s": state.jct_s,
         "age_s": state.age_s if state.phase.is_terminal else max(now_s - state.submitted_at_s, 0.0),
-        "done": 1.0 if state.phase is JobPhase.SUCCEEDED else done,
+        "done": done_share(job),
         "progress_samples": state.progress_samples,
         "work_samples": work,
         "durable_samples": state.durable_samples,
@@ -63,6 +69,63 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "failures": state.failures,
         "late_s": late_s(job, now_s),
         "pauses_s": list(job.pauses_s),
+    }
+
+
+def done_share(job: LiveJob) -> float | None:
+    """Which part of its work a job has done; None if that is not known: also of one that never reported any.
+
+    One that succeeded has done all, however much was foretold, unless its script ended before training was over.
+    """
+    work = job.work_samples
+    if job.phase is JobPhase.SUCCEEDED:
+        if not job.samples:
+            return None
+        if job.state.reason.startswith(BEFORE_THE_END):
+            return min(job.done_samples / work, 1.0) if work else None
+        return 1.0
+    return min(job.done_samples / work, 1.0) if work else None
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots of one GPU type: those in service, and those of them that nobody has or is to have."""
+
+    in_service: int
+    free: int
+
+
+def slots_by_type(state: ServiceState, cluster: Cluster) -> dict[str, Slots]:
+    """What the cluster has to offer, by GPU type."""
+    taken = {
+        slot
+        for job in state.jobs.values()
+        for place in (job.target, job.state.placement)
+        if place is not None
+        for slot in place.slots()
+    }
+    closed, gone = state.out_of_service, state.emptied | state.down
+    found = {name: Slots(0, 0) for name in cluster.type_index}
+    for node in cluster.nodes:
+        if node.name not in gone:
+            usable = [(node.name, slot) for slot in range(node.slots) if (node.name, slot) not in closed]
+            known = found[node.gpu_type]
+            free = sum(slot not in taken for slot in usable)
+            found[node.gpu_type] = Slots(known.in_service + len(usable), known.free + free)
+    return found
+
+
+def needs_of(job: LiveJob, slots: Mapping[str, Slots]) -> dict[str, Any] | None:
+    """What a job that waits for slots needs, beside what there is of the type that has most for it; else None."""
+    if not job.wants_slots or job.target is not None or job.phase.holds_slots:
+        return None
+    names = [name for name in job.spec.gpu_types.names or slots if name in slots]
+    most = max((slots[name] for name in names), key=lambda one: (one.free, one.in_service), default=Slots(0, 0))
+    return {
+        "slots": job.spec.min_slots,
+        "gpu_types": list(job.spec.gpu_types.names),
+        "free": most.free,
+        "in_service": most.in_service,
     }
 
 
@@ -121,6 +184,51 @@ def changing(job: LiveJob, state: ServiceState, delay: str = "") -> str:
     return ""
 
 
+def drain_document(state: ServiceState, node: str) -> dict[str, list[str]]:
+    """What becomes of the jobs on a node that takes no more work: those that stop, and those that move."""
+    there = [job for job in state.jobs.values() if job.state.placement and node in job.state.placement.node_names]
+    return {
+        "stops": [job.id for job in there if not job.elastic],
+        "moves": [job.id for job in there if job.elastic],
+    }
+
+
+def drain_warning(state: ServiceState, cluster: Cluster, node: str, stops: Sequence[str]) -> str:
+    """What draining a node does to the plain commands on it: they begin again where there are slots for them.
+
+    Those that need more than the other nodes have in service wait until the node is back.
+    """
+    there = in_service_by_type(state, cluster, without=node)
+    waits = [job_id for job_id in stops if not _has_room(state.jobs[job_id], there)]
+    names = [f"{job_id} ({state.jobs[job_id].spec.name})" for job_id in stops]
+    listed = ", ".join(names[:MOST_LISTED])
+    listed += f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    begin = "it starts again from its beginning" if len(stops) == 1 else "they start again from their beginning"
+    if len(waits) == len(stops):
+        return f"draining {node} stops {listed}; {begin} when {node} is back: there are too few slots elsewhere"
+    told = f"draining {node} stops {listed}; {begin} on other slots"
+    return told if not waits else f"{told}, {', '.join(waits[:MOST_LISTED])} only when {node} is back"
+
+
+def _has_room(job: LiveJob, in_service: Mapping[str, int]) -> bool:
+    """Whether there are as many slots of a type that a job may use as it needs."""
+    names = job.spec.gpu_types.names
+    return any(slots >= job.spec.min_slots for name, slots in in_service.items() if not names or name in names)
+
+
+def in_service_by_type(state: ServiceState, cluster: Cluster, *, without: str = "") -> dict[str, int]:
+    """The slots in service of each GPU type, on all nodes but one."""
+    rest = [node for node in cluster.nodes if node.name != without]
+    if not rest:
+        return {}
+    return {name: slots.in_service for name, slots in slots_by_type(state, replace(cluster, nodes=tuple(rest))).items()}
+
+
+def queue_documents(state: ServiceState) -> list[dict[str, Any]]:
+    """The queues that have rules."""
+    return [{"queue": name, **rules.to_dict(), "open": rules.is_open} for name, rules in sorted(state.queues.items())]
+
+
 def too_large(job: LiveJob, cluster: Cluster) -> tuple[str, list[str], list[str]] | None:
     """Of a job that needs more slots than there are: why it waits, the numbers, and what would change it."""
     if not job.wants_slots or job.target is not None or fits(job, cluster):
@@ -134,11 +242,8 @@ def too_large(job: LiveJob, cluster: Cluster) -> tuple[str, list[str], list[str]
         f"{slots} of the {total} slots {'is' if slots == 1 else 'are'} of type {name}" for name, slots in here.items()
     ]
     hints = [f"offer {need - most} more (`geminid up` with more slots or devices; on a Ray cluster, more nodes)"]
-    if most and job.elastic:
-        hints.append(f"have it make do with fewer (geminid set {job.id} --min-slots {most})")
-    elif most:
-        hints.append(f"cancel it, and submit it for at most {most}")
-    return reason, numbers, hints
+    fewer = fewer_slots(job.id, need, most, Levers(elastic=job.kind is not JobKind.PLAIN))
+    return reason, numbers, [*hints, *(hint.text for hint in fewer)]
 
 
 def circumstances(job: LiveJob, state: ServiceState, now_s: float) -> list[str]:
@@ -167,6 +272,8 @@ def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]
             "name": node.name,
             "gpu_type": node.gpu_type,
             "slots": node.slots,
+            "rack": node.rack,
+            "zone": node.zone,
             "drained": node.name in state.drained,
             "leaving": node.name in state.leaving,
             "down": node.name in state.down,

@@ -20,20 +20,24 @@ from operator import sub
 from typing import Any
 
 from geminid.cluster import Cluster
-from geminid.engine.explain import forbidden_by_quota
-from geminid.job import JobSpec
+from geminid.engine.explain import forbidden_by_quota, too_few_in_service
+from geminid.engine.hints import NEW, Levers, reopen
+from geminid.job import JobKind, JobSpec
 from geminid.jobstate import JobState
 from geminid.policies.base import ClusterView, Decision, JobView
 from geminid.serve.cordons import kept_slots
-from geminid.serve.documents import market_document, too_large
+from geminid.serve.deadlines import Deadline, Missing, alone_s, judged
+from geminid.serve.documents import market_document, slots_by_type, too_large
 from geminid.serve.guard import AroundAPolicy, Guard
-from geminid.serve.livejob import LiveJob
+from geminid.serve.levers import Competition, levers_of
+from geminid.serve.livejob import LiveJob, may_be_resized
+from geminid.serve.minimumrun import MIN_RUN_S
 from geminid.serve.planner import settled_s
 from geminid.serve.service import Service
 from geminid.serve.state import ServiceState
 from geminid.serve.translation import fits, recall_usage
 from geminid.serve.turns import PATIENCE_S
-from geminid.serve.whatif import WhatIf, what_if
+from geminid.serve.whatif import WhatIf, forerunners, length_is_known, what_if
 from geminid.sim.run import named_policy
 from geminid.sim.simulator import NoProgress, Simulator
 
@@ -54,14 +58,22 @@ BEING_COMPUTED, UNKNOWN = "being computed", "unknown"
 #: it is told roughly when their turn comes, by the slots × time that all before need. Later ones have no forecast.
 MOST_JOBS, MOST_ROUGHLY = 100, 2000
 
+#: What is said of a job that has none for a reason that is not known.
+NO_FORECAST = "there is no forecast for it"
+
+#: What a job depends on of which the forecast is rough.
+BEFORE_IT = "the jobs before it"
+
 #: In a forecast, a policy is woken only after this share of the time that it has looked ahead already.
 WAKE_SHARE = 0.1
 
 PACES = (-1.0, 0.0, 1.0)
 
 #: Start and finish of a job in seconds from now, each from the earliest to the latest; when it starts if everything is
-#: as measured (for its place in the queue); whether a guess is involved, about it or about others before it; and
-#: whether it is ``unlike`` all that has run before.
+#: as measured (for its place in the queue); whether a guess is involved, about it or about others before it; whether it
+#: is ``unlike`` all that has run before; whether its length is ``unsure``: it states no work, and the same command has
+#: not run before; and which others it depends on of which that is so (``unsure_of``): then the earliest times are
+#: assumptions and no bounds.
 Forecast = dict[str, Any]
 
 
@@ -105,12 +117,13 @@ def restrained(
     have just changed; who has waited for long has its turn.
     """
     live = {job.id: job for job in jobs}
+    likes = forerunners(live.values())
     made = named_policy(policy)
     recall_usage(made, live.values(), now_s, began_s=now_s)
 
     def protected_until_s(view: JobView) -> float:
         job = live[view.id]
-        if not job.elastic:
+        if not may_be_resized(job, likes.get((job.spec.name, job.spec.owner))):
             return inf
         started_s = view.since_s if view.started_s is None else view.started_s
         return max(settled_s(view), started_s + job.spec.min_runtime_s)
@@ -121,6 +134,7 @@ def restrained(
         groups=quotas,
         may_borrow=may_borrow,
         rested_s=lambda job_id: live[job_id].rested_s,
+        kept_until_s=lambda view: view.since_s + max(MIN_RUN_S, live[view.id].spec.min_runtime_s),
         patience_s=patience_s,
     )
 
@@ -175,6 +189,22 @@ def forecast(
                     expected[job_id] = start_s
     running = {job.id for job in active if job.target is not None}
     guessed = world.guessed | {job.id for job in later}
+    forerunner = forerunners(jobs)
+    likes = {job.id: forerunner.get((job.spec.name, job.spec.owner)) for job in active}
+    may_grow = {job.id for job in active if _may_grow(job, likes[job.id])}
+    rough = {job.id for job in later}
+    unsure = world.unlike | {job.id for job in active if not length_is_known(job, likes[job.id])}
+
+    def unsure_of(job_id: str) -> list[str]:
+        """The jobs of unknown length that one depends on: those that hold slots, or start before it."""
+        if job_id in rough:
+            return [BEFORE_IT]
+        if job_id in running and job_id not in may_grow:
+            return []
+        start_s = expected.get(job_id, inf)
+        others = (other for other in unsure if other != job_id)
+        return sorted(other for other in others if other in running or expected.get(other, inf) < start_s)
+
     return {
         job_id: {
             "start_s": None if job_id in running else [min(starts[job_id]), max(starts[job_id])],
@@ -182,9 +212,17 @@ def forecast(
             "expected_start_s": expected.get(job_id, max(starts[job_id])),
             "guessed": job_id in guessed or (bool(guessed) and job_id not in running),
             "unlike": job_id in world.unlike,
+            "unsure": job_id in unsure,
+            "unsure_of": unsure_of(job_id),
         }
         for job_id in ends
     }
+
+
+def _may_grow(job: LiveJob, like: LiveJob | None) -> bool:
+    """Whether a job that runs would be done sooner if others left it their slots."""
+    has, most = 0 if job.target is None else job.target.num_slots, job.spec.max_slots
+    return may_be_resized(job, like) and (most is None or has < most)
 
 
 def _roughly(later: Sequence[LiveJob], world: WhatIf, before: Simulator) -> Iterator[tuple[str, float, float]]:
@@ -261,6 +299,9 @@ class Forecaster:
         self._last = Made()
         self._busy = False
         self._lock = threading.Lock()
+        self._likes: tuple[object, Mapping[Any, LiveJob]] = (None, {})
+        self._competition: tuple[object, Competition] | None = None
+        self._alone: dict[str, tuple[object, dict[int, float]]] = {}
 
     async def freshen(self) -> None:
         """Have the forecast made anew if it is old or jobs have changed, and wait for it a little.
@@ -282,6 +323,10 @@ class Forecaster:
                     return
             await asyncio.sleep(LOOK_S)
 
+    def knows(self, job: LiveJob) -> bool:
+        """Whether the last forecast is of the job as it is now."""
+        return self._last.is_of(job)
+
     def of(self, job: LiveJob, now_s: float) -> Forecast:
         """The ``eta`` of a job: from when to when it will start and finish, since the epoch, and how old that is.
 
@@ -295,8 +340,7 @@ class Forecaster:
             return {"eta": None, "eta_missing": BEING_COMPUTED}
         found = made.jobs.get(job.id)
         if found is None:
-            changed = made.bounds != bounds_of(self._service.published.state)
-            return {"eta": None, "eta_missing": BEING_COMPUTED if changed else UNKNOWN}
+            return {"eta": None, "eta_missing": UNKNOWN if self._is_missing(job) else BEING_COMPUTED}
 
         def at_s(times: Sequence[float]) -> list[float]:
             return [max(made.at_s + seconds, now_s) for seconds in times]
@@ -312,6 +356,70 @@ class Forecaster:
         }
         return {"eta": told, "eta_missing": None}
 
+    def _is_missing(self, job: LiveJob) -> bool:
+        """Whether the last forecast has none of a job as it is, and the next one will have none either."""
+        made = self._last
+        return made.is_of(job) and job.id not in made.jobs and made.bounds == bounds_of(self._service.published.state)
+
+    def deadline_of(self, job: LiveJob, now_s: float) -> dict[str, Any] | None:
+        """Whether a job that is to run can meet its deadline, and what would help; None if it has none."""
+        if job.spec.deadline_s is None or not job.wants_slots:
+            return None
+        made = self._last
+        found = made.jobs.get(job.id) if made.is_of(job) else None
+        state, missing = self._service.published.state, self._is_missing(job)
+        return self._judged(job, state, now_s, found, made.at_s - now_s, missing=missing).to_dict(now_s)
+
+    def _judged(
+        self,
+        job: LiveJob,
+        state: ServiceState,
+        now_s: float,
+        found: Forecast | None,
+        shift_s: float = 0.0,
+        *,
+        missing: bool,
+    ) -> Deadline:
+        """Judge a job's deadline by its forecast, which was made ``shift_s`` from now, and by its own model.
+
+        The forecast is ``missing`` if there is none and none is being computed.
+        """
+        service = self._service
+        competition = self._competition
+        if competition is None or competition[0] is not state:
+            competition = self._competition = state, Competition(state, service.cluster)
+        likes = self._likes
+        if likes[0] is not state:
+            likes = self._likes = state, forerunners(state.jobs.values())
+        like = likes[1].get((job.spec.name, job.spec.owner))
+        known = (
+            (job.measured, job.samples, job.elastic, job.spec.min_slots, job.spec.gpu_types),
+            None if like is None else (like.id, like.samples, like.elastic),
+            service.cluster,
+        )
+        alone = self._alone.get(job.id)
+        if alone is None or alone[0] != known:
+            alone = known, alone_s(job, like, service.cluster)
+            self._alone = {name: one for name, one in self._alone.items() if name in state.jobs} | {job.id: alone}
+        finish_s, start_s = (
+            None if found is None or found[name] is None else [max(at_s + shift_s, 0.0) for at_s in found[name]]
+            for name in ("finish_s", "start_s")
+        )
+        levers = levers_of(job, state, service.cluster, service.policy)
+        return judged(
+            job.state.submitted_at_s + (job.spec.deadline_s or 0.0) - now_s,
+            forecast=finish_s,
+            starts=start_s,
+            known=found is None or not found["unsure"],
+            alone=alone[1],
+            most_slots=job.spec.max_slots,
+            job_id=job.id,
+            levers=levers,
+            rivals=competition[1].rivals_of(job),
+            unsure_of=() if found is None else found["unsure_of"],
+            missing=(_never(job, state, service.cluster, levers) or Missing(NO_FORECAST)) if missing else None,
+        )
+
     @property
     def made(self) -> Mapping[str, Forecast]:
         """The last forecast, in seconds from when it was made."""
@@ -320,10 +428,16 @@ class Forecaster:
     def dry_run(self, spec: JobSpec) -> dict[str, Any]:
         """What would become of a job if it were submitted now."""
         service, now_s = self._service, self._service.clock.now_s()
-        state = JobState.submitted(job_id="new", spec=spec, at_s=now_s)
-        new = LiveJob(state=state, elastic=service.executor.is_elastic(spec))
+        state = JobState.submitted(job_id=NEW, spec=spec, at_s=now_s)
+        found_kind = service.executor.kind_of(spec)
+        new = LiveJob(
+            state=state,
+            elastic=found_kind.kind is JobKind.ELASTIC,
+            kind=found_kind.kind,
+            kind_reason=found_kind.reason,
+        )
         now = service.published.state
-        then = replace(now, jobs={**now.jobs, "new": new})
+        then = replace(now, jobs={**now.jobs, NEW: new})
         jobs = list(now.jobs.values())
         made = self._forecast(then, now_s)
         before = self._forecast(now, now_s)
@@ -332,19 +446,25 @@ class Forecaster:
             for job_id, found in before.items()
             if job_id in made and made[job_id]["finish_s"][1] > found["finish_s"][1] + 1.0
         }
-        found = made.get("new")
+        found = made.get(NEW)
+        never = _never(new, then, service.cluster, levers_of(new, then, service.cluster, service.policy))
         waiting = {job.id: job for job in [*jobs, new] if job.wants_slots and job.target is None}
         return {
             "dry_run": True,
             "spec": spec.redacted().to_dict(),
             "elastic": new.elastic,
-            "position": 1 + waiting_order(waiting.values(), made).index("new"),
+            "kind": new.kind.value,
+            "kind_reason": new.kind_reason,
+            "position": 1 + waiting_order(waiting.values(), made).index(NEW),
             "start_s": None if found is None else found["start_s"],
             "finish_s": None if found is None else found["finish_s"],
             "guessed": found is None or found["guessed"],
             "unlike": found is not None and found["unlike"],
             "delays_s": later,
-            "never": _never(new, then, service.cluster),
+            "never": None if never is None else "; ".join((never.why, *(hint.text for hint in never.hints))),
+            "deadline": None
+            if spec.deadline_s is None
+            else self._judged(new, then, now_s, found, missing=found is None).to_dict(now_s),
         }
 
     def prices(self) -> dict[str, float]:
@@ -415,15 +535,22 @@ class Forecaster:
             return {}
 
 
-def _never(job: LiveJob, state: ServiceState, cluster: Cluster) -> str | None:
-    """Why a job could not start as things are, however long it waited; None if it could."""
+def _never(job: LiveJob, state: ServiceState, cluster: Cluster, levers: Levers) -> Missing | None:
+    """Why a job could not start as things are, however long it waited, and what would change that; None if it could."""
     if large := too_large(job, cluster):
-        return large[0]
-    need = job.spec.min_slots
+        return Missing(large[0])
+    need, types = job.spec.min_slots, job.spec.gpu_types.names
     for name, slots in state.quotas_of(job.id).items():
         if slots < need and not state.may_borrow(name):
-            return forbidden_by_quota(need, name, slots)
-    return None
+            return Missing(forbidden_by_quota(need, name, slots))
+    if job.target is not None:
+        return None
+    offered = {name: slots.in_service for name, slots in slots_by_type(state, cluster).items()}
+    there = {name: slots for name, slots in offered.items() if not types or name in types}
+    most = max(there, key=lambda name: (there[name], cluster.slots_per_type[name]), default=None)
+    if most is None or there[most] >= need:
+        return None
+    return Missing(too_few_in_service(need, there[most], cluster.slots_per_type[most]), tuple(reopen(levers)))
 
 
 def waiting_order(jobs: Iterable[LiveJob], made: Mapping[str, Forecast]) -> list[str]:

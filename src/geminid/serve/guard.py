@@ -16,7 +16,9 @@ from typing import Any
 
 from geminid.configuration import Configuration
 from geminid.engine.explain import expected_speed
-from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, slots_of
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, decision_of, slots_of
+from geminid.serve.equals import asked_for
+from geminid.serve.minimumrun import Kept, keep_running
 from geminid.serve.turns import PATIENCE_S, turns
 
 #: A job is given slots that nobody else wants if it should be faster by this much, and lets go of some that nobody else
@@ -39,6 +41,21 @@ class AroundAPolicy(Policy):
         self.needs_models, self.brings_profiles = self.policy.needs_models, self.policy.brings_profiles
 
     @property
+    def needs_every_job(self) -> bool:
+        """As the other policy says."""
+        return self.policy.needs_every_job
+
+    @property
+    def regards_owners(self) -> bool:
+        """What the other policy says."""
+        return self.policy.regards_owners
+
+    @property
+    def regards_priority(self) -> bool:
+        """As the other policy says."""
+        return self.policy.regards_priority
+
+    @property
     def solution(self) -> Any:
         """The other policy's last decision with its prices, if it has any."""
         return getattr(self.policy, "solution", None)
@@ -57,7 +74,8 @@ class Guard(AroundAPolicy):
     minimum run time; a resize that is hardly over). ``groups`` are the quotas that a job falls under, with their slots;
     those that ``may_borrow`` are larger for as long as others cannot use what is beyond.
     ``rested_s`` is for how long its owner had a job paused, which is no waiting; ``patience_s`` for how long one waits
-    before narrower ones are held back for it.
+    before narrower ones are held back for it. Until ``kept_until_s`` a running job may be shrunk, but not stopped, for
+    others that count no more (``minimumrun.py``).
     """
 
     name = "guard"
@@ -68,6 +86,7 @@ class Guard(AroundAPolicy):
     groups: Callable[[str], Mapping[str, int]] = lambda job_id: {}
     may_borrow: Callable[[str], bool] = lambda name: False
     rested_s: Callable[[str], float] = lambda job_id: 0.0
+    kept_until_s: Callable[[JobView], float] = lambda job: 0.0
     patience_s: float = PATIENCE_S
     _last: Any = None
     _settled: Any = None
@@ -98,34 +117,45 @@ class Guard(AroundAPolicy):
         may_start = {job.id: job for job in turn.waiting}
         seen = tuple(may_start.get(job.id, job) for job in others if job.allocation or job.id in may_start)
         free = [left - was + now for left, was, now in zip(view.free_slots, usable, turn.usable, strict=True)]
-        shown = replace(view, jobs=seen, usable_slots=tuple(turn.usable), free_slots=tuple(free))
-        decision = self.policy.decide(shown)
+        behind = {job.id: view.behind[job.id] for job in seen if job.id in view.behind}
+        shown = replace(
+            view,
+            jobs=seen,
+            usable_slots=tuple(turn.usable),
+            free_slots=tuple(free),
+            behind=behind,
+            slots_with_protected=view.usable_slots,
+        )
+        decision = decision_of(self.policy, shown)
         found = getattr(self.policy, "solution", None)
         left_out = sum(until[job_id] < inf for job_id in kept)
         if found is not self._last and (not left_out or left_out < len(seen)):
             self._settled, self._weighed = found, frozenset(job.id for job in seen)
         self._last = found
+        by_name = self.policy.needs_every_job
+        assignments = _first_come(turn.waiting, decision.assignments, by_name=by_name) | turn.granted
+        assignments |= {job.id: job.allocation for job in _not_worth_it(shown, assignments, limits)}
+        running = Kept(assignments, {}, None)
+        if not decision.others_stay:
+            running = keep_running(replace(shown, usable_slots=tuple(usable)), assignments, self.kept_until_s)
+            assignments = running.assignments | {job_id: job.allocation for job_id, job in kept.items()}
         wake_at_s = min(
             (
                 at_s
-                for at_s in (decision.wake_at_s, turn.until_s, *(until[job_id] for job_id in kept))
+                for at_s in (decision.wake_at_s, turn.until_s, running.until_s, *(until[job_id] for job_id in kept))
                 if at_s is not None
             ),
             default=None,
         )
         if wake_at_s == float("inf"):
             wake_at_s = decision.wake_at_s
-        assignments = _first_come(turn.waiting, decision.assignments) | turn.granted
-        assignments |= {job.id: job.allocation for job in _not_worth_it(shown, assignments, limits)}
-        if not decision.others_stay:
-            assignments |= {job_id: job.allocation for job_id, job in kept.items()}
         cut, reasons = _within_quotas(
             view, limits, {*kept, *turn.granted}, assignments, others_stay=decision.others_stay
         )
         return replace(
             decision,
             assignments=cut,
-            reasons={**decision.reasons, **turn.reasons, **short, **reasons},
+            reasons={**decision.reasons, **turn.reasons, **running.reasons, **short, **reasons},
             wake_at_s=wake_at_s,
         )
 
@@ -145,7 +175,7 @@ class Guard(AroundAPolicy):
             for job in view.jobs:
                 if borrower not in groups.get(job.id, ()):
                     tightest = min(groups.get(job.id, ()), key=quotas.__getitem__, default="")
-                    wanted[tightest] += job.facts.max_slots
+                    wanted[tightest] += job.facts.max_slots * (1 + len(view.behind.get(job.id, ())))
             others = sum(min(slots, quotas.get(name, whole)) for name, slots in wanted.items())
             borrowing[borrower] = max(own, whole - others)
         return {
@@ -155,17 +185,17 @@ class Guard(AroundAPolicy):
 
 
 def _first_come(
-    waiting: Sequence[JobView], assignments: Mapping[str, Configuration | Allocation]
+    waiting: Sequence[JobView], assignments: Mapping[str, Configuration | Allocation], *, by_name: bool
 ) -> dict[str, Configuration | Allocation]:
     """The assignments with equals starting in the order of their arrival, whoever of them the policy has named."""
     result = dict(assignments)
     starting = [job for job in waiting if job.id in assignments]
     if not starting:
         return result
-    kinds = {_kind(job) for job in starting}
+    kinds = {_kind(job, by_name=by_name) for job in starting}
     equals: dict[Hashable, list[JobView]] = {}
     for job in waiting:
-        if (kind := _kind(job)) in kinds:
+        if (kind := _kind(job, by_name=by_name)) in kinds:
             equals.setdefault(kind, []).append(job)
     for jobs in equals.values():
         given = [result.pop(job.id) for job in jobs if job.id in result]
@@ -174,14 +204,9 @@ def _first_come(
     return result
 
 
-def _kind(job: JobView) -> Hashable:
+def _kind(job: JobView, *, by_name: bool) -> Hashable:
     """What makes a job that waits like others to every policy: all that is asked of it, and that nothing is done."""
-    facts = job.facts
-    return (
-        *(facts.kind, facts.owner, facts.queue, facts.weight, facts.work, facts.deadline_s, facts.budget_gpu_s),
-        *(facts.requested_slots, facts.min_slots, facts.max_slots, facts.adaptivity, facts.gpu_types),
-        *(facts.preferred_types, tuple(facts.limits.items()), job.progress, job.executed_before_s, job.partner),
-    )
+    return asked_for(job.facts, by_name=by_name), job.progress, job.executed_before_s, job.partner
 
 
 def _not_worth_it(
@@ -316,7 +341,7 @@ class Timed(AroundAPolicy):
 
         def ask() -> None:
             try:
-                answers.append(self.policy.decide(view))
+                answers.append(decision_of(self.policy, view))
             except BaseException as problem:
                 answers.append(problem)
 

@@ -12,12 +12,15 @@ from typing import Any
 from geminid.configuration import BatchPlan, Placement
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Observation, Profile
-from geminid.job import JobSpec
+from geminid.job import JobKind, JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.serve import records as r
 
 #: How a job can be over, in words.
 ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
+
+#: What is said of a job that succeeded although its script left training before it was over.
+BEFORE_THE_END = "its script ended with exit code 0 before training was over"
 
 #: How much of a job's story is kept.
 LONGEST_STORY = 200
@@ -71,11 +74,18 @@ class Limits:
     work_samples: int | None = None
     by_progress: bool = False
 
+    def __post_init__(self) -> None:
+        smallest, largest = self.smallest_per_slot, self.largest_per_slot
+        if self.initial_batch < 1 or not 1 <= smallest <= largest:
+            told = f"initial_batch {self.initial_batch} and smallest_per_slot {smallest} must be at least 1"
+            raise ValueError(f"{told}, and largest_per_slot {largest} not below that")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveJob:
     """A job, as the service knows it.
 
+    ``kind`` is how it is launched, and ``kind_reason`` why; it is ``elastic`` if it can be resized while it runs.
     ``code`` names its code as it was submitted, if the executor has put it by.
     ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``, and ``wished`` tells who does. ``held_until_s``
     keeps a job that crashed from being started again at once, ``stays_until_s`` one that runs from growing, and
@@ -91,6 +101,8 @@ class LiveJob:
 
     state: JobState
     elastic: bool
+    kind: JobKind = JobKind.PLAIN
+    kind_reason: str = ""
     request: str | None = None
     digest: str = ""
     code: str = ""
@@ -123,6 +135,10 @@ class LiveJob:
     rested_s: float = 0.0
     rests_since_s: float | None = None
     story: tuple[StoryLine, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.elastic and self.kind is not JobKind.ELASTIC:  # an earlier version wrote nothing else
+            object.__setattr__(self, "kind", JobKind.ELASTIC)
 
     @property
     def id(self) -> str:
@@ -181,6 +197,12 @@ class LiveJob:
         return replace(self, story=(*self.story, line)[-LONGEST_STORY:])
 
 
+def may_be_resized(job: LiveJob, like: LiveJob | None = None) -> bool:
+    """Whether a job is elastic, or one ``like`` it is or was: then it will be as soon as it runs."""
+    was_elastic = bool(job.measured) or (like is not None and like.elastic)
+    return job.elastic or (job.kind is JobKind.UNKNOWN and was_elastic)
+
+
 def total_batch(job: LiveJob, plan: BatchPlan, slots: int) -> int:
     """The samples of a step: never more than the job's largest batch, for which some slots have one less."""
     total = plan.total_batch(slots)
@@ -198,6 +220,7 @@ def observation_of(record: r.JobProgressed) -> Observation | None:
         accumulation_s=record.accumulation_s if record.accumulation_s is not None else record.step_s,
         step_s=record.step_s,
         busiest_node_slots=-(-record.slots // record.nodes),
+        link_slowdown=record.link_slowdown,
     )
     return seen if seen.problem() is None else None
 
@@ -227,6 +250,7 @@ def job_from_dict(plain: Mapping[str, Any]) -> LiveJob:
     """The job that was written."""
     values = dict(plain)
     values["state"] = JobState.from_dict(plain["state"])
+    values["kind"] = JobKind(plain.get("kind", JobKind.PLAIN))
     values["target"] = None if plain["target"] is None else Placement.from_dict(plain["target"])
     values["limits"] = None if plain["limits"] is None else Limits(**plain["limits"])
     values["measured"] = tuple(

@@ -16,8 +16,8 @@ from typing import Any, get_args, get_type_hints
 from geminid.configuration import Placement
 from geminid.job import JobSpec
 
-#: Written with every store; a store of another number is refused.
-SCHEMA_VERSION = 1
+#: Written with every store; a store of another number is refused. Version 1 had no hash chain.
+SCHEMA_VERSION = 2
 
 
 class UnreadableRecord(Exception):
@@ -36,8 +36,10 @@ class ServiceStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSubmitted:
-    """Somebody submitted a job. ``elastic``: its workers speak to a supervisor; otherwise it is a plain command.
+    """Somebody submitted a job. ``elastic``: it can be resized while it runs.
 
+    ``job_kind`` is how it is launched, and ``kind_reason`` why: nothing in the logs of earlier versions, where what is
+    not elastic is plain.
     ``request`` is the submitter's own name for the request, by which a repeated one is recognised, and ``digest`` what
     stands for what was asked for. ``code`` names its code, if that was put by.
     """
@@ -48,6 +50,17 @@ class JobSubmitted:
     request: str | None = None
     digest: str = ""
     code: str = ""
+    job_kind: str = ""
+    kind_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobKindKnown:
+    """What kind a job is has turned out while it runs."""
+
+    job_id: str
+    job_kind: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +120,8 @@ class JobFormed:
 class JobProgressed:
     """A job's latest report: how far it is, how fast its steps are, how noisy its gradients, and its own metrics.
 
-    A metric that is not finite is told by name: ``nan``, ``inf`` or ``-inf``.
+    A metric that is not finite is told by name: ``nan``, ``inf`` or ``-inf``. ``link_slowdown`` is that of the links
+    between its nodes (:mod:`geminid.goodput.topology`).
     """
 
     job_id: str
@@ -125,6 +139,7 @@ class JobProgressed:
     variance: float | None = None
     learning_rate_factor: float = 1.0
     metrics: Mapping[str, float | str] = field(default_factory=dict)
+    link_slowdown: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +176,22 @@ class JobEnded:
 
     ``how``: it ``succeeded``; it ``failed`` for good; it was ``stopped`` as asked; it ``crashed``, which counts
     against its retries; or it was ``lost`` with its machine, or ``unstarted`` because that was short of something,
-    which do not. ``failures`` is how many of its workers it failed for, where that was why.
+    which do not; or it is ``held``: paused, until somebody has done something about the reason. ``failures`` is how
+    many of its workers it failed for, where that was why.
     """
 
     job_id: str
     how: str
     reason: str = ""
     failures: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobQuarantined:
+    """Something absurd was reported about a job, which therefore has failed; see ``quarantine.py``."""
+
+    job_id: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,11 +306,33 @@ class QuotaSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class QueueRulesSet:
+    """An operator has set who may use a queue, and up to which priority: all of its rules, as they are from now on."""
+
+    queue: str
+    max_priority: int
+    members: list[str]
+    by: str
+    open: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Noted:
     """Something that operators should see: a rejected decision, a refused access, a full disk."""
 
     level: str
     text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRecovered:
+    """An operator continued with what was left of a log, or with an older copy of it; ``lost`` says what is missing.
+
+    No job gets a number up to ``submitted`` any more: there were jobs of these numbers, known or not.
+    """
+
+    submitted: int
+    lost: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +345,7 @@ class JobsForgotten:
 Record = (
     ServiceStarted
     | JobSubmitted
+    | JobKindKnown
     | Planned
     | JobStarting
     | JobReady
@@ -309,6 +356,7 @@ Record = (
     | WorkerLost
     | JobStopping
     | JobEnded
+    | JobQuarantined
     | JobWished
     | JobHeld
     | JobChanged
@@ -320,7 +368,9 @@ Record = (
     | NodeDrained
     | SlotCordoned
     | QuotaSet
+    | QueueRulesSet
     | Noted
+    | LogRecovered
     | JobsForgotten
 )
 

@@ -1,30 +1,30 @@
-"""What is noted of refused requests: enough to see who tries what, and never so much that it hides anything.
+"""Which refused requests are noted for the operator: enough to see who tries what, without flooding the log.
 
-Of everybody, the first few refusals within a minute are noted one by one, and when the minute is over, how many more
-there were. Those without a valid token count together and apart from everybody else: whoever floods the service with
-wrong tokens neither fills its log nor keeps refusals of users out of it.
+Of each user, the first few refusals within a minute are noted one by one; when the minute is over, how many more there
+were. Requests without a valid token count together and apart from all users: a flood of wrong tokens neither fills the
+log nor keeps the refusals of users out of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Of one user's refusals, and of those of all without a valid token together, so many a minute are noted one by one.
+#: Refusals a minute that are noted one by one: of each user, and of all requests without a valid token together.
 NOTED_PER_MINUTE = 10
 
-#: Whoever has no valid token.
+#: The name that stands for all requests without a valid token.
 NOBODY = "nobody"
 
 
 class Refusals:
-    """Counts refusals and notes some of them. ``later`` calls something a minute from now."""
+    """Counts refusals and notes some of them. ``later`` schedules a call in a minute."""
 
     def __init__(self, note: Callable[[str], None], later: Callable[[Callable[[], None]], object]) -> None:
         self._note, self._later = note, later
         self._counts: dict[str, int] = {}
 
     def refused(self, who: str, sentence: str) -> None:
-        """Somebody was refused something."""
+        """Count a refused request of a user."""
         if who not in self._counts:
             self._later(lambda: self._close(who))
         self._counts[who] = self._counts.get(who, 0) + 1
@@ -32,7 +32,7 @@ class Refusals:
             self._note(sentence)
 
     def close(self) -> None:
-        """Note what was only counted so far."""
+        """Note now what was only counted so far."""
         for who in list(self._counts):
             self._close(who)
 

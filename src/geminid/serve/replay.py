@@ -120,7 +120,7 @@ def replay(then: Moment, policy_text: str | None = None) -> dict[str, Any]:
                 "slots": has,
                 "decided_then": _slots(before, job.id, has),
                 "decided_now": _slots(now, job.id, has),
-                "reason": now.reasons.get(job.id) or planner.reasons.get(job.id, ""),
+                "reason": now.reasons.get(job.id) or planner.reasons.get(planner.shown_for(job.id), ""),
                 "factors": factors_of(policy, job.id),
             }
         )

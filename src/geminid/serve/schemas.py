@@ -10,6 +10,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from geminid.job import JobKind
 from geminid.jobstate import JobPhase
 
 
@@ -35,6 +36,25 @@ class Eta(TypedDict):
     finish_at_s: list[float]
     guessed: bool
     age_s: float
+
+
+class Needs(TypedDict):
+    """What a waiting job needs at least (without ``gpu_types``, of any), and what the type with most free slots has."""
+
+    slots: int
+    gpu_types: list[str]
+    free: int
+    in_service: int
+
+
+class Deadline(TypedDict):
+    """Whether a job can meet its deadline: the verdict and why, its earliest finish, and what would help."""
+
+    verdict: Literal["can be met", "may be missed", "cannot be met", "was missed", "cannot be judged"]
+    why: str
+    due_at_s: float
+    earliest_finish_at_s: float | None
+    help: list[str]
 
 
 class BatchPlan(TypedDict):
@@ -64,6 +84,8 @@ class Job(TypedDict):
     wish: Literal["run", "pause", "cancel"]
     reason: str
     elastic: bool
+    kind: JobKind
+    kind_reason: str
     slots: int
     target_slots: int
     placement: dict[str, list[int]] | None
@@ -95,6 +117,8 @@ class Job(TypedDict):
     pauses_s: list[float]
     eta: Eta | None
     eta_missing: Literal["being computed", "unknown"] | None
+    deadline: Deadline | None
+    needs: Needs | None
 
 
 class StoryLine(TypedDict):
@@ -167,6 +191,8 @@ class DryRun(TypedDict):
     dry_run: Literal[True]
     spec: dict[str, Any]
     elastic: bool
+    kind: JobKind
+    kind_reason: str
     position: int
     start_s: list[float] | None
     finish_s: list[float] | None
@@ -174,6 +200,7 @@ class DryRun(TypedDict):
     unlike: bool
     delays_s: dict[str, float]
     never: str | None
+    deadline: Deadline | None
 
 
 class Node(TypedDict):
@@ -186,6 +213,8 @@ class Node(TypedDict):
     name: str
     gpu_type: str
     slots: int
+    rack: str
+    zone: str
     drained: bool
     leaving: bool
     down: bool
@@ -208,6 +237,31 @@ class QuotaLine(TypedDict):
     used: int
     beyond: int
     borrow: bool
+
+
+class Drain(TypedDict):
+    """The jobs that are on a node: plain commands that it ``stops``, and elastic jobs that it ``moves``."""
+
+    stops: list[str]
+    moves: list[str]
+
+
+class QueueRules(TypedDict):
+    """Up to which priority users of a queue may go; it takes jobs of its members, or if ``open`` of everybody."""
+
+    queue: str
+    max_priority: int
+    members: list[str]
+    open: bool
+
+
+class QueueChange(TypedDict):
+    """What can be changed about a queue."""
+
+    max_priority: NotRequired[int]
+    add_members: NotRequired[list[str]]
+    remove_members: NotRequired[list[str]]
+    open: NotRequired[bool]
 
 
 class Usage(TypedDict):

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import logging
-import logging.handlers
 import os
 import resource
 import signal
@@ -22,30 +21,32 @@ from types import FrameType
 from typing import Protocol
 
 from geminid import __version__
+from geminid.cluster import Cluster
+from geminid.fields import InvalidInput, Problem
 from geminid.serve.auth import Tokens, first_token, write_private
-from geminid.serve.client import BAD_INPUT, FAILED, SERVICE, Client, Trouble
+from geminid.serve.client import BAD_INPUT, FAILED, SERVICE, Client, ServiceError
 from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.machine import chosen_devices, machine
 from geminid.serve.executors.remote import SILENT_S
 from geminid.serve.executors.supervised import JOBS, ORPHANS_S
+from geminid.serve.lastport import keep_port, listen
 from geminid.serve.planner import POLICY_LIMIT_S
+from geminid.serve.privacy import check_private
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
+from geminid.serve.servicelog import LARGEST_LOG_BYTES, LOG, log_to
 from geminid.serve.store import Store, StoreProblem, StoreTaken, make_home
 from geminid.serve.turns import PATIENCE_S
 from geminid.train.channel import LONGEST_SOCKET_PATH
-from geminid.train.launcher import started_at
-from geminid.train.room import is_full, keep_printing
+from geminid.train.disk_full import is_full, keep_printing
+from geminid.train.identity import identity_of
 from geminid.train.supervisor import Patience
 
 #: What decides if nothing else is said: looks at most every two seconds, at least every twenty, gives free slots to
 #: whoever waits for some at once, and favours owners who have had less than their share (what was used a day ago counts
 #: half).
 DEFAULT_POLICY = "geminid:gap=2,refresh=20,fill=true,half_life=86400"
-
-#: The service's own log.
-LOG, LARGEST_LOG_BYTES, OLD_LOGS = "service.log", 16 << 20, 3
 
 #: Followers of logs and other long answers are cut off so long after the end was asked for.
 GRACE_S = 2
@@ -74,40 +75,26 @@ START_PATIENCE_S, CLUSTER_PATIENCE_S = 60.0, 90.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a service is started."""
+    """How a service is started; ``described`` is what its ``cluster_file`` says."""
 
     home: Path
     slots: int | None = None
     devices: str | None = None
     policy: str = DEFAULT_POLICY
     host: str = "127.0.0.1"
-    port: int = 0
+    port: int | None = None
     grace_s: float = 30.0
     patience_s: float = PATIENCE_S
     keep: Retention = field(default_factory=Retention)
     slot_memory_bytes: int | None = None
     executor: str = "local"
     address: str = "auto"
+    cluster_file: Path | None = None
+    described: Cluster | None = None
     storage: str | None = None
     ship_code: bool = True
     autoscale: bool = False
     agent_timeout_s: float = SILENT_S
-
-
-class _Lines(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        document = {
-            "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
-            "level": record.levelname.lower(),
-            "from": record.name,
-            "text": record.getMessage(),
-        }
-        document |= getattr(record, "fields", {})
-        if record.exc_info:
-            document["trace"] = self.formatException(record.exc_info)
-        return json.dumps(document, ensure_ascii=False)
 
 
 class Watcher(Protocol):
@@ -132,6 +119,8 @@ def serve(
     from geminid.sim.run import named_policy  # all policies, which whoever starts a service elsewhere can do without
 
     policy = named_policy(options.policy, limit_s=SOLVING * POLICY_LIMIT_S)
+    if policy.not_live:
+        raise InvalidInput([Problem("policy", options.policy, f"runs in simulations only: {policy.not_live}")])
     sys.setswitchinterval(SWITCH_S)
     keep_printing()
     for name in OWN_SECRETS:  # no process of a job inherits them
@@ -139,9 +128,9 @@ def serve(
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with (
         _taken(options, before_write) as store,
-        _bound(options.host, options.port) as listener,
+        contextlib.closing((listening := listen(options.home, options.host, options.port)).socket) as listener,
     ):
-        _log_to(options.home / LOG)
+        log_to(options.home / LOG)
         first_token(options.home)
         options, moved_from = _as_before(options, store)
         executor = _executor(options, moved_from)
@@ -149,8 +138,9 @@ def serve(
         service = Service(store, executor, policy, options.policy, patience_s=options.patience_s, keep=options.keep)
         port = listener.getsockname()[1]
         url = f"http://{options.host}:{port}"
+        keep_port(options.home, options.host, port)
         try:
-            _answer(service, listener, options.home, url, watcher)
+            _answer(service, listener, options.home, url, watcher, note=listening.note)
         finally:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 place = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
@@ -160,6 +150,8 @@ def serve(
 
 def _taken(options: Options, before_write: Callable[[str], None]) -> Store:
     """The store; where a service that is ending has it still, that is told."""
+    make_home(options.home)
+    check_private(options.home)
     try:
         return Store(options.home, before_write=before_write, events_kept=options.keep.events)
     except StoreTaken:
@@ -218,6 +210,7 @@ def _executor(options: Options, moved_from: str) -> Executor:
     if importlib.util.find_spec("ray") is None:
         raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")
     from geminid.serve.executors.ray import NoCluster, RayExecutor
+    from geminid.serve.executors.topology import Topology
 
     try:
         return RayExecutor(
@@ -230,16 +223,20 @@ def _executor(options: Options, moved_from: str) -> Executor:
             ship=options.ship_code,
             autoscale=options.autoscale,
             silent_s=options.agent_timeout_s,
+            topology=Topology(options.described),
         )
     except NoCluster as problem:
         raise StoreProblem(str(problem)) from None
 
 
-def _answer(service: Service, listener: socket.socket, home: Path, url: str, watcher: Watcher | None) -> None:
+def _answer(
+    service: Service, listener: socket.socket, home: Path, url: str, watcher: Watcher | None, *, note: str
+) -> None:
     """Answer requests until the service has ended: also while it waits for its jobs to stop."""
     import uvicorn
 
-    from geminid.serve.api import make_app
+    from geminid.serve.api import ApiContext, make_app
+    from geminid.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, ConnectionLimits, guarded, raise_descriptor_limit
 
     asked: list[bool] = []
 
@@ -270,14 +267,28 @@ def _answer(service: Service, listener: socket.socket, home: Path, url: str, wat
             else:
                 super().handle_exit(sig, frame)
 
-    app = make_app(service, Tokens(home), home, url=url, shut_down=shut_down, ending=lambda: server.should_exit)
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            listener.listen(BACKLOG)  # the system may keep more waiting than are accepted at once
+
+    context = ApiContext(service, Tokens(home), home, url, shut_down=shut_down, is_ending=lambda: server.should_exit)
     server = Server(
-        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
+        uvicorn.Config(
+            make_app(context),
+            http=guarded(ConnectionLimits.for_descriptors(raise_descriptor_limit())),
+            ws="none",
+            backlog=ACCEPTED_AT_ONCE,
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=GRACE_S,
+            lifespan="off",
+        )
     )
     service.on_failure = stop_answering  # without its thread it is none: whoever watches this process starts another
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
-    place = {"url": url, "pid": os.getpid(), "started_at": started_at(os.getpid()), "version": __version__}
+    place = {"url": url, **identity_of(os.getpid()), "version": __version__}
+    place |= {"note": note} if note else {}
     write_private(home / SERVICE, json.dumps(place))
     logging.getLogger("geminid.serve").info("service at %s with %s slots", url, service.cluster.total_slots)
     if watcher is not None:
@@ -291,16 +302,18 @@ def start_detached(options: Options) -> dict[str, object]:
     """Start a service in a process of its own, and wait until it answers; where it is.
 
     Raises:
-        Trouble: it did not start; its own words say why.
+        ServiceError: it did not start; its own words say why.
     """
     try:
         make_home(options.home)
+        check_private(options.home)
     except StoreProblem as problem:
-        raise Trouble(FAILED, str(problem)) from None
+        raise ServiceError(FAILED, str(problem)) from None
     out = options.home / "service.out"
     command: Sequence[str] = (
         *(sys.executable, "-m", "geminid", "up", "--policy", options.policy),
-        *("--host", options.host, "--port", str(options.port), "--grace", str(options.grace_s)),
+        *("--host", options.host, "--grace", str(options.grace_s)),
+        *(() if options.port is None else ("--port", str(options.port))),
         *("--patience", str(options.patience_s)),
         *("--keep-jobs", str(options.keep.jobs), "--keep-days", str(options.keep.seconds / 86_400.0)),
         *("--keep-events", str(options.keep.events)),
@@ -310,6 +323,7 @@ def start_detached(options: Options) -> dict[str, object]:
         *(() if options.slots is None else ("--slots", str(options.slots))),
         *(() if options.devices is None else ("--devices", options.devices)),
         *(() if options.storage is None else ("--storage", options.storage)),
+        *(() if options.cluster_file is None else ("--cluster", str(options.cluster_file))),
         *(() if options.ship_code else ("--shared-code",)),
         *(("--autoscale",) if options.autoscale else ()),
     )
@@ -335,27 +349,12 @@ def start_detached(options: Options) -> dict[str, object]:
             code = BAD_INPUT if child.returncode == BAD_INPUT else FAILED
             if not told and is_full(options.home):
                 told = [f"the disk of {options.home} is full: the service can write nothing down, and has ended"]
-            raise Trouble(code, told[-1] if told else f"the service ended with exit code {child.returncode}")
-        with contextlib.suppress(OSError, ValueError, KeyError, Trouble):
+            raise ServiceError(code, told[-1] if told else f"the service ended with exit code {child.returncode}")
+        with contextlib.suppress(OSError, ValueError, KeyError, ServiceError):
             document: dict[str, object] = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
             if document["pid"] == child.pid:
                 Client.here(options.home).get("status")
                 return document
         time.sleep(0.05)
     child.kill()
-    raise Trouble(FAILED, f"the service did not answer within {patience_s:g} s; see {options.home / LOG}")
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    try:
-        return socket.create_server((host, port), backlog=512)
-    except OSError as problem:
-        raise StoreProblem(f"{host}:{port} cannot be listened at: {problem.strerror}") from None
-
-
-def _log_to(path: Path) -> None:
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=LARGEST_LOG_BYTES, backupCount=OLD_LOGS)
-    handler.setFormatter(_Lines())
-    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    raise ServiceError(FAILED, f"the service did not answer within {patience_s:g} s; see {options.home / LOG}")

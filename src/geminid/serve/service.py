@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,9 +23,10 @@ from typing import Any
 from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
+from geminid.engine.explain import LastDecision
 from geminid.executionplan import DATA_PARALLEL
-from geminid.fields import InvalidInput, Problem, check_name
-from geminid.job import JobSpec
+from geminid.fields import InvalidInput, Problem, check_integer, check_name, check_optional
+from geminid.job import JobKind, JobSpec
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Policy
 from geminid.serve import records as r
@@ -33,11 +35,14 @@ from geminid.serve.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
 from geminid.serve.histograms import DECISIONS, WAITS, Histogram
+from geminid.serve.jobnames import IDENTIFIER
 from geminid.serve.livejob import ENDS, LiveJob, StoryLine
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
+from geminid.serve.quarantine import implausible, tried
 from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import ServiceState
 from geminid.serve.store import Entry, Store, StoreProblem, StoreTaken
+from geminid.serve.translation import view_of
 from geminid.serve.turns import PATIENCE_S
 from geminid.train.pythonline import PYTHONS
 
@@ -48,6 +53,9 @@ TICK_S = 0.5
 
 #: Jobs that have been over for long enough are looked for so often.
 FORGET_EVERY_S = 10.0
+
+#: A part of the service's work that has failed (deciding, a snapshot) is not tried again for this many seconds.
+FAILED_PART_PAUSE_S = 5.0
 
 #: So many requests and happenings are handled in one batch at most.
 MOST_IN_BATCH = 500
@@ -66,7 +74,8 @@ class Published:
     """The service at a moment, for readers; nothing in it changes.
 
     ``reasons`` are those that the last decision gave, by job; ``decision_times`` and ``waits`` what decisions have
-    taken and how long jobs have waited for their first slots, since the service started.
+    taken and how long jobs have waited for their first slots, since the service started; ``last_decision`` what became
+    of the last one.
     """
 
     now_s: float
@@ -79,6 +88,7 @@ class Published:
     reasons: Mapping[str, str] = field(default_factory=dict)
     decision_times: Histogram = DECISIONS
     waits: Histogram = WAITS
+    last_decision: LastDecision | None = None
 
 
 @dataclass(slots=True)
@@ -131,6 +141,7 @@ class Service:
         self.cluster: Cluster = executor.cluster
         self._state = store.load()
         self.clock = Clock(self._state.at_s)
+        self._quarantine_implausible()
         self._inbox: queue.SimpleQueue[_Request | _Look | _End | tuple[Happening]] = queue.SimpleQueue()
         self.patience_s = patience_s
         self._planner = Planner(
@@ -149,6 +160,8 @@ class Service:
         self._touched: set[str] = set()
         self._nodes_changed = False
         self._trouble = ""
+        self._failing: dict[str, str] = {}  # what could not be done last time, and why
+        self._failed_at_s: dict[str, float] = {}
         self._batches = 0
         self.ending = self._detaches = False
         self._thread = threading.Thread(target=self._run, name="geminid service", daemon=True)
@@ -157,6 +170,14 @@ class Service:
         self.on_failure: Callable[[], None] = lambda: None
         self._waits = WAITS
         self.published = Published(self.clock.now_s(), self._state.copy())
+
+    def _quarantine_implausible(self) -> None:
+        """Put jobs of the log into quarantine that nothing can be planned with."""
+        trial, now_s = self._state.copy(), self.clock.now_s()
+        active = [job for job in self._state.jobs.values() if not job.phase.is_terminal]
+        if found := implausible(trial, now_s, active, self._probe):
+            for entry in self.store.append(now_s, found, self._state.seq):
+                self._state.apply(entry.seq, entry.at_s, entry.record)
 
     # ------------------------------------------------------------------------------------------- for everybody
 
@@ -205,7 +226,7 @@ class Service:
         """
         spec = self.accepted(spec, owner) if not checked else spec
         code = self.executor.put_by(spec)
-        elastic = self.executor.is_elastic(spec)
+        found = self.executor.kind_of(spec)
         given: list[str] = []
 
         def make(state: ServiceState) -> list[r.Record]:
@@ -218,25 +239,43 @@ class Service:
                 return []
             given.append(f"j{state.submitted + 1}")
             return [
-                r.JobSubmitted(job_id=given[0], spec=spec, elastic=elastic, request=request, digest=digest, code=code)
+                r.JobSubmitted(
+                    job_id=given[0],
+                    spec=spec,
+                    elastic=found.kind is JobKind.ELASTIC,
+                    request=request,
+                    digest=digest,
+                    code=code,
+                    job_kind=found.kind.value,
+                    kind_reason=found.reason,
+                )
             ]
 
         return self._ask(make, lambda state: state.jobs[given[0]])
 
-    def accepted(self, spec: JobSpec, owner: str, python: str | None = None) -> JobSpec:
+    def accepted(
+        self, spec: JobSpec, owner: str, python: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> JobSpec:
         """The job as it will be run: with its owner, and of a fixed size if its script cannot be resized.
 
-        ``python`` is the interpreter of whoever submits it.
+        ``python`` is the interpreter of whoever submits it, and ``environment`` some of their environment.
 
         Raises:
             InvalidInput: it can never run here.
         """
         if python is not None and spec.command[0] in PYTHONS:
             spec = replace(spec, command=(self.executor.interpreter(python) or spec.command[0], *spec.command[1:]))
+        if environment:
+            spec = replace(spec, env=tuple({**self.executor.inherited(environment), **dict(spec.env)}.items()))
         problems = self.executor.check(spec)
-        elastic = self.executor.is_elastic(spec)
-        if elastic and spec.slots_per_replica > 1:
-            told = "must be 1: every worker of an elastic job has one slot and the whole model on it"
+        if IDENTIFIER.fullmatch(spec.name):
+            problems.append(Problem("name", spec.name, "must not look like a job's identifier: choose another one"))
+        plain = self.executor.kind_of(spec).kind is JobKind.PLAIN
+        if plain and spec.max_slots is not None and not spec.has_fixed_size:
+            told = f"must be {spec.min_slots}, as min_slots: a plain command has a fixed size"
+            problems.append(Problem("max_slots", spec.max_slots, told, involves=("min_slots",)))
+        if not plain and spec.slots_per_replica > 1:
+            told = "must be 1, or kind must be plain: a worker of an elastic job has one slot and the whole model on it"
             problems.append(Problem("slots_per_replica", spec.slots_per_replica, told))
         others = [plan.name for plan in spec.execution_plans if plan != DATA_PARALLEL]
         if others:
@@ -245,7 +284,7 @@ class Service:
         if problems:
             raise InvalidInput(problems)
         spec = replace(spec, owner=owner)
-        if spec.max_slots is None and not elastic:
+        if spec.max_slots is None and plain:
             spec = replace(spec, max_slots=spec.min_slots)
         return spec
 
@@ -278,7 +317,11 @@ class Service:
             if not given:
                 raise Refused(422, "nothing was given to change: priority, min_slots or max_slots")
             if not job.elastic and (min_slots is not None or max_slots is not None):
-                raise Refused(409, f"job {job_id} is a plain command, whose size cannot change")
+                if job.kind is JobKind.PLAIN:
+                    raise Refused(409, f"job {job_id} is a plain command, whose size cannot change")
+                if job.phase.holds_slots:
+                    told = f"job {job_id} has not called geminid.init() yet: its size can change after that"
+                    raise Refused(409, told)
             changed = replace(job.spec, **given)  # checks the values
             found = self.executor.check(changed)
             if problems := [problem for problem in found if {problem.field, *problem.involves} & given.keys()]:
@@ -314,6 +357,36 @@ class Service:
             raise InvalidInput(problems)
         record = r.QuotaSet(of=of, name=name, slots=slots, by=by, borrow=borrow)
         return self._ask(lambda state: [record], lambda state: None)
+
+    def set_queue(
+        self,
+        queue: str,
+        by: str,
+        *,
+        max_priority: int | None = None,
+        add: Set[str] = frozenset(),
+        remove: Set[str] = frozenset(),
+        everybody: bool = False,
+    ) -> Future[None]:
+        """Set up to which priority users may go in a queue, and add or remove members, or open it to ``everybody``.
+
+        Raises:
+            InvalidInput: a name is none, or the priority.
+        """
+        problems = [*check_name("queue", queue), *(bad for user in sorted(add) for bad in check_name("member", user))]
+        problems += check_optional(check_integer, "max_priority", max_priority, at_least=-1000, at_most=1000)
+        if problems:
+            raise InvalidInput(problems)
+
+        def make(state: ServiceState) -> list[r.Record]:
+            before = state.rules_of(queue)
+            if absent := sorted(remove - before.members):
+                raise Refused(404, f"{', '.join(absent)[:200]} is not a member of queue {queue}")
+            rules = before.changed(max_priority=max_priority, add=add, remove=remove, everybody=everybody)
+            same = rules == before
+            return [] if same else [r.QueueRulesSet(queue=queue, by=by, **rules.to_dict())]
+
+        return self._ask(make, lambda state: None)
 
     def note(self, level: str, text: str) -> None:
         """Leave a note for operators."""
@@ -366,7 +439,7 @@ class Service:
 
     def _wait(self) -> list[Any]:
         """What came in; at least one thing, or nothing if it is time to look at the clock."""
-        due_s = max(0.0, min(self._tick_at_s - time.monotonic(), self._planner.due_s() - self.clock.now_s()))
+        due_s = max(0.0, min(self._tick_at_s - time.monotonic(), self._decision_due_s() - self.clock.now_s()))
         items: list[Any] = []
         with contextlib.suppress(queue.Empty):
             items.append(self._inbox.get(timeout=due_s) if due_s > 0 else self._inbox.get_nowait())
@@ -379,44 +452,94 @@ class Service:
         self._take_in(items)
         if self._nodes_changed:
             self._follow()
-        self._planner.sync(self._touched)
-        if ending is None and self.clock.now_s() >= self._planner.due_s():
-            if not self._commit(self._planner.decide()):
-                self._planner.start_over()  # what is not written was not decided
-            self.executor.wish(self._planner.wishes())
+        self._guarded("tell the planner what has happened", self._sync)
+        if ending is None and self.clock.now_s() >= self._decision_due_s():
+            self._guarded("decide", self._decide)
         self._steer()
-        self._forget()
-        if self.store.snapshot_is_due(self._state):
-            with contextlib.suppress(StoreProblem):
-                self.store.snapshot(self._state)
+        self._guarded("forget old jobs", self._forget)
+        if self.store.snapshot_is_due(self._state) and not self._has_just_failed("write a snapshot"):
+            self._guarded("write a snapshot", self._snapshot)
         self._publish()
         return ending
+
+    def _sync(self) -> None:
+        try:
+            self._planner.sync(self._touched)
+        except Exception:
+            self._planner.start_over()  # from what the state says
+            raise
+
+    def _decision_due_s(self) -> float:
+        """When to decide next; a planner that has just failed is left alone for a while."""
+        pause_s = FAILED_PART_PAUSE_S if self._has_just_failed("decide") else 0.0
+        return self.clock.now_s() + pause_s if pause_s else self._planner.due_s()
+
+    def _has_just_failed(self, what: str) -> bool:
+        return time.monotonic() < self._failed_at_s.get(what, -math.inf) + FAILED_PART_PAUSE_S
+
+    def _decide(self) -> None:
+        if not self._commit(self._planner.decide()):
+            self._planner.start_over()  # what is not written was not decided
+        self.executor.wish(self._planner.wishes())
+
+    def _snapshot(self) -> None:
+        with contextlib.suppress(StoreProblem):
+            self.store.snapshot(self._state)
+
+    def _guarded(self, what: str, action: Callable[[], None]) -> None:
+        """Do a part of what a batch needs. What goes wrong there is reported, and must not end the service.
+
+        Jobs train on without it, and it is tried again with the next batch.
+        """
+        try:
+            action()
+            self._failing.pop(what, None)
+        except StoreTaken:
+            raise  # this service is none any more: nothing that it does counts
+        except Exception as problem:
+            reason = f"{type(problem).__name__}: {problem}"[:500]
+            self._failed_at_s[what] = time.monotonic()
+            if self._failing.get(what) != reason:
+                self._failing[what] = reason
+                log.exception("the service could not %s", what)
+                self._unsaved.append(r.Noted(level="alert", text=f"the service could not {what}: {reason}"))
+
+    def _take(self, happening: Happening) -> list[r.Record]:
+        """What something that the executor has heard means for the jobs."""
+        try:
+            return self.executor.take(happening)
+        except Exception as problem:
+            log.exception("the executor could not handle %r", happening)
+            told = f"{type(happening).__name__} cannot be handled: {type(problem).__name__}: {problem}"[:500]
+            job_id = getattr(happening, "job_id", None)
+            if job_id is None:
+                return [r.Noted(level="alert", text=told)]
+            return [r.JobQuarantined(job_id=job_id, reason=told)]
 
     def _take_in(self, items: Sequence[Any]) -> None:
         """Write down what happened and what was asked for, and answer."""
         happened = self._unsaved
         for item in items:
             if isinstance(item, tuple):
-                happened += self.executor.take(item[0])
+                happened += self._take(item[0])
         happened += self._tick()
         self._unsaved = []
-        trial = self._state.copy()
+        trial, now_s = self._state.copy(), self.clock.now_s()
+        happened = tried(trial, now_s, happened, self._probe)
         records: list[r.Record] = list(happened)
-        for record in happened:
-            trial.apply(trial.seq + 1, self.clock.now_s(), record)
         asked: list[_Request] = []
         for item in items:
             if isinstance(item, _Request):
                 try:
                     made = list(item.make(trial))
+                    for record in made:
+                        trial.apply_or_raise(trial.seq + 1, now_s, record)
                 except Exception as problem:
                     item.future.set_exception(problem)
                     continue
-                for record in made:
-                    trial.apply(trial.seq + 1, self.clock.now_s(), record)
                 records += made
                 asked.append(item)
-        if self._commit(records):
+        if self._commit(records, were_tried=True):
             if asked:
                 self._publish()  # whoever asked sees what came of it
             for item in asked:
@@ -458,11 +581,20 @@ class Service:
             and job.service_gpu_s(now_s) >= job.spec.budget_gpu_s
         ]
 
-    def _commit(self, records: Sequence[r.Record]) -> bool:
-        """Write records and take them into the state; whether that worked."""
+    def _probe(self, job: LiveJob) -> None:
+        """Make sure that everything which looks at a job can do so: raise what they would raise."""
+        view_of(job, self.cluster, self.clock.now_s())
+
+    def _commit(self, records: Sequence[r.Record], *, were_tried: bool = False) -> bool:
+        """Write records and take them into the state; whether that worked.
+
+        They are applied to a copy of the state before they are written, unless they ``were_tried`` already.
+        """
         if not records:
             return True
         now_s = self.clock.now_s()
+        if not were_tried:
+            records = tried(self._state.copy(), now_s, records, self._probe)
         try:
             entries = self.store.append(now_s, records, self._state.seq)
         except StoreTaken:
@@ -526,6 +658,7 @@ class Service:
             self._planner.reasons,
             self._planner.decision_times,
             self._waits,
+            self._planner.last_decision(),
         )
 
     # ------------------------------------------------------------------------------------------- the executor
@@ -544,15 +677,22 @@ class Service:
             job = self._state.jobs.get(job_id)
             if job is None:
                 continue
-            if job.wants_slots and job.target is not None:
-                told += self.executor.run(job, job.target)
-            else:
-                told += self.executor.stop(job, _why_stopped(job), save=job.wish != "cancel")
+            try:
+                told += self._steer_one(job)
+            except Exception as problem:
+                log.exception("%s could not be started or stopped", job_id)
+                reason = f"it cannot be started or stopped: {type(problem).__name__}: {problem}"
+                told.append(r.JobQuarantined(job_id=job_id, reason=reason[:500]))
         self._unsaved = []
         if self._commit(told):
-            self.executor.flush()
+            self._guarded("start what was planned", self.executor.flush)
         else:
             self._unsaved = told
+
+    def _steer_one(self, job: LiveJob) -> list[r.Record]:
+        if job.wants_slots and job.target is not None:
+            return self.executor.run(job, job.target)
+        return self.executor.stop(job, _why_stopped(job), save=job.wish != "cancel")
 
     def _wind_down(self, ending: _End) -> None:
         """Have all jobs save and stop, or leave them running; then let go of everything.
@@ -571,7 +711,7 @@ class Service:
                 with contextlib.suppress(queue.Empty):
                     item = self._inbox.get(timeout=TICK_S)
                     if isinstance(item, tuple):
-                        told = self.executor.take(item[0])
+                        told = self._take(item[0])
                         self._commit([record for record in told if not isinstance(record, r.JobStarting)])
                     elif isinstance(item, _Look):
                         item.answer()
@@ -594,9 +734,9 @@ class Service:
             if isinstance(item, _Request | _Look) and not item.future.done():
                 item.future.set_exception(Refused(503, why))
 
-    def view(self) -> Future[ClusterView]:
-        """What the policy would see now."""
-        return self.look(lambda engine, state: engine.view())
+    def view_with(self, job_id: str) -> Future[tuple[ClusterView, str]]:
+        """What the policy would see now, and a job with it; and the job that the policy sees in its place."""
+        return self.look(lambda engine, state: self._planner.view_with(job_id))
 
 
 def _thinned(records: Sequence[r.Record]) -> list[r.Record]:

@@ -9,7 +9,7 @@ its processes hold. Neither ever gives a slot to two jobs; the executor leads fr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import islice
@@ -19,18 +19,20 @@ from geminid.configuration import BatchPlan, Placement, double_grants
 from geminid.fields import InvalidInput
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Profile
+from geminid.job import JobKind, JobSpec
 from geminid.jobstate import TRANSITIONS, IllegalTransition, JobPhase, JobState
 from geminid.serve import records as r
 from geminid.serve.livejob import (
     Limits,
     LiveJob,
     Stretch,
-    job_from_dict,
     job_to_dict,
     observation_of,
     printable,
     total_batch,
 )
+from geminid.serve.quarantine import check_numbers, number_of, quarantined, read_job, reason_of
+from geminid.serve.queues import QueueRules
 
 #: So many jobs are looked at for one that a new job is like.
 MOST_FORERUNNERS = 1000
@@ -77,7 +79,7 @@ class ServiceState:
     ``notes`` are for operators, newest last, without what was audited. ``forgotten`` is what is left of jobs that are
     not kept any more, by owner. ``down`` are nodes that are gone, ``leaving`` those that are about to go, and ``taken``
     slots that are used by somebody who does not ask us; or that cannot be used, if their node is ``unfit``, for a
-    reason. ``slots`` is how many there are, by node.
+    reason. ``slots`` is how many there are, by node. ``queues`` are the rules of queues for which there are some.
     """
 
     seq: int = 0
@@ -98,6 +100,7 @@ class ServiceState:
     taken: frozenset[tuple[str, int]] = frozenset()
     unfit: Mapping[str, str] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
+    queues: Mapping[str, QueueRules] = field(default_factory=dict)
 
     @property
     def emptied(self) -> frozenset[str]:
@@ -128,7 +131,19 @@ class ServiceState:
     # --- Changes ---
 
     def apply(self, seq: int, at_s: float, record: r.Record) -> None:
-        """Take in the next record."""
+        """Take in the next record. A job whose record cannot be applied is put into quarantine."""
+        try:
+            self.apply_or_raise(seq, at_s, record)
+        except Exception as problem:
+            if not (about := r.jobs_of(record)):
+                raise
+            self.seq, self.at_s = seq, max(self.at_s, at_s)
+            for job_id in sorted(about):
+                self._quarantine(job_id, reason_of(record, problem))
+
+    def apply_or_raise(self, seq: int, at_s: float, record: r.Record) -> None:
+        """Take in the next record, or raise whatever keeps it from being applied."""
+        check_numbers(record)
         self.seq, self.at_s = seq, max(self.at_s, at_s)
         at_s = self.at_s
         match record:
@@ -176,8 +191,19 @@ class ServiceState:
                 if record.slots is not None:
                     self.quotas[named] = record.slots
                     self.borrowers |= {named} if record.borrow else set()
+            case r.QueueRulesSet():
+                members = frozenset(record.members)
+                rules = QueueRules(max_priority=record.max_priority, members=members, open=record.open)
+                others = {name: known for name, known in self.queues.items() if name != record.queue}
+                self.queues = others if rules.is_default else {**others, record.queue: rules}
             case r.JobsForgotten():
                 self._forget(record.job_ids)
+            case r.LogRecovered():
+                self.submitted = max(self.submitted, record.submitted)
+                text = f"the log was recovered; {record.lost}" if record.lost else "the log was recovered"
+                self.notes = (*self.notes, (at_s, "warning", text))[-MOST_NOTES:]
+            case r.JobQuarantined():
+                self._quarantine(record.job_id, record.reason)
             case r.Noted() if record.level == "audit":
                 pass  # the log has it; there may be many
             case r.Noted():
@@ -187,6 +213,16 @@ class ServiceState:
                 if job is not None and not job.phase.is_terminal:
                     with suppress(IllegalTransition, InvalidInput):  # a process may say anything
                         self.jobs[job.id] = self._change(at_s, job, record)
+
+    def _quarantine(self, job_id: str, reason: str) -> None:
+        job = self.jobs.get(job_id)
+        number = number_of(job_id)
+        if job is None and number > self.submitted:  # even what was submitted cannot be read: it is shown all the same
+            self.submitted = number
+            spec = JobSpec(name="unreadable", command=("false",))
+            job = LiveJob(state=JobState.submitted(job_id=job_id, spec=spec, at_s=self.at_s), elastic=False)
+        if job is not None and not job.phase.is_terminal:
+            self.jobs[job_id] = quarantined(job, self.at_s, reason)
 
     def _take(self, node: str, slots: Sequence[int], reason: str) -> None:
         """These slots of a node are not ours to give, and no others."""
@@ -201,7 +237,13 @@ class ServiceState:
             return
         state = JobState.submitted(job_id=record.job_id, spec=record.spec, at_s=at_s)
         job = LiveJob(
-            state=state, elastic=record.elastic, request=record.request, digest=record.digest, code=record.code
+            state=state,
+            elastic=record.elastic,
+            kind=JobKind(record.job_kind or JobKind.PLAIN),
+            kind_reason=record.kind_reason or "an earlier version of geminid has decided so",
+            request=record.request,
+            digest=record.digest,
+            code=record.code,
         )
         job = job.told(at_s, f"submitted by {record.spec.owner or 'nobody'}")
         like = self._forerunner(job)
@@ -240,6 +282,10 @@ class ServiceState:
         names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))
         return {f"{of} {name}": self.quotas[of, name] for of, name in names if (of, name) in self.quotas}
 
+    def rules_of(self, queue: str) -> QueueRules:
+        """The rules of a queue."""
+        return self.queues.get(queue, QueueRules())
+
     def may_borrow(self, name: str) -> bool:
         """Whether those under a quota, by what it is called, may have more where nobody else can use it."""
         of, _, whose = name.partition(" ")
@@ -247,7 +293,7 @@ class ServiceState:
 
     def _forerunner(self, job: LiveJob) -> LiveJob | None:
         """The last job of the same owner, name and script that has been measured."""
-        if not job.elastic:
+        if job.kind is JobKind.PLAIN:
             return None
         recent = islice(reversed(self.jobs.values()), MOST_FORERUNNERS)
         return next((other for other in recent if other.measured and _kind(other) == _kind(job)), None)
@@ -290,6 +336,10 @@ class ServiceState:
                 state = state.move(JobPhase.STARTING, at_s=at_s, placement=record.placement)
                 slots = record.placement.num_slots
                 return replace(job, state=state).told(at_s, f"starting on {slots} slot{'s' if slots > 1 else ''}")
+            case r.JobKindKnown():
+                kind = JobKind(record.job_kind)
+                known = replace(job, elastic=kind is JobKind.ELASTIC, kind=kind, kind_reason=record.reason)
+                return known.told(at_s, f"{kind}: {printable(record.reason)}")
             case r.JobReady():
                 values = {one.name: getattr(record, one.name) for one in fields(Limits)}
                 return replace(job, limits=Limits(**values))
@@ -349,20 +399,26 @@ class ServiceState:
             state = state.advance(at_s=at_s)
         elif state.spec.min_slots <= slots and (most is None or slots <= most):
             state = state.move(JobPhase.RUNNING, at_s=at_s, placement=record.placement)
-        else:  # survivors of a job that needs more: it trains on, and is not yet what it should be
+        else:  # survivors of a job that needs more: they wait for others, and it is not yet what it should be
             state = replace(
                 state.advance(at_s=at_s),
                 placement=record.placement,
                 max_slots_used=max(state.max_slots_used, slots),
             )
         where = f"{'training' if job.elastic else 'running'} on {slots} slot{'s' if slots > 1 else ''}"
+        if job.elastic and slots < state.spec.min_slots:
+            left = f"{slots} slot{'s' if slots > 1 else ''}"
+            where = f"waiting on {left} for the workers it has lost: it needs {state.spec.min_slots}"
         how = ""
         if record.restored and had_trained:
             job, state, how = self._restored(job, state, record.samples)
-        formed = replace(job, state=state, reported=None, formed_at_s=at_s).told(at_s, where + how, record.pause_s)
-        if record.pause_s is None:
+        pause_s = record.pause_s
+        if pause_s is not None and pause_s > at_s - (state.first_started_at_s or 0.0):
+            pause_s = None  # a job says so itself: it cannot have stood still for longer than it has run
+        formed = replace(job, state=state, reported=None, formed_at_s=at_s).told(at_s, where + how, pause_s)
+        if pause_s is None:
             return formed
-        return replace(formed, pauses_s=(*job.pauses_s, record.pause_s)[-MOST_PAUSES:])
+        return replace(formed, pauses_s=(*job.pauses_s, max(pause_s, 0.0))[-MOST_PAUSES:])
 
     @staticmethod
     def _restored(job: LiveJob, state: JobState, samples: int | None) -> tuple[LiveJob, JobState, str]:
@@ -379,7 +435,7 @@ class ServiceState:
         )
         how = " from an older checkpoint: the last could not be used"
         if not samples:
-            how = " from the beginning: no checkpoint could be used"
+            how = " from the beginning: no checkpoint was used"
         return replace(job, samples=samples, saved_samples=samples), state, how
 
     def _progress(self, at_s: float, job: LiveJob, record: r.JobProgressed) -> LiveJob:
@@ -402,7 +458,7 @@ class ServiceState:
             step=record.step,
             epoch=record.epoch,
             learning_rate_factor=record.learning_rate_factor,
-            metrics=tuple(sorted(record.metrics.items())),
+            metrics=tuple(sorted((printable(name), value) for name, value in record.metrics.items())),
             gradient=gradient,
             measured=self._measured(job, record),
         )
@@ -449,6 +505,10 @@ class ServiceState:
             job = job.failed_again() if counts else job
             in_a_row = job.fruitless if job.elastic else None
             state = state.crash(at_s=at_s, reason=record.reason, counts=counts, in_a_row=in_a_row)
+        elif record.how == "held":
+            if job.wish == "run":
+                job = replace(job, wish="pause", wished=f"paused: {record.reason}", rests_since_s=at_s)
+            state = state.move(JobPhase.PENDING, at_s=at_s, reason=record.reason)
         else:
             state = state.move(JobPhase.PENDING, at_s=at_s, reason=record.reason or state.reason)
         held_until_s = job.held_until_s
@@ -461,7 +521,7 @@ class ServiceState:
         if state.phase is JobPhase.PENDING and job.wish != "run":
             to = JobPhase.PAUSED if job.wish == "pause" else JobPhase.CANCELLED
             ended = replace(ended, state=state.move(to, at_s=at_s, reason=job.wished or record.reason))
-        if record.how in ("crashed", "lost", "unstarted"):
+        if record.how in ("crashed", "lost", "unstarted", "held"):
             ended = replace(ended, samples=ended.saved_samples)
         if ended.phase is not JobPhase.PENDING or job.phase is not JobPhase.STOPPING:
             ended = self._unplanned(at_s, ended)
@@ -526,17 +586,18 @@ class ServiceState:
 
     # --- What must hold ---
 
-    def plan_problems(self, targets: Mapping[str, Placement | None]) -> list[str]:
+    def plan_problems(self, targets: Mapping[str, Placement | None], placed: Iterable[str] | None = None) -> list[str]:
         """What is wrong with a plan, in sentences: sizes that were not asked for, and more slots than a quota has.
 
         Where a quota was lowered below what is in use, a plan must not use more of it than before; those who may borrow
-        are not bound by theirs.
+        are not bound by theirs. ``placed`` are the jobs that have slots, where that is known.
         """
         problems = []
         used_before: Counter[str] = Counter()
         used: Counter[str] = Counter()
         quotas: dict[str, int] = {}
-        for job in self.jobs.values():
+        involved = self.jobs if placed is None else {**dict.fromkeys(placed), **targets}
+        for job in (self.jobs[job_id] for job_id in involved):
             target = targets.get(job.id, job.target)
             before, after = (place.num_slots if place else 0 for place in (job.target, target))
             least, most = job.spec.min_slots, job.spec.max_slots
@@ -589,12 +650,13 @@ class ServiceState:
             "taken": sorted([node, slot] for node, slot in self.taken),
             "unfit": dict(self.unfit),
             "slots": dict(self.slots),
+            "queues": {name: rules.to_dict() for name, rules in sorted(self.queues.items())},
         }
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ServiceState:
         """The state that was written."""
-        jobs = [job_from_dict(entry) for entry in plain["jobs"]]
+        jobs = [read_job(entry) for entry in plain["jobs"]]
         return cls(
             seq=plain["seq"],
             at_s=plain["at_s"],
@@ -614,6 +676,7 @@ class ServiceState:
             taken=frozenset((node, slot) for node, slot in plain.get("taken", ())),
             unfit=dict(plain.get("unfit", {})),
             slots=dict(plain.get("slots", {})),
+            queues={name: QueueRules.from_dict(rules) for name, rules in plain.get("queues", {}).items()},
         )
 
 

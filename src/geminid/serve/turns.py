@@ -5,25 +5,27 @@ slots are free; a job that needs more than those would wait for as long as there
 thinks of it. So a waiting job has a *claim*: the time for which it has waited, times its weight. Against narrower
 waiting jobs of smaller claims, and once it has waited for a while (``PATIENCE_S`` between equals),
 
-- it gets its slots as soon as there are enough that nobody has to be left alone on; elastic jobs shrink for it;
+- it gets its slots as soon as there are enough that nobody has to be left alone on, and that narrower jobs of larger
+  claims do not need; elastic jobs shrink for it;
 - until then those jobs are not started where it is to run. Slots are not idle for it if they can be used: elastic jobs
   that run may grow into them, and give them back.
 
 How long plain commands take is not known, and one may never end, so equals are not held back for ever: they are from
 once the patience until twice the patience, not until four times, and so on, doubling. As soon as a time of holding
 back is longer than what runs, the job has its turn: it waits for at most about four times as long as that. Jobs of
-lower priority are held back all the time.
+lower priority are held back all the time. Of equal wide jobs, only the first that waits holds others back: each would
+at another time, and together all the time.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import nsmallest
 
 from geminid.policies.base import Allocation, ClusterView, JobView
 from geminid.policies.packing import FreeSlots, usable_types
+from geminid.serve.equals import asked_for
 
 #: A job waits so long before narrower ones of the same weight are held back for it.
 PATIENCE_S = 60.0
@@ -62,20 +64,33 @@ def turns(
     result = Turns(free.per_node)
     denied: dict[str, set[str]] = {}
     waits = {job.id: waited_s(job) for job in waiting}
+    claims = waits, patience_s
     everything = view.usable_slots_per_type()
     least = min((job.facts.min_slots for job in waiting), default=0)
     wide = [job for job in waiting if job.facts.min_slots > least]
-    for job in nsmallest(MOST_TURNS, wide, key=lambda job: -job.facts.weight * waits[job.id]):
+    passed: set[Hashable] = set()  # kinds whose first job does not have its turn yet
+    looked_after = 0
+    for job in sorted(wide, key=lambda job: -job.facts.weight * waits[job.id]):
+        kind = asked_for(job.facts, by_name=False)
+        if kind in passed:
+            continue
+        if looked_after == MOST_TURNS:
+            break
+        looked_after += 1
         need = job.facts.min_slots
         types = [name for name in usable_types(job, free) if everything[name] >= need]
-        rivals = [other for other in waiting if _overtakes(other, job, waits, patience_s)]
+        rivals = [other for other in waiting if _overtakes(other, job, *claims)]
         if not types or not rivals:
+            passed.add(kind)
             continue
         gpu_type = max(types, key=free.of_type)
-        given = free.emptiest_first(need, [gpu_type])
+        first = [other for other in waiting if other.facts.min_slots < need and not _overtakes(other, job, *claims)]
+        kept = sum(other.facts.min_slots for other in first if gpu_type in usable_types(other, free))
+        given = free.emptiest_first(need, [gpu_type]) if free.of_type(gpu_type) >= need + kept else None
         if given is not None:
             result.granted[job.id] = given
             continue
+        passed.add(kind)
         narrower = []
         for other in rivals:
             until_s = _held_until_s(job, other, waits[job.id], patience_s)

@@ -21,8 +21,9 @@ from geminid.goodput.profile import Profile
 from geminid.goodput.throughput import Shape
 from geminid.job import Adaptivity
 from geminid.jobstate import JobPhase
+from geminid.network import WITHIN_RACK, Path
 from geminid.policies.base import Allocation, JobFacts, JobView, Policy, slots_of
-from geminid.serve.livejob import LiveJob
+from geminid.serve.livejob import LiveJob, may_be_resized
 from geminid.serve.translation import batch_limits, facts_of, view_of
 from geminid.sim.application import Application, GradientTruth, StepTimeTruth
 from geminid.sim.simulator import Result, Settings, Simulator
@@ -52,7 +53,11 @@ class FittedTimes(StepTimeTruth):
 
     def step_times(self, placement: Sequence[int], per_slot_batch: int) -> tuple[float, float]:
         """Seconds of an accumulation step and of a synchronising step."""
-        shape = Shape.of(len(placement), sum(placement), per_slot_batch, max(placement))
+        return self.step_times_over(placement, per_slot_batch, WITHIN_RACK.path)
+
+    def step_times_over(self, placement: Sequence[int], per_slot_batch: int, path: Path) -> tuple[float, float]:
+        """The same over any path: the model knows links."""
+        shape = Shape.of(len(placement), sum(placement), per_slot_batch, max(placement), path.slowdown)
         times = self.fitted.step_times(shape)
         return float(times.accumulation_s), float(times.step_s)
 
@@ -114,7 +119,7 @@ def what_if(
     ``rescale_s`` is what a change of slots costs elastic jobs; None: what it did cost them.
     """
     jobs = list(jobs)
-    forerunners = _forerunners(jobs)
+    before = forerunners(jobs)
     active = sorted((job for job in jobs if job.wants_slots), key=lambda job: job.state.submitted_at_s)
     placed = placed_on(active, cluster)
     traces: list[TraceJob] = []
@@ -123,9 +128,9 @@ def what_if(
     guessed: set[str] = set()
     unlike: set[str] = set()
     for job in active:
-        like = forerunners.get((job.spec.name, job.spec.owner))
-        known = job if job.measured or like is None else replace(like, state=job.state)
-        application = application_of(known, job, cluster, pace, like) if job.elastic else None
+        like = before.get((job.spec.name, job.spec.owner))
+        known = known_of(job, like)
+        application = application_of(known, job, cluster, pace, like) if may_be_resized(job, like) else None
         facts = facts_of(job, cluster)
         left_s: float | None = None
         if application is not None:
@@ -155,15 +160,33 @@ def what_if(
     return WhatIf(workload, applications, frozenset(guessed), frozenset(unlike), standing)
 
 
+def known_of(job: LiveJob, like: LiveJob | None) -> LiveJob:
+    """A job with what is known of its speed and its work, by itself or by one ``like`` it, as it is once it runs."""
+    if not job.measured and like is not None:
+        return replace(like, state=job.state)
+    known = replace(job, elastic=True) if may_be_resized(job, like) else job
+    if like is None or like.limits is None or job.limits is None or job.work_samples is not None:
+        return known
+    if not length_is_known(job, like):
+        return known
+    work, by_progress = like.limits.work_samples, like.limits.by_progress
+    return replace(known, limits=replace(job.limits, work_samples=work, by_progress=by_progress))
+
+
+def length_is_known(job: LiveJob, like: LiveJob | None) -> bool:
+    """Whether it is more than a guess how long a job takes: it states its work, or the same command has run before."""
+    return job.work_samples is not None or (like is not None and like.spec.command == job.spec.command)
+
+
 def with_forerunners(jobs: Iterable[LiveJob]) -> list[LiveJob]:
     """The active jobs, and those that are over from which something is known of them."""
     jobs = list(jobs)
     active = {(job.spec.name, job.spec.owner) for job in jobs if not job.phase.is_terminal}
-    needed = {job.id for kind, job in _forerunners(jobs).items() if kind in active}
+    needed = {job.id for kind, job in forerunners(jobs).items() if kind in active}
     return [job for job in jobs if job.id in needed or not job.phase.is_terminal]
 
 
-def _forerunners(jobs: Iterable[LiveJob]) -> dict[tuple[str, str | None], LiveJob]:
+def forerunners(jobs: Iterable[LiveJob]) -> dict[tuple[str, str | None], LiveJob]:
     """The last job of each name and owner that has trained, or has succeeded in whatever it did."""
     return {
         (job.spec.name, job.spec.owner): job
@@ -267,7 +290,7 @@ def times_of(job: LiveJob, fits: Mapping[str, ThroughputFit]) -> list[tuple[floa
     for stretch in job.stretches:
         seen, fitted = stretch.observed(profiles.get(stretch.gpu_type)), fits.get(stretch.gpu_type)
         if seen is not None and fitted is not None and stretch.seconds > 0.0 and stretch.steps > 0:
-            shape = Shape.of(seen.nodes, seen.slots, seen.per_slot_batch, seen.busiest_node_slots)
+            shape = Shape.of(seen.nodes, seen.slots, seen.per_slot_batch, seen.busiest_node_slots, seen.link_slowdown)
             step_s = float(fitted.step_times(shape).iteration_s(stretch.accumulation_steps))
             times.append((stretch.seconds, stretch.steps * step_s))
     return times

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.fields import InvalidInput, Problem, Reader, check_number
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit
+from geminid.gputypes import LinkClass
+from geminid.network import Path
+
+#: Where synchronisation times come from: a profile of that tier, or the volume over the bandwidth of its links.
+MEASURED, FROM_VOLUME = "as profiled", "gradient volume ÷ bandwidth"
+
+
+#: A loss curve that is less steep cannot be told from a straight line, and its formula loses all digits.
+LEAST_STEEPNESS = 1e-6
 
 
 class StepTimeTruth(ABC):
@@ -20,6 +32,21 @@ class StepTimeTruth(ABC):
     @abstractmethod
     def step_times(self, placement: Sequence[int], per_slot_batch: int) -> tuple[float, float]:
         """Seconds of an accumulation step and of a synchronising step, for the slots that a job has on each node."""
+
+    def step_times_over(self, placement: Sequence[int], per_slot_batch: int, path: Path) -> tuple[float, float]:
+        """The same where nodes are joined by another path than in the profile.
+
+        Unless it was measured there, what synchronising adds to a profiled step takes longer in proportion to the
+        bandwidths: the same volume, over a narrower link.
+        """
+        accumulation_s, step_s = self.step_times(placement, per_slot_batch)
+        if path.slowdown == 1.0 or len(placement) == 1:
+            return accumulation_s, step_s
+        return accumulation_s, accumulation_s + path.slowdown * (step_s - accumulation_s)
+
+    def measured_on(self, tier: LinkClass) -> bool:
+        """Whether step times on a tier were measured, in place of following from volume and bandwidth."""
+        return False
 
     @property
     @abstractmethod
@@ -45,6 +72,58 @@ class GradientTruth(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossCurve:
+    """Training loss as a function of the part of the work that is done.
+
+    It falls from ``start`` to ``end``: like 1/(1 + ``steepness``·x) as models trained by plain gradient descent do, or,
+    with ``exponential``, like exp(−``steepness``·x).
+    """
+
+    start: float
+    end: float
+    steepness: float
+    exponential: bool = False
+
+    def __post_init__(self) -> None:
+        problems = [*check_number("start", self.start, above=0), *check_number("end", self.end, at_least=0)]
+        if not problems and self.end >= self.start:
+            expected = f"must be less than start, which is {self.start:g}"
+            problems.append(Problem("end", self.end, expected, involves=("start",)))
+        problems += check_number("steepness", self.steepness, at_least=LEAST_STEEPNESS)
+        if problems:
+            raise InvalidInput(problems)
+
+    @classmethod
+    def read(cls, reader: Reader) -> Self | None:
+        """Read the curve of a profile; all but ``exponential`` has to be there."""
+        return reader.attempt(
+            lambda: cls(
+                start=reader.number("start"),
+                end=reader.number("end"),
+                steepness=reader.number("steepness"),
+                exponential=reader.boolean("exponential", False),
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The curve as it is written in a profile."""
+        return {
+            "start": self.start,
+            "end": self.end,
+            "steepness": self.steepness,
+            "exponential": self.exponential,
+        }
+
+    def at(self, done: float) -> float:
+        """The loss when this part of the work is done, from 0 to 1."""
+        left, at_the_end = self._falls(min(max(done, 0.0), 1.0)), self._falls(1.0)
+        return self.end + (self.start - self.end) * (left - at_the_end) / (1.0 - at_the_end)
+
+    def _falls(self, done: float) -> float:
+        return math.exp(-self.steepness * done) if self.exponential else 1.0 / (1.0 + self.steepness * done)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
     """A kind of training job: how fast, how noisy and how long it trains.
 
@@ -55,7 +134,9 @@ class Application:
     measured steps). A job that ``counts_samples`` ends after so many of them whatever they were worth: an epoch is an
     epoch at any batch size. Where adaptive policies are to
     leave an application alone, ``pinned_slots`` and ``pinned_batch`` say how it runs under them (Pollux runs ncf on one
-    slot with a batch of 32,768); policies that run jobs as requested take no notice.
+    slot with a batch of 32,768); policies that run jobs as requested take no notice. ``loss`` is what its jobs report
+    as their training loss; None where nobody knows. ``gradient_bytes`` is what a step synchronises;
+    where it is not known, it follows from the time that synchronising takes within a rack.
     """
 
     name: str
@@ -69,11 +150,18 @@ class Application:
     pinned_batch: int | None = None
     start_up_s: float | None = None
     counts_samples: bool = False
+    loss: LossCurve | None = None
+    gradient_bytes: float | None = None
 
     @property
     def initial_batch(self) -> int:
         """M0, the same on every type."""
         return next(iter(self.limits.values())).initial
+
+    def sync_source(self, gpu_type: str, path: Path) -> str:
+        """Where its synchronisation times on a path come from."""
+        profiled = path.tier is LinkClass.NODE or (path.tier is LinkClass.RACK and path.slowdown == 1.0)
+        return MEASURED if profiled or self.truth[gpu_type].measured_on(path.tier) else FROM_VOLUME
 
     @property
     def total_steps(self) -> float:

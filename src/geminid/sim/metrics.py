@@ -22,6 +22,8 @@ class JobSummary:
     """One job's life. Times are seconds since the start of the workload.
 
     ``cost`` is what its slots cost: hours times the relative cost of a slot of their type, whose unit it has.
+    ``communication_s`` is what synchronising added to computing, of the ``working_s`` in which it held slots without a
+    pause.
     """
 
     name: str
@@ -37,6 +39,13 @@ class JobSummary:
     finish_time_ratio: float | None
     cost: float
     deadline_s: float | None
+    working_s: float = 0.0
+    communication_s: float = 0.0
+
+    @property
+    def communication_share(self) -> float | None:
+        """The share of its working time that synchronising took; None if it never worked."""
+        return self.communication_s / self.working_s if self.working_s > 0 else None
 
     @property
     def met(self) -> bool | None:
@@ -54,13 +63,16 @@ def job_summaries(result: Result) -> list[JobSummary]:
 
 
 def _job_summary(job: SimJob, ratio: float | None, prices: Mapping[str, float]) -> JobSummary:
-    held = paused = gpu_s = cost = 0.0
+    held = paused = gpu_s = cost = working_s = communication_s = 0.0
     changes = 0
     previous = None
     for stint in job.stints:
         end_s = stint.end_s if stint.end_s is not None else job.at_s
         held += end_s - stint.start_s
         paused += max(0.0, min(stint.works_from_s, end_s) - stint.start_s)
+        stint_working_s = max(0.0, end_s - max(stint.works_from_s, stint.start_s))
+        working_s += stint_working_s
+        communication_s += stint_working_s * job.communication_share(stint)
         slot_s = (end_s - stint.start_s) * sum(stint.placement) * (1.0 if stint.partner is None else 0.5)
         gpu_s += slot_s
         cost += slot_s / 3600.0 * prices[stint.gpu_type]
@@ -83,6 +95,8 @@ def _job_summary(job: SimJob, ratio: float | None, prices: Mapping[str, float]) 
         finish_time_ratio=ratio,
         cost=cost,
         deadline_s=job.facts.deadline_s,
+        working_s=working_s,
+        communication_s=communication_s,
     )
 
 
@@ -123,9 +137,11 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
     ``stints`` adds to every job its stretches of time with one allocation and batch size.
     """
     jobs = job_summaries(result)
+    several_racks = result.cluster.links.several_racks
     jct = np.array([job.jct_s for job in jobs if job.jct_s is not None])
     end_s = max((job.completion_s for job in jobs if job.completion_s is not None), default=0.0)
     gpu_s = sum(job.gpu_s for job in jobs)
+    working_s = sum(job.working_s for job in jobs)
     ratios = np.array([job.finish_time_ratio for job in jobs if job.finish_time_ratio is not None])
     deadlines = [job.met for job in jobs]
     decisions = 1000.0 * np.array(result.decision_s or [0.0])
@@ -142,6 +158,7 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
         "worst_ftf": float(ratios.max()) if ratios.size else None,
         "unfair_fraction": float((ratios > 1.0).mean()) if ratios.size else None,
         "utilization": gpu_s / (result.cluster.total_slots * end_s - result.returned_slot_s) if end_s else None,
+        "communication_share": sum(job.communication_s for job in jobs) / working_s if working_s else None,
         "decisions": len(result.decision_s),
         "cost": sum(job.cost for job in jobs),
         "deadlines_missed": sum(met is False for met in deadlines)
@@ -169,20 +186,25 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
                 "queued_s": job.queued_s,
                 "paused_s": job.paused_s,
                 "gpu_s": job.gpu_s,
+                "communication_s": job.communication_s,
+                "communication_share": job.communication_share,
                 "rescales": job.rescales,
                 "ftf": job.finish_time_ratio,
                 "cost": job.cost,
                 "deadline_s": job.deadline_s,
                 "met": job.met,
-                **({"stints": _stints(sim_job)} if stints else {}),
+                **({"stints": _stints(sim_job, several_racks=several_racks)} if stints else {}),
             }
             for job, sim_job in zip(jobs, result.jobs, strict=True)
         ],
     }
 
 
-def _stints(job: SimJob) -> list[dict[str, Any]]:
-    """A job's stints as plain data: when, where, with which batch, and how fast compared with perfect scaling."""
+def _stints(job: SimJob, *, several_racks: bool) -> list[dict[str, Any]]:
+    """A job's stints as plain data: when, where, with which batch, and how fast compared with perfect scaling.
+
+    Where there are several racks, also how far apart its nodes are.
+    """
     return [
         {
             "start_s": stint.start_s,
@@ -197,6 +219,8 @@ def _stints(job: SimJob) -> list[dict[str, Any]]:
             "per_slot_batch": stint.batch.per_slot if stint.batch else None,
             "accumulation_steps": stint.batch.accumulation if stint.batch else None,
             **job.lost_time(stint),
+            "communication_share": job.communication_share(stint),
+            **({"tier": stint.crossing.path.tier.value} if several_racks else {}),
         }
         for stint in job.stints
         if (end_s := stint.end_s if stint.end_s is not None else job.at_s) > stint.start_s

@@ -24,7 +24,7 @@ from geminid.sim.reasons import is_named
 from geminid.sim.workload import Workload
 
 #: Parts of the page's script, in the order in which they build on each other.
-SCRIPTS: Final = ("base.js", "charts.js", "time.js", "timeline.js", "pointing.js", "detail.js", "page.js")
+SCRIPTS: Final = ("base.js", "charts.js", "time.js", "timeline.js", "racks.js", "pointing.js", "detail.js", "page.js")
 
 _ESCAPED_IN_JSON: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -149,6 +149,7 @@ COLUMNS: Final = (
     Column("gpu_hours", "GPU-hours", _as("{:,.0f}")),
     Column("cost", "Cost", _as("{:,.1f}"), hint="GPU-hours times the relative cost of their GPU types"),
     Column("deadlines_missed", "Late", _as("{:,.0f}"), hint="Jobs that were done after their deadline, or never"),
+    Column("communication_share", "Communication", _as("{:.0f} %", 100), hint="Share of work that synchronising took"),
     Column("utilization", "Utilisation", _as("{:.0f} %", 100), max, "Slots held, mean over the makespan"),
     Column("worst_ftf", "Worst FTF", _as("{:.2f}"), hint="Finish-time fairness: JCT over that with a fair share"),
     Column("unfair_fraction", "Unfair", _as("{:.0f} %", 100), hint="Jobs with a finish-time fairness above 1"),

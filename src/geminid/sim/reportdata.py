@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminid.cluster import Cluster
+from geminid.gputypes import LinkClass
+from geminid.network import WHERE
 from geminid.sim.workload import TraceJob, Workload
 
 Array = NDArray[np.float64]
@@ -97,7 +99,9 @@ def overview(workload: Workload, cluster: Cluster, results: Sequence[Mapping[str
         "slots": cluster.total_slots,
         "types": [{"name": name, "slots": cluster.slots_per_type.get(name, 0)} for name in types],
         "nodes": [node.name for node in cluster.nodes],
+        **_racks(cluster),
         "applications": applications,
+        "sync_times": [_sync_times(name, results) for name in applications],
         "groups": groups,
         "jobs": {
             "name": [job.name for job in workload.jobs],
@@ -110,6 +114,31 @@ def overview(workload: Workload, cluster: Cluster, results: Sequence[Mapping[str
             _policy(str(result["policy"]), jobs, until_s, types, (len(groups), group_of_job))
             for result, jobs, until_s in zip(results, runs, horizons, strict=True)
         ],
+    }
+
+
+def _sync_times(application: str, results: Sequence[Mapping[str, Any]]) -> str | None:
+    """Where an application's synchronisation times come from, in words; None where all are as profiled."""
+    by_tier = next((found for run in results if (found := _setup(run).get("sync_times", {}).get(application))), None)
+    if by_tier is None:
+        return None
+    return "; ".join(f"{WHERE[LinkClass(tier)]}: {source}" for tier, source in by_tier.items())
+
+
+def _setup(result: Mapping[str, Any]) -> Mapping[str, Any]:
+    setup: Mapping[str, Any] = result.get("setup", {})
+    return setup
+
+
+def _racks(cluster: Cluster) -> dict[str, Any]:
+    """The racks with their zones, each node's rack and number of slots; nothing where all stand in one."""
+    if len(cluster.racks) < 2:
+        return {"racks": [], "rack": [], "node_slots": []}
+    zones = {node.rack: node.zone for node in cluster.nodes}
+    return {
+        "racks": [{"name": rack, "zone": zones[rack]} for rack in cluster.racks],
+        "rack": cluster.node_rack.tolist(),
+        "node_slots": cluster.node_slots.tolist(),
     }
 
 
@@ -249,11 +278,16 @@ def job_table(workload: Workload, result: Mapping[str, Any]) -> dict[str, list[A
         "gpu_s": [round(job["gpu_s"]) for job in jobs],
         "rescales": [job["rescales"] for job in jobs],
         "ftf": [_known(job["ftf"]) for job in jobs],
+        "communication": [_per_mille(job.get("communication_share")) for job in jobs],
     }
 
 
 def _known(ratio: float | None) -> float | None:
     return None if ratio is None or not math.isfinite(ratio) else round(ratio, 3)
+
+
+def _per_mille(share: float | None) -> int | None:
+    return None if share is None else round(1000 * share)
 
 
 def timelines(

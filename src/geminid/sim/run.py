@@ -17,6 +17,8 @@ from typing import Any
 from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
+from geminid.gputypes import LinkClass
+from geminid.network import Path as NetworkPath
 from geminid.policies.base import Policy
 from geminid.policies.gavel.timesharing import TimeSharingPolicy
 from geminid.policies.registry import make_policy
@@ -85,9 +87,8 @@ def without_unknown(workload: Workload, profiles: Path | None) -> Workload:
 def policy_of(text: str, experiment: Experiment) -> Policy:
     """Build a policy with the defaults that suit the workload: its seed, and rounds where its paper has them."""
     policy = named_policy(text, seed=experiment.seed)
-    if policy.profiled_defaults and not is_opaque(experiment.workload):
-        return named_policy(text, seed=experiment.seed, **policy.profiled_defaults)
-    return policy
+    defaults = policy.traced_defaults if is_opaque(experiment.workload) else policy.profiled_defaults
+    return named_policy(text, seed=experiment.seed, **defaults) if defaults else policy
 
 
 def simulate(text: str, experiment: Experiment, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
@@ -103,7 +104,25 @@ def simulate(text: str, experiment: Experiment, progress: Callable[[int], None] 
     )
     result = simulator.run(progress)
     figures = summary(result, timings=experiment.timings, stints=experiment.stints)
-    return {**figures, "policy": text, "setup": setup_of(experiment)}
+    sources = sync_sources(simulator)
+    setup = {**setup_of(experiment), **({"sync_times": sources} if sources else {})}
+    return {**figures, "policy": text, "setup": setup}
+
+
+def sync_sources(simulator: Simulator) -> dict[str, dict[str, str]]:
+    """Where the synchronisation times of applications come from, on each tier, unless all are as profiled."""
+    cluster = simulator.cluster
+    links = cluster.links
+    if links.as_profiled:
+        return {}
+    apps = {job.application.value.name: job.application.value for job in simulator.jobs.values() if job.application}
+
+    def source(app: Application, tier: LinkClass) -> str:
+        types = [name for name in cluster.nodes_of_type if name in app.limits]
+        paths = {name: NetworkPath(tier, links.slowdown(tier, cluster.type_index[name])) for name in types}
+        return " or ".join(sorted({app.sync_source(name, path) for name, path in paths.items()}))
+
+    return {name: {tier.value: source(app, tier) for tier in links.tiers} for name, app in sorted(apps.items())}
 
 
 def setup_of(experiment: Experiment) -> dict[str, Any]:
@@ -190,11 +209,8 @@ def load_policy(text: str) -> type[Policy]:
         raise InvalidInput(
             [Problem("policy class", class_name, f"must be a subclass of Policy in {path}, which has: {known}")]
         )
-    missing = [word for word in ("name", "paper", "objective") if not isinstance(getattr(found, word, None), str)]
-    if missing:
-        raise InvalidInput(
-            [Problem(f"policy class {class_name}", NOT_SHOWN, f"must say its {' and '.join(missing)}, as text")]
-        )
+    if not isinstance(getattr(found, "name", None), str):
+        raise InvalidInput([Problem(f"policy class {class_name}", NOT_SHOWN, 'must have a name = "…"')])
     if found.__abstractmethods__:
         lacking = ", ".join(sorted(found.__abstractmethods__))
         raise InvalidInput([Problem(f"policy class {class_name}", NOT_SHOWN, f"must define {lacking}")])

@@ -9,10 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminid.goodput.sharing import shared_speed, utilisation
+from geminid.gputypes import PCIE_BYTES_PER_S, named_gpu_type
 from geminid.job import Adaptivity
 from geminid.policies.base import JobFacts
 from geminid.sim.application import Application
+from geminid.sim.profiles.built_in import USABLE_MEMORY
 from geminid.sim.tuner import for_total
+
+#: The share of what a guest uses that has to be on the accelerator at any time; an assumption.
+WORKING_SET = 0.25
 
 
 @dataclass(slots=True)
@@ -22,6 +27,11 @@ class ApplicationSharing:
     Two jobs can share only if both batches fit into memory together; what a job needs without any samples is left out,
     and an application whose batch is limited by statistics rather than memory is taken to need all of it at its limit.
     It is a :class:`geminid.policies.base.SharingModel`.
+
+    It is a :class:`geminid.policies.sharing.SpillingModel` too. What a guest cannot keep on the accelerator is copied
+    from the memory of the machine once in every pass, over PCIe, while it computes nothing; at least ``WORKING_SET`` of
+    what it uses has to be on the accelerator at any time. Nobody has measured this: real allocators move parts that
+    are needed at different times, partly while they compute, and the copies take bandwidth from the host's input.
     """
 
     applications: Mapping[str, Application]
@@ -54,6 +64,37 @@ class ApplicationSharing:
         most = np.maximum(most, memory)
         fits = most[:, None] + most <= 1.0
         return np.where(fits, shared_speed(busy[:, None], busy), 0.0)
+
+    def spilled_speeds(
+        self, host: JobFacts, guest: JobFacts, gpu_type: str, memory_cap: float
+    ) -> tuple[float, float, float]:
+        """Speeds of a host, which has all the memory that it needs, and its guest, and what spills of the guest's."""
+        slower, spills = self.spilled(host, guest, gpu_type, memory_cap)
+        if slower <= 0.0:
+            return 0.0, 0.0, spills
+        one, other = self._use(host, gpu_type)[0], self._use(guest, gpu_type)[0]
+        return shared_speed(one, other), slower * shared_speed(other, one), spills
+
+    def spilled(self, host: JobFacts, guest: JobFacts, gpu_type: str, memory_cap: float) -> tuple[float, float]:
+        """What spilling leaves of a guest's speed, 0 if it cannot run beside its host, and what spills of its memory.
+
+        Batches are the requested ones.
+        """
+        hosts, guests = self._use(host, gpu_type)[1], self._use(guest, gpu_type)[1]
+        if hosts > 1.0 or guests > 1.0:
+            return 0.0, 0.0
+        stays = min(guests, 1.0 - hosts, memory_cap)
+        spills = guests - stays
+        if spills <= 1e-9:
+            return 1.0, 0.0
+        if stays < WORKING_SET * guests:
+            return 0.0, spills / guests
+        app = self.applications[guest.kind]
+        limits = app.limits[gpu_type]
+        per_slot = round(guests * limits.largest_per_slot)
+        pass_s = app.truth[gpu_type].step_times((1,), per_slot)[0]
+        copied_s = spills * USABLE_MEMORY * named_gpu_type(gpu_type).memory_bytes / PCIE_BYTES_PER_S
+        return pass_s / (pass_s + copied_s), spills / guests
 
     def busy(self, kind: str, gpu_type: str, per_slot_batch: int) -> float:
         """How busy an application keeps a slot at a batch size."""

@@ -15,6 +15,7 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats, efficiency, gain
 from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.profile import Observation, Profile
+from geminid.network import WITHIN_NODE, WITHIN_RACK, Crossing, Path
 from geminid.policies.base import Allocation, JobFacts
 from geminid.sim.application import Application, StepTimeTruth
 from geminid.sim.tuner import Batch, Tuner, for_total, untuned
@@ -45,10 +46,12 @@ def _epoch_gains(application: ByIdentity, total_batch: int) -> Array:
 
 
 @lru_cache(maxsize=65536)
-def _epoch_rates(application: ByIdentity, gpu_type: str, placement: tuple[int, ...], batch: Batch) -> Array:
+def _epoch_rates(
+    application: ByIdentity, gpu_type: str, placement: tuple[int, ...], batch: Batch, path: Path = WITHIN_RACK.path
+) -> Array:
     """Progress, in steps at M0 per second, during every epoch."""
     app = application.value
-    accumulation_s, step_s = app.truth[gpu_type].step_times(placement, batch.per_slot)
+    accumulation_s, step_s = app.truth[gpu_type].step_times_over(placement, batch.per_slot, path)
     gains = _epoch_gains(application, batch.total)
     rates: Array = gains / ((batch.accumulation * accumulation_s + step_s) * app.speed_divisor)
     return rates
@@ -71,8 +74,10 @@ class ByIdentity:
 class Stint:
     """A stretch of time with one allocation, one batch plan and one partner, or none, on the same slots.
 
-    ``works_from_s`` is when its pause ends. ``speed`` is what is left of a job's speed beside its partner. Jobs without
-    an application make ``steps_per_s``.
+    ``works_from_s`` is when its pause ends. ``speed`` is what is left of a job's speed beside its partner, ``cap`` the
+    share of the time for which it may compute, ``memory_cap`` the share of the memory that it may use beside its
+    partner, None if all of it fits. Jobs without an application make ``steps_per_s``. ``crossing`` is
+    what its nodes are joined by; ``contention`` how many times longer a step takes because others use the same uplinks.
     """
 
     start_s: float
@@ -89,6 +94,11 @@ class Stint:
     steps_per_s: float = 1.0
     partner: str | None = None
     speed: float = 1.0
+    cap: float = 1.0
+    memory_cap: float | None = None
+    crossing: Crossing = WITHIN_RACK
+    contention: float = 1.0
+    demand_bytes_per_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -143,11 +153,12 @@ class SimJob:
     # --- Progress ---
 
     def _rates(self, stint: Stint) -> Array:
-        speed = stint.speed / stint.slowdown
+        speed = stint.speed * stint.cap / (stint.slowdown * stint.contention)
         if self.application is None:
             return np.array([stint.steps_per_s * speed])
         assert stint.batch is not None
-        return _epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch) * speed
+        path = stint.crossing.path
+        return _epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch, path) * speed
 
     def _targets(self) -> Array:
         return np.array([self.total]) if self.application is None else self.application.value.progress_steps
@@ -171,7 +182,7 @@ class SimJob:
 
     def _advance(self, now_s: float) -> None:
         stint = self.stint
-        if stint is not None and now_s > stint.works_from_s:
+        if stint is not None and now_s > stint.works_from_s and stint.cap > 0:
             seconds = now_s - max(self.at_s, stint.works_from_s)
             rates, targets = self._rates(stint), self._targets()
             epoch = self.epoch()
@@ -217,6 +228,7 @@ class SimJob:
         gpu_type: str,
         batch: Batch | None,
         steps_per_s: float = 1.0,
+        crossing: Crossing = WITHIN_RACK,
     ) -> None:
         """Start a stint with new slots; progress must be up to date."""
         self.finish_stint(now_s)
@@ -232,6 +244,7 @@ class SimJob:
                 epoch=self.epoch(),
                 progress_before=self.progress,
                 steps_per_s=steps_per_s,
+                crossing=crossing,
             )
         )
         self._next_checkpoint_s = now_s + pause_s + self.checkpoint_s
@@ -248,16 +261,32 @@ class SimJob:
         stint.partner, stint.speed = partner, speed
         return stint
 
+    def limit(self, now_s: float, cap: float, memory_cap: float | None = None) -> None:
+        """Go on computing for this share of the time and in this share of the memory, without a pause."""
+        stint = self._go_on(now_s)
+        stint.cap, stint.memory_cap = cap, memory_cap
+
+    def contend(self, now_s: float, contention: float) -> None:
+        """Go on with more or less of the uplinks, without a pause."""
+        old = self.stint
+        assert old is not None
+        reported, demand_bytes_per_s = old.reported, old.demand_bytes_per_s
+        stint = self._go_on(now_s)
+        stint.contention = contention
+        stint.reported, stint.demand_bytes_per_s = reported, demand_bytes_per_s  # it is the same configuration
+
     def _go_on(self, now_s: float) -> Stint:
         """The stint that goes on where the current one ends now; a stint that has only begun goes on itself."""
         old = self.stint
         assert old is not None
         self.version += 1
         if old.start_s == now_s:
+            old.demand_bytes_per_s = None
             return old
         old.end_s = now_s
         works_from_s = max(now_s, old.works_from_s)
         stint = replace(old, start_s=now_s, works_from_s=works_from_s, epoch=self.epoch(), end_s=None, reported=False)
+        stint.demand_bytes_per_s = None
         self.stints.append(stint)
         return stint
 
@@ -280,6 +309,11 @@ class SimJob:
 
     # --- What it measures, and how it tunes itself ---
 
+    def loss(self) -> float | None:
+        """Its training loss at the current progress, where the application has a loss curve."""
+        curve = None if self.application is None else self.application.value.loss
+        return None if curve is None else curve.at(self.progress / self.total)
+
     def gradient(self) -> GradientStats | None:
         """True gradient statistics at the current progress and batch size, if the job knows them."""
         stint, epoch = self.stint, self.epoch()
@@ -298,8 +332,33 @@ class SimJob:
         stint = self.stint
         if self.application is None or stint is None or stint.batch is None or stint.partner is not None:
             return None
-        seen = _observe(self.application.value.truth[stint.gpu_type], stint.placement, stint.batch.per_slot)
-        return replace(seen, accumulation_s=seen.accumulation_s * stint.slowdown, step_s=seen.step_s * stint.slowdown)
+        truth = self.application.value.truth[stint.gpu_type]
+        seen = _observe(truth, stint.placement, stint.batch.per_slot, stint.crossing.path)
+        step_s = seen.step_s
+        if (
+            stint.contention != 1.0
+        ):  # what waiting for others adds to an iteration is seen in the step that synchronises
+            step_s += (stint.contention - 1.0) * (stint.batch.accumulation * seen.accumulation_s + step_s)
+        return replace(seen, accumulation_s=seen.accumulation_s * stint.slowdown, step_s=step_s * stint.slowdown)
+
+    def iteration_times(self, stint: Stint) -> tuple[float, float]:
+        """Seconds of one iteration of a stint, and the seconds of it that computing without synchronising would take.
+
+        An iteration is one optimiser step; contention for uplinks is included, a partner on the same slots is not.
+        """
+        assert self.application is not None
+        assert stint.batch is not None
+        truth, path = self.application.value.truth[stint.gpu_type], stint.crossing.path
+        accumulation_s, step_s = truth.step_times_over(stint.placement, stint.batch.per_slot, path)
+        iteration_s = stint.batch.accumulation * accumulation_s + step_s
+        return iteration_s * stint.contention, (stint.batch.accumulation + 1) * accumulation_s
+
+    def communication_share(self, stint: Stint) -> float:
+        """The share of a stint's working time that synchronising adds to computing; none where nothing is known."""
+        if self.application is None or stint.batch is None or len(stint.placement) == sum(stint.placement) == 1:
+            return 0.0
+        iteration_s, computing_s = self.iteration_times(stint)
+        return max(0.0, 1.0 - computing_s / iteration_s)
 
     def fixed_batch(self, gpu_type: str, slots: int) -> Batch | None:
         """The plan for the requested batch size."""
@@ -317,6 +376,7 @@ class SimJob:
         *,
         shared: bool = False,
         current: Batch | None = None,
+        link_slowdown: float = 1.0,
     ) -> Batch | None:
         """The best plan under the job's own fit, in half of the memory beside a partner; without one, the smallest.
 
@@ -329,8 +389,9 @@ class SimJob:
         if fitted is None or fitted.source == "prior":
             return untuned(limits, sum(placement))
         tuner = self._tuner
-        if tuner is None or tuner.fitted is not fitted or tuner.placement != placement or tuner.limits is not limits:
-            tuner = self._tuner = Tuner(fitted, limits, placement)
+        known = tuner is not None and tuner.placement == placement and tuner.link_slowdown == link_slowdown
+        if tuner is None or not known or tuner.fitted is not fitted or tuner.limits is not limits:
+            tuner = self._tuner = Tuner(fitted, limits, placement, link_slowdown)
         return tuner.best(gradient, current)
 
     def one_slot_profiles(self) -> dict[str, Profile]:
@@ -354,10 +415,9 @@ class SimJob:
         if self.application is None or stint.batch is None:
             return {"useful_share": 1.0, "lost_to_scaling_share": 0.0, "lost_to_statistics_share": 0.0}
         truth = self.application.value.truth[stint.gpu_type]
-        accumulation_s, step_s = truth.step_times(stint.placement, stint.batch.per_slot)
+        iteration_s, _ = self.iteration_times(stint)
         alone_s, _ = truth.step_times((1,), stint.batch.per_slot)
-        passes = stint.batch.accumulation + 1
-        scaling = min(1.0, passes * alone_s / (stint.batch.accumulation * accumulation_s + step_s))
+        scaling = min(1.0, (stint.batch.accumulation + 1) * alone_s / iteration_s)
         squared, variance = _epoch_gradients(self.application, stint.batch.total)
         epoch = min(stint.epoch, len(squared) - 1)
         scale = stint.batch.total / self.application.value.initial_batch
@@ -387,9 +447,12 @@ class SimJob:
             most = min(truth.most_slots, self.facts.max_slots, sum(nodes))
             largest = min(limits.largest_per_slot, limits.largest)
             sizes = sorted({round(m) for m in np.geomspace(limits.smallest_per_slot, largest, ONE_SLOT_BATCH_SIZES)})
+            index = cluster.type_index[gpu_type]
+            paths = [Path(tier, cluster.links.slowdown(tier, index)) for tier in cluster.links.tiers]
             profiles[gpu_type] = Profile.of(
-                _observe(truth, placement, size)
+                _observe(truth, placement, size, path)
                 for placement in _placements(max(nodes), len(nodes), most)
+                for path in (paths if len(placement) > 1 else [WITHIN_NODE.path])
                 for size in sizes
             )
         return profiles
@@ -468,8 +531,10 @@ def _placements(per_node: int, nodes: int, most: int) -> list[tuple[int, ...]]:
     return result
 
 
-def _observe(truth: StepTimeTruth, placement: tuple[int, ...], per_slot_batch: int) -> Observation:
-    accumulation_s, step_s = truth.step_times(placement, per_slot_batch)
+def _observe(
+    truth: StepTimeTruth, placement: tuple[int, ...], per_slot_batch: int, path: Path = WITHIN_RACK.path
+) -> Observation:
+    accumulation_s, step_s = truth.step_times_over(placement, per_slot_batch, path)
     return Observation(
         nodes=len(placement),
         slots=sum(placement),
@@ -477,6 +542,7 @@ def _observe(truth: StepTimeTruth, placement: tuple[int, ...], per_slot_batch: i
         per_slot_batch=per_slot_batch,
         accumulation_s=accumulation_s,
         step_s=step_s,
+        link_slowdown=path.slowdown,
     )
 
 

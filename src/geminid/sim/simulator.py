@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 
 from geminid.cluster import Cluster
-from geminid.engine.commands import Command, Rescale, Share, Start, Stop
+from geminid.engine.commands import Command, Limit, Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine, Outcome
 from geminid.engine.events import Completed, Event, NodeDown, NodeDrained, NodeUp, Reported, Revised, Submitted, Tick
 from geminid.engine.models import ModelKeeper
@@ -28,8 +28,10 @@ from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Profile
 from geminid.goodput.sharing import shared_speed
 from geminid.job import Adaptivity
+from geminid.network import WITHIN_RACK, Crossing
 from geminid.policies.base import Allocation, JobFacts, JobView, Policy
 from geminid.sim.application import Application
+from geminid.sim.contention import contentions
 from geminid.sim.profiles.gavel import ThroughputTable
 from geminid.sim.reasons import Reasons
 from geminid.sim.sharing import ApplicationSharing
@@ -140,6 +142,8 @@ class Simulator:
         self.settings = settings or Settings()
         self.throughputs, self.known, self.standing = throughputs, known or {}, standing or {}
         self.cluster = cluster
+        self._links = None if cluster.links.as_profiled else cluster.links
+        self._uplinks_changed = False
         self.policy = policy
         self.models = ModelKeeper(self.settings.model)
         self._own_models = self.models if self.settings.tune_s is None else ModelKeeper(self.settings.model)
@@ -267,6 +271,7 @@ class Simulator:
                 rescale_s=rescale_s if rescale_s is not None else 0.0,
                 weight=trace.weight,
                 owner=trace.owner,
+                opportunistic=trace.opportunistic,
                 kind=trace.application or "",
                 throughputs=MappingProxyType(dict(throughputs)),
                 spread_throughputs=MappingProxyType(self._spread_throughputs_of(trace, throughputs)),
@@ -293,6 +298,7 @@ class Simulator:
             min_slots=trace.requested_slots if rigid else 1,
             max_slots=trace.requested_slots if rigid else max(most, trace.requested_slots),
             requested_batch=requested_batch,
+            opportunistic=trace.opportunistic,
             adaptivity=adaptivity,
             gpu_types=frozenset(limits),
             limits=MappingProxyType(limits),
@@ -324,6 +330,8 @@ class Simulator:
             self.now_s, _, _, action = heapq.heappop(self._queue)
             self.result.events += 1
             action()
+            if self._uplinks_changed:
+                self._share_uplinks()
             finished = len(self.jobs) - len(self.engine.jobs) - self._not_yet_arrived
             if progress is not None and finished != done:
                 done = finished
@@ -401,9 +409,11 @@ class Simulator:
         if view.allocation and view.gpu_type is not None:
             batch = self._batch(job, view.gpu_type, view.allocation)
             steps_per_s = self._steps_per_s(job, view.gpu_type, view.allocation)
-            job.begin(self.now_s, 0.0, view.allocation, view.gpu_type, batch, steps_per_s)
+            crossing = self._crossing(view.allocation)
+            job.begin(self.now_s, 0.0, view.allocation, view.gpu_type, batch, steps_per_s, crossing)
             self._running[job.facts.id] = job
             self._schedule(job)
+            self._uplinks_changed |= bool(crossing.uplinks)
         elif job.application is None:
             job.start_up_s = 0.0  # what else it costs is in the time that it takes
 
@@ -469,7 +479,7 @@ class Simulator:
     def _feed(self, event: Event) -> None:
         """Give the engine an event and carry out what it answers."""
         deciding = self.policy.interval_s is None or isinstance(event, Tick)
-        if deciding and self.policy.needs_models:
+        if deciding and (self.policy.needs_models or self.policy.needs_reports):
             self._report_news()
         started = time.perf_counter()
         outcome = self.engine.handle(event)
@@ -509,20 +519,27 @@ class Simulator:
     def _execute(self, command: Command) -> None:
         job = self.jobs[command.job_id]
         job.advance(self.now_s)
+        self._notice_crossing(job)
         match command:
             case Start(allocation=allocation) | Rescale(allocation=allocation):
                 gpu_type = self.cluster.nodes[allocation[0][0]].gpu_type
                 self._learn(job)
                 batch = self._batch(job, gpu_type, allocation)
                 steps_per_s = self._steps_per_s(job, gpu_type, allocation)
-                job.begin(self.now_s, job.pause_s, allocation, gpu_type, batch, steps_per_s)
+                crossing = self._crossing(allocation)
+                job.begin(self.now_s, job.pause_s, allocation, gpu_type, batch, steps_per_s, crossing)
                 self._running[job.facts.id] = job
                 self._schedule(job)
+                if crossing.uplinks and job.stint is not None:
+                    self._at(job.stint.works_from_s, _JOB, partial(self._notice_crossing, job))
                 self._reveal(job)
                 if isinstance(command, Start):
                     self._start_tuning(job)
             case Share(partner=partner):
                 self._share(job, partner)
+            case Limit(cap=cap, memory_cap=memory_cap):
+                job.limit(self.now_s, cap, memory_cap)
+                self._slow_down(job)
             case Stop(lost=lost):
                 if lost:
                     job.crash(self.now_s)
@@ -567,15 +584,19 @@ class Simulator:
                 self._schedule(one)
 
     def _speed_beside(self, job: SimJob, other: SimJob) -> float:
-        """What is left of a job's speed: by the batches of both, where they have any."""
+        """What is left of a job's speed: by the batches of both, where they have any, while the other one computes."""
         mine, theirs, sharing = job.stint, other.stint, self.engine.sharing
         assert mine is not None
         assert theirs is not None
         assert sharing is not None
         if isinstance(sharing, ApplicationSharing) and mine.batch is not None and theirs.batch is not None:
             busy = sharing.busy(job.facts.kind, mine.gpu_type, mine.batch.per_slot)
-            return shared_speed(busy, sharing.busy(other.facts.kind, mine.gpu_type, theirs.batch.per_slot))
-        return sharing.relative_speeds(job.facts, other.facts, mine.gpu_type)[0]
+            speed = shared_speed(busy, sharing.busy(other.facts.kind, mine.gpu_type, theirs.batch.per_slot))
+            if mine.memory_cap is not None:
+                speed *= sharing.spilled(other.facts, job.facts, mine.gpu_type, mine.memory_cap)[0]
+        else:
+            speed = sharing.relative_speeds(job.facts, other.facts, mine.gpu_type)[0]
+        return 1.0 - theirs.cap * (1.0 - speed)
 
     def _batch(self, job: SimJob, gpu_type: str, allocation: Allocation, *, shared: bool = False) -> Batch | None:
         if job.application is None:
@@ -583,15 +604,18 @@ class Simulator:
         placement = tuple(slots for _, slots in allocation)
         if not self.policy.adapts_batch or job.facts.adaptivity is not Adaptivity.ADAPTIVE:
             return job.fixed_batch(gpu_type, sum(placement))
+        slowdown = self._crossing(allocation).path.slowdown
         known = self.engine.jobs[job.facts.id].model
         gradient = known.gradient if known is not None else None
         fitted = self._own_models.fit_of(job.facts.id, gpu_type)
         if gradient is None or fitted is None:
             return job.tuned_batch(None, job.application.value.gradient.at(0, 1.0), gpu_type, placement, shared=shared)
-        return job.tuned_batch(fitted, gradient, gpu_type, placement, shared=shared)
+        return job.tuned_batch(fitted, gradient, gpu_type, placement, shared=shared, link_slowdown=slowdown)
 
     def _schedule(self, job: SimJob) -> None:
         """Schedule the next moment at which something changes for a running job by itself."""
+        if job.stint is not None and job.stint.cap == 0.0:
+            return
         if self.policy.adapts_batch and job.application is not None:
             at_s, epoch = job.end_of_epoch_s(), job.epoch()
         else:
@@ -606,6 +630,7 @@ class Simulator:
         if job.progress >= job.total * (1.0 - 1e-9):
             job.progress = job.total
             job.completed_s = self.now_s
+            self._notice_crossing(job)
             job.finish_stint(self.now_s)
             self._running.pop(job.facts.id, None)
             self._feed(Completed(self.now_s, job.facts.id, self._told_progress(job, job.work)))
@@ -631,9 +656,13 @@ class Simulator:
             return
         shared = stint.partner is not None
         current = None if self.settings.tune_s is None else stint.batch
-        batch = job.tuned_batch(fitted, gradient, stint.gpu_type, stint.placement, shared=shared, current=current)
+        slowdown = stint.crossing.path.slowdown
+        batch = job.tuned_batch(
+            fitted, gradient, stint.gpu_type, stint.placement, shared=shared, current=current, link_slowdown=slowdown
+        )
         if batch is not None and batch != stint.batch:
             job.retune(self.now_s, batch)
+            self._notice_crossing(job)
             self._slow_down(job)
 
     def _start_tuning(self, job: SimJob) -> None:
@@ -673,7 +702,8 @@ class Simulator:
             stint.reported |= measured
             gradient = job.gradient()
             done = self._told_progress(job, job.work * job.progress / job.total)
-            self.engine.handle(Reported(self.now_s, job.facts.id, observation, gradient, done))
+            speed = stint.speed if stint.partner is not None and measured else None
+            self.engine.handle(Reported(self.now_s, job.facts.id, observation, gradient, done, job.loss(), speed))
 
     def _told_progress(self, job: SimJob, done: float) -> float:
         """What a job tells of its progress: with what it had done when time began. A plain command tells nothing."""
@@ -681,6 +711,28 @@ class Simulator:
         if standing is None:
             return done
         return standing.progress + (0.0 if job.application is None else done)
+
+    # --- The network ---
+
+    def _crossing(self, allocation: Allocation) -> Crossing:
+        """What joins the nodes of an allocation."""
+        if self._links is None:
+            return WITHIN_RACK
+        return self._links.crossing(tuple(node for node, _ in allocation))
+
+    def _notice_crossing(self, job: SimJob) -> None:
+        """What a job sends over uplinks begins, changes or ends now, if it sends anything."""
+        if job.stint is not None and job.stint.crossing.uplinks:
+            self._uplinks_changed = True
+
+    def _share_uplinks(self) -> None:
+        """Let the jobs that send over uplinks now share them."""
+        self._uplinks_changed = False
+        assert self._links is not None
+        for job, contention in list(contentions(self._running.values(), self._links, self.now_s)):
+            job.advance(self.now_s)
+            job.contend(self.now_s, contention)
+            self._schedule(job)
 
     def _spread_interference(self) -> None:
         """Distributed jobs that share a node slow each other down."""

@@ -42,6 +42,7 @@ class Tuner:
     fitted: ThroughputFit
     limits: BatchLimits
     placement: tuple[int, ...]
+    link_slowdown: float = 1.0
     _throughput: Array | None = None
 
     def best(self, gradient: GradientStats, current: Batch | None = None) -> Batch | None:
@@ -68,7 +69,7 @@ class Tuner:
         return Batch(int(batch[i]), int(steps[i]), int(total[i]))
 
     def _throughputs(self, batch: Array, steps: Array, total: Array) -> Array:
-        shape = Shape.of(len(self.placement), sum(self.placement), batch, max(self.placement))
+        shape = Shape.of(len(self.placement), sum(self.placement), batch, max(self.placement), self.link_slowdown)
         throughputs: Array = total / self.fitted.step_times(shape).iteration_s(steps)
         return throughputs
 

@@ -17,7 +17,7 @@ class TraceJob:
 
     A deadline counts from the submission: ``slo_s`` seconds, or ``slo_factor`` times as long as the job takes when it
     has the slots that it asked for to itself (Gavel). None of both means no deadline. Where ``requested_batch`` is
-    None, the user asked for the application's initial batch size.
+    None, the user asked for the application's initial batch size. ``opportunistic`` jobs take what others leave.
     """
 
     name: str
@@ -32,6 +32,7 @@ class TraceJob:
     slo_s: float | None = None
     slo_factor: float | None = None
     owner: str = ""
+    opportunistic: bool = False
 
 
 @dataclass(frozen=True, slots=True)

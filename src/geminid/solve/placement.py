@@ -12,7 +12,7 @@ each type is always carried out, and what had to be done differently is said.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -181,9 +181,24 @@ class _OneType:
             return None if i is None else [(i, parts[0])]
         if parts[0] == parts[-1]:
             return self._equal_parts(parts[0], len(parts))
+        for nodes in self._parts_of_the_cluster(len(parts)):
+            found = self._unequal_parts(parts, nodes)
+            if found is not None:
+                return found
+        return None
+
+    def _parts_of_the_cluster(self, count: int) -> Iterator[Sequence[int]]:
+        """Nodes among which to look for so many: those of each rack that has as many, of each zone, and all of them."""
+        if not self.one_rack:
+            for group in (self.racks, self.zones):
+                for index in np.flatnonzero(np.bincount(group) >= count).tolist():
+                    yield np.flatnonzero(group == index).tolist()
+        yield range(len(self.free))
+
+    def _unequal_parts(self, parts: Sequence[int], nodes: Sequence[int]) -> list[tuple[int, int]] | None:
         taken: dict[int, int] = {}
         for part in parts:
-            eligible = [(slots, i) for i, slots in enumerate(self.free) if slots >= part and i not in taken]
+            eligible = [(self.free[i], i) for i in nodes if self.free[i] >= part and i not in taken]
             if not eligible:
                 return None
             taken[min(eligible)[1]] = part

@@ -13,7 +13,7 @@ What training scripts use:
 ``norms``              the gradient noise, measured on the way
 ``optim`` ``tuner``    the user's optimiser, scaler and schedule under changing batch plans; choosing them
 ``peers``              forming process groups inside running processes, handing state over
-``checkpoint``         state on disk: atomic, checked, never unpickled (``tree``, ``rng``)
+``checkpoint``         state on disk: atomic, checked, never unpickled (``state_codec``, ``rng``)
 =====================  ===================================================================================
 
 What schedulers use (``docs/worker-protocol.md``); none of it imports PyTorch:
@@ -25,15 +25,5 @@ What schedulers use (``docs/worker-protocol.md``); none of it imports PyTorch:
 ``launcher``           starting and watching processes; ``zygote``: forked from a warm one
 ``supervisor``         one job: its workers, its rescales, its failures (``jobevents``)
 ``profiling``          runs a script on changing slots and batch plans, and fits the goodput model
-=====================  ===================================================================================
-
-What the demo measures with:
-
-=====================  ===================================================================================
-``models``             a small model and data that it can learn
-``worker``             one data-parallel worker process
-``workers``            starts worker processes, gives them orders, and ends them
-``measure``            has workers train, and collects step times and gradient norms
-``study``              fits the goodput model to measurements and checks it on those it was not shown
 =====================  ===================================================================================
 """

@@ -7,7 +7,6 @@ it. A worker whose supervisor stays away is told to save and stop, so that nothi
 from __future__ import annotations
 
 import os
-import select
 import signal
 import sys
 import threading
@@ -18,16 +17,22 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NoReturn
 
+from msgspec.structs import replace
+
 from geminid.train import channel
-from geminid.train.channel import Address, Connection
+from geminid.train.channel import Address, WorkerEnd
 from geminid.train.messages import (
+    LONGEST_TEXT,
+    Failed,
     Finished,
     Form,
+    FromSupervisor,
     FromWorker,
     Heartbeat,
     Hello,
-    Message,
+    Lost,
     Phase,
+    Progress,
     ProtocolError,
     Ready,
     Refused,
@@ -36,7 +41,8 @@ from geminid.train.messages import (
     Stop,
     Welcome,
 )
-from geminid.train.takeover import training_is_over
+from geminid.train.takeover import leave_report, training_is_over
+from geminid.wire.reactor import Reactor
 
 #: How long to wait before looking for a lost supervisor again.
 RECONNECT_S = 0.5
@@ -100,12 +106,13 @@ class Agent:
         self._save = False
         self._standing: dict[type, FromWorker] = {}
         self._stop: Stop | None = None
+        self._last_report: Progress | None = None
         self._heartbeat_s, self._orphan_s = 0.5, ORPHAN_S
         self._backlog: deque[FromWorker] = deque(maxlen=LONGEST_BACKLOG)
         self._changed = threading.Condition()
-        self._wake_in, self._wake_out = os.pipe()
+        self._reactor, self._is_woken = Reactor(), False
         self._closing = False
-        self._line: Connection | None = None
+        self._line: WorkerEnd | None = None
         self._welcome = False
         self._thread = threading.Thread(target=self._serve, name="geminid agent", daemon=True)
         self._thread.start()
@@ -118,13 +125,19 @@ class Agent:
 
     def send(self, message: FromWorker) -> None:
         """Send in the background; kept for later while the supervisor is away."""
+        if isinstance(message, Failed | Lost):  # which may quote an exception of any length
+            message = replace(message, reason=message.reason[:LONGEST_TEXT])
         with self._changed:
             if isinstance(message, Ready | Finished):
                 self._standing[type(message)] = message
             self._backlog.append(message)
+            if isinstance(message, Progress):
+                self._last_report = message
         if isinstance(message, Finished) and self.identity.ended is not None:
+            if self._last_report is not None:
+                leave_report(self.identity.ended, self._last_report)
             training_is_over(self.identity.ended)
-        os.write(self._wake_out, b"\0")
+        self._reactor.call_soon(self._wake)
 
     @property
     def form(self) -> Form | None:
@@ -162,7 +175,7 @@ class Agent:
     def close(self, timeout_s: float = 2.0) -> None:
         """Send what is left, to a supervisor that is found within the time, and hang up."""
         self._closing = True
-        os.write(self._wake_out, b"\0")
+        self._reactor.call_soon(self._wake)
         self._thread.join(timeout_s)
 
     # ------------------------------------------------------------------------------------ the agent's thread
@@ -179,8 +192,7 @@ class Agent:
                     self._take(Stop(save=True))
                 if alone_s > self._orphan_s + ORPHAN_GRACE_S:
                     os._exit(143)  # the training thread is stuck, and nobody is there to notice
-                if select.select([self._wake_in], [], [], RECONNECT_S)[0]:
-                    self._drain()
+                self._reactor.step(RECONNECT_S)
                 continue
             try:
                 self._converse(line)
@@ -194,10 +206,11 @@ class Agent:
 
     def _connect(self) -> bool:
         try:
-            line = Connection(self.identity.address.connect(channel.SEND_PATIENCE_S))
+            line = channel.worker_end(self.identity.address.connect(channel.SEND_PATIENCE_S))
         except OSError:
             return False
         self._line, self._welcome = line, False
+        self._reactor.watch(line, lambda: self._hear(line))
         try:
             line.send(
                 Hello(
@@ -210,15 +223,18 @@ class Agent:
             for message in list(self._standing.values()):
                 if message not in self._backlog:
                     line.send(message)  # a new supervisor has not heard it
+            line.drain(channel.SEND_PATIENCE_S)
         except OSError:
             self._hang_up()
             return False
         return True
 
-    def _converse(self, line: Connection) -> None:
-        """Send what there is, then listen until the next heartbeat is due."""
+    def _converse(self, line: WorkerEnd) -> None:
+        """Send what there is, then listen until the next heartbeat is due, or there is something to send."""
+        self._is_woken = False
         while self._backlog:
             line.send(self._backlog[0])
+            line.drain(channel.SEND_PATIENCE_S)
             with self._changed:
                 self._backlog.popleft()
         if self._closing:
@@ -233,20 +249,19 @@ class Agent:
                 usual_s=self.usual_s,
             )
         )
+        line.drain(channel.SEND_PATIENCE_S)
         due = monotonic() + self._heartbeat_s
-        while (left := due - monotonic()) > 0:
-            readable, _, _ = select.select([line.fileno(), self._wake_in], [], [], left)
-            if line.fileno() in readable:
-                for message in line.receive():
-                    self._take(message)
-            if self._wake_in in readable:
-                self._drain()
-                return
+        while (left := due - monotonic()) > 0 and not self._is_woken:
+            self._reactor.step(left)
 
-    def _drain(self) -> None:
-        os.read(self._wake_in, 4096)
+    def _hear(self, line: WorkerEnd) -> None:
+        for message in line.receive():
+            self._take(message)
 
-    def _take(self, message: Message) -> None:
+    def _wake(self) -> None:
+        self._is_woken = True
+
+    def _take(self, message: FromSupervisor) -> None:
         with self._changed:
             match message:
                 case Welcome():
@@ -265,12 +280,11 @@ class Agent:
                     self._save = True
                 case Stop():
                     self._stop = message
-                case _:
-                    raise ProtocolError(f"a supervisor does not say {type(message).__name__}")
             self._changed.notify_all()
 
     def _hang_up(self) -> None:
         if self._line is not None:
+            self._reactor.unwatch(self._line)
             self._line.close()
             self._line = None
 
@@ -280,7 +294,7 @@ def mind_until_init(*, look_s: float = LOOK_S, orphan_s: float = ORPHAN_S) -> No
 
     A script that hangs before ``geminid.init()`` would otherwise be left behind for ever. Returns at once.
     """
-    if channel.CONTROL in os.environ:
+    if channel.CONTROL in os.environ and channel.LONE not in os.environ:
         address = Address.parse(os.environ[channel.CONTROL])
         threading.Thread(target=_mind, args=(address, look_s, orphan_s), name="geminid start", daemon=True).start()
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from geminid.goodput.batchplan import BatchLimits
@@ -52,12 +53,16 @@ def code_of(*values: float) -> int:
 
 @dataclass(slots=True)
 class Place:
-    """A worker's place among the workers of a generation; ``lost`` says why that cannot go on, if so."""
+    """A worker's place among the workers of a generation; ``lost`` says why that cannot go on, if so.
+
+    With ``held`` they are fewer than the job needs, and take no step before others have joined them.
+    """
 
     rank: int = 0
     generation: int = 0
     layout: Layout = field(default_factory=Layout)
     lost: str | None = None
+    held: bool = False
 
     @property
     def size(self) -> int:
@@ -267,7 +272,7 @@ class Agreement:
         stats = self._meter.estimate.stats()
         self.wanted_plan = plan if plan is not None else self._tuner.first_plan(self._place.layout, stats)
         return {
-            "plan": asdict(self.wanted_plan),
+            "plan": structs.asdict(self.wanted_plan),
             "factors": self._factors_of(self.wanted_plan),
             "efficiency": self._wanted_efficiency,
             "interval": self.wanted_interval,

@@ -6,22 +6,26 @@ machines. The first line on a connection must be a ``Hello`` with the worker's o
 
 from __future__ import annotations
 
-import hmac
 import os
-import select
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from geminid.train.messages import (
-    LONGEST_LINE_BYTES,
+    FROM_SUPERVISOR,
+    FROM_WORKER,
     PROTOCOL_VERSION,
+    FromSupervisor,
+    FromWorker,
     Hello,
-    Message,
     ProtocolError,
-    decode,
-    encode,
 )
+from geminid.wire.connection import Connection
+from geminid.wire.handshake import check_token, check_version
+
+#: A worker's end of its connection, and the supervisor's.
+WorkerEnd = Connection[FromSupervisor, FromWorker]
+SupervisorEnd = Connection[FromWorker, FromSupervisor]
 
 #: Environment of a worker process.
 CONTROL, TOKEN, WORKER, JOB = "GEMINID_CONTROL", "GEMINID_TOKEN", "GEMINID_WORKER", "GEMINID_JOB"
@@ -29,6 +33,9 @@ CHECKPOINTS, REPORTS, OPTIONS = "GEMINID_CHECKPOINTS", "GEMINID_REPORTS", "GEMIN
 
 #: Where a worker leaves word that its script has ended well after training, for a supervisor that may be away.
 ENDED = "GEMINID_ENDED"
+
+#: Set for a process of which nobody knows whether it will call ``geminid.init()``: it does without a supervisor.
+LONE = "GEMINID_LONE"
 
 #: Where there are several nodes: the name of the worker's own, and the address at which the others can reach it.
 NODE, ADDRESS = "GEMINID_NODE", "GEMINID_ADDRESS"
@@ -96,54 +103,17 @@ class Address:
         return made, self
 
 
-class Connection:
-    """One end of a connection: whole messages in and out. Receiving never blocks; sending gives up after a while."""
-
-    def __init__(self, opened: socket.socket) -> None:
-        self._socket = opened
-        self._socket.settimeout(SEND_PATIENCE_S)
-        self._buffer = bytearray()
-
-    def fileno(self) -> int:
-        """For selectors."""
-        return self._socket.fileno()
-
-    def send(self, message: Message) -> None:
-        """Send one message.
-
-        Raises:
-            OSError: the peer is gone, or does not take it.
-        """
-        self._socket.sendall(encode(message))
-
-    def receive(self) -> list[Message]:
-        """All whole messages that have arrived.
-
-        Raises:
-            EOFError: the peer closed the connection.
-            OSError: the connection broke.
-            ProtocolError: what arrived is not a message.
-        """
-        poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
-        if not poll.poll(0):
-            return []
-        chunk = self._socket.recv(1 << 16)
-        if not chunk:
-            raise EOFError("the connection was closed")
-        self._buffer += chunk
-        *lines, rest = self._buffer.split(b"\n")
-        if len(rest) > LONGEST_LINE_BYTES:
-            raise ProtocolError(f"a line is longer than {LONGEST_LINE_BYTES} bytes")
-        self._buffer = bytearray(rest)
-        return [decode(bytes(line)) for line in lines]
-
-    def close(self) -> None:
-        """Close the connection."""
-        self._socket.close()
+def worker_end(opened: socket.socket) -> WorkerEnd:
+    """A worker's end of a connection."""
+    return Connection(opened, FROM_SUPERVISOR, FROM_WORKER)
 
 
-def admitted(message: Message, token: str | None) -> Hello:
+def supervisor_end(opened: socket.socket) -> SupervisorEnd:
+    """A supervisor's end of a connection."""
+    return Connection(opened, FROM_WORKER, FROM_SUPERVISOR)
+
+
+def admitted(message: FromWorker, token: str | None) -> Hello:
     """The greeting, if it is one and carries the right token, which is None if there is no such worker.
 
     Raises:
@@ -153,8 +123,6 @@ def admitted(message: Message, token: str | None) -> Hello:
         raise ProtocolError("the first message was not a hello")
     if token is None:
         raise ProtocolError(f"there is no worker {message.worker[:40]!r}")
-    if not hmac.compare_digest(message.token.encode(), token.encode()):
-        raise ProtocolError("the token is wrong")
-    if message.version != PROTOCOL_VERSION:
-        raise ProtocolError(f"the worker speaks version {message.version} of the protocol, not {PROTOCOL_VERSION}")
+    check_token(message.token, token)
+    check_version("the worker", message.version, PROTOCOL_VERSION)
     return message

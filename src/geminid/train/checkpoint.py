@@ -1,17 +1,16 @@
-"""Checkpoints: one file each, written whole or not at all, checked before anything is believed, never unpickled.
+"""Checkpoints: one safetensors file each, written whole or not at all, verified before use, never unpickled.
 
-The format is that of *safetensors*: the length of a header, the header (JSON: where each tensor lies, and our own
-metadata), the tensors' bytes. Any tool for that format can read them. The metadata holds the rest of the state as JSON
-and a SHA-256 over everything, so a truncated or altered file is recognised.
+The safetensors library writes and reads the files, so other tools can open them. Their metadata holds the rest of the
+state as JSON and a SHA-256 of everything, so a truncated or altered file is recognised.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
-import struct
+import re
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +18,17 @@ from time import monotonic
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from geminid.train.tree import TENSORS, check_tensors, put_together, take_apart
+from geminid.train.state_codec import check_tensors, dtype_code, put_together, take_apart
 
-#: Version of what the metadata holds.
-FORMAT = "geminid-1"
+#: Version of what the metadata holds: the checksum takes the tensors in the order of their names.
+FORMAT = "geminid-2"
 
-#: A header that claims to be longer than this is damaged.
-LONGEST_HEADER_BYTES = 1 << 28
-
-_TYPES = {name: kind for kind, name in TENSORS.items()}
+#: The version before, which is still read: the checksum takes the tensors in the order in which they are stored.
+FORMAT_1 = "geminid-1"
 
 
 class BadCheckpoint(Exception):
@@ -71,87 +70,92 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def write(snapshot: Snapshot, path: Path) -> int:
-    """Write a file atomically: under another name, flushed to disk, then renamed. Its size in bytes."""
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, tensor in snapshot.tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": TENSORS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
+    """Write a file atomically: under another name, flushed to disk, then renamed. Its size in bytes.
+
+    The library has a temporary file of its own, next to the one that it is asked for, and only its owner may read it.
+    So it writes in a new folder, whose permissions are the default ones.
+
+    Raises:
+        OSError: it cannot be written.
+        SafetensorError: the state has more metadata than the format allows (100 MB).
+    """
     metadata = {
         "format": FORMAT,
         "step": str(snapshot.step),
         "samples": str(snapshot.samples),
         "state": json.dumps(snapshot.document, allow_nan=False),
     }
-    metadata["sha256"] = _digest(header, metadata, [_bytes(tensor) for tensor in snapshot.tensors.values()])
-    text = json.dumps({"__metadata__": metadata, **header}, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    metadata["sha256"] = _digest(snapshot.tensors, sorted(snapshot.tensors), metadata)
+    folder = path.with_name(f".{path.name}.{os.getpid()}")
+    unfinished = folder / path.name
     try:
-        with unfinished.open("wb") as file:
-            file.write(struct.pack("<Q", len(text)))
-            file.write(text)
-            for tensor in snapshot.tensors.values():
-                file.write(_bytes(tensor))
-            file.flush()
-            os.fsync(file.fileno())
+        folder.mkdir(exist_ok=True)
+        _save(snapshot.tensors, unfinished, metadata)
+        unfinished.chmod(folder.stat().st_mode & 0o666)
+        size_bytes = unfinished.stat().st_size
+        _flush(unfinished)
         unfinished.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
     finally:
-        os.close(folder)
-    return 8 + len(text) + offset
+        shutil.rmtree(folder, ignore_errors=True)
+    _flush(path.parent)
+    return size_bytes
+
+
+def _save(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Have the library write a file; what the system refuses is raised as an OSError, which the library does not do."""
+    try:
+        save_file(dict(tensors), path, metadata)
+    except SafetensorError as problem:
+        code = re.search(r"\(os error (\d+)\)", str(problem))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from None
+
+
+def _flush(path: Path) -> None:
+    """Wait until a file or folder is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read(path: Path) -> Any:
     """The state in a file.
 
+    The library maps the file into memory. Tensors are copied out of it before they are verified: the file may be
+    removed or overwritten while training goes on with them.
+
     Raises:
         BadCheckpoint: the file is damaged, or not a checkpoint.
         OSError: it cannot be read.
     """
-    raw = path.read_bytes()
     try:
-        (length,) = struct.unpack_from("<Q", raw)
-        if length > min(len(raw) - 8, LONGEST_HEADER_BYTES):
-            raise BadCheckpoint("it is truncated")
-        header = json.loads(raw[8 : 8 + length])
-        metadata = header.pop("__metadata__")
-        data = memoryview(raw)[8 + length :]
-        spans = {name: entry["data_offsets"] for name, entry in header.items()}
-        if any(not 0 <= begin <= end <= len(data) for begin, end in spans.values()):
-            raise BadCheckpoint("it is truncated")
-        claimed = metadata.pop("sha256")
-        if claimed != _digest(header, metadata, [data[begin:end] for begin, end in spans.values()]):
+        with path.open("rb"), safe_open(path, "pt") as file:
+            metadata = dict(file.metadata())
+            claimed, stored = metadata.pop("sha256"), file.offset_keys()
+            tensors = {name: file.get_tensor(name).clone() for name in stored}
+        if claimed != _digest(tensors, stored if metadata["format"] == FORMAT_1 else sorted(stored), metadata):
             raise BadCheckpoint("its checksum is wrong")
-        if metadata["format"] != FORMAT:
+        if metadata["format"] not in (FORMAT, FORMAT_1):
             raise BadCheckpoint(f"its format is {metadata['format']!r}, not {FORMAT!r}")
-        tensors = {name: _tensor(data[slice(*spans[name])], entry) for name, entry in header.items()}
         return put_together(json.loads(metadata["state"]), tensors)
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+    except SafetensorError as problem:
+        raise BadCheckpoint(f"it is truncated or damaged ({problem})") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
         raise BadCheckpoint(f"it is damaged ({type(problem).__name__})") from None
 
 
-def _digest(header: Mapping[str, Any], metadata: Mapping[str, str], parts: list[Any]) -> str:
+def _digest(tensors: Mapping[str, Tensor], order: list[str], metadata: Mapping[str, str]) -> str:
+    """The checksum of metadata and of tensors side by side in this order: their names, types, shapes and bytes."""
+    header, end = {}, 0
+    for name in order:
+        begin, end = end, end + tensors[name].nbytes
+        code, shape = dtype_code(tensors[name].dtype), list(tensors[name].shape)
+        header[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
     digest = hashlib.sha256(json.dumps([header, metadata], sort_keys=True).encode())
-    for part in parts:
-        digest.update(part)
+    for name in order:
+        if tensors[name].numel():
+            digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Any:
-    """The bytes of a tensor in main memory, not copied."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data if tensor.numel() else b""
-
-
-def _tensor(data: memoryview, entry: Mapping[str, Any]) -> Tensor:
-    kind = _TYPES[entry["dtype"]]
-    if not len(data):
-        return torch.empty(entry["shape"], dtype=kind)
-    return torch.frombuffer(bytearray(data), dtype=kind).reshape(entry["shape"])

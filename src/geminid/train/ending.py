@@ -14,7 +14,7 @@ from geminid.train.peers import Stuck
 from geminid.train.saving import Saver
 from geminid.train.trainstate import TrainingState
 
-#: What a shell reports for a process that SIGTERM ended; also how a worker ends that was told to stop.
+#: What a shell reports for a process that SIGTERM ended; also how a worker ends that was told to stop or to leave.
 STOPPED_EXIT_CODE = 143
 
 #: How a worker ends that could not form a group with a dying peer; a new process takes its place.
@@ -34,7 +34,7 @@ class Ending:
         if self._saver is not None:
             self._saver.wait()
         self._agent.send(messages.Leaving(generation=form.generation, stopped_at_s=self.stopped_at_s))
-        self._end_process(0)
+        self._end_process(STOPPED_EXIT_CODE)
 
     def give_up(self, problem: Stuck) -> NoReturn:
         """This process cannot go on: save the state, which is intact, for a new one to go on from."""

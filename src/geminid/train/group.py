@@ -10,6 +10,8 @@ the membership makes a new one. The rules:
 - If a member dies, the others form the next generation from what they have in memory, and newcomers join them after
   that: survivors may be anywhere in the script, newcomers begin between two steps. If none is left, new workers begin
   from the last checkpoint, all together.
+- Survivors that are fewer than the job needs do not train: they keep what they have in memory, and wait before their
+  next step until newcomers have joined them, or the job is stopped. Such a group is *held*.
 - If all members live and yet cannot work together (before their first step they have lost each other, or given each
   other up), some are ended, and the others go on without them: those who were no part of the last group that could, or
   if all were, those on other nodes than the first; only those of them, if any, who gave up while others waited for
@@ -22,8 +24,10 @@ the membership makes a new one. The rules:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
+
+from msgspec.structs import replace
 
 from geminid.train.messages import Form, Plan
 
@@ -72,13 +76,17 @@ Action = StartWorker | EndWorker | Tell | CannotWork
 
 @dataclass(slots=True)
 class _Worker:
-    """A worker; one that is ``left_over`` was to join a generation that broke, and may still be trying to."""
+    """A worker; one that is ``left_over`` was to join a generation that broke, and may still be trying to.
+
+    One that was started by an earlier version of Geminid, which had no such thing, cannot be held (``can_hold``).
+    """
 
     slot: str
     standing: Standing = Standing.STARTING
     lost: bool = False
     has_state: bool = False
     left_over: bool = False
+    can_hold: bool = True
     meeting: str | None = None
 
     @property
@@ -106,6 +114,8 @@ class ElasticGroup:
         self._gave_up: set[str] = set()
         self._proven: frozenset[str] = frozenset()
         self._broken = False
+        #: Whether the newest generation is held.
+        self.held = False
         self._started = 0
 
     @property
@@ -122,6 +132,15 @@ class ElasticGroup:
         """What a worker is to the group; None if it is none of its."""
         known = self._workers.get(worker)
         return known.standing if known is not None else None
+
+    def can_hold(self, worker: str) -> bool:
+        """Whether a worker understands that it is to wait for others before its next step."""
+        known = self._workers.get(worker)
+        return known is not None and known.can_hold
+
+    def takes_part(self, worker: str) -> bool:
+        """Whether a worker is in the group, or waits for a place in it."""
+        return self.standing(worker) in (Standing.READY, Standing.MEMBER)
 
     def slot(self, worker: str) -> str:
         """The slot that a worker runs on."""
@@ -147,6 +166,13 @@ class ElasticGroup:
         if len(set(slots)) != len(slots):
             raise ValueError(f"a slot is named twice in {', '.join(slots)}")
         self._wanted, self.plan = tuple(slots), plan
+        return self._settle()
+
+    def need(self, fewest: int) -> list[Action]:
+        """From now on, the job needs so many workers."""
+        if fewest == self._fewest:
+            return []
+        self._fewest = fewest
         return self._settle()
 
     def forsake(self, slots: Collection[str]) -> None:
@@ -236,19 +262,29 @@ class ElasticGroup:
         self._broken = True
         return self._settle()
 
-    def adopt(self, worker: str, slot: str, *, member: bool) -> None:
+    def adopt(self, worker: str, slot: str, *, member: bool, can_hold: bool = True) -> None:
         """Take over a worker that an earlier supervisor started."""
-        self._workers[worker] = _Worker(slot, Standing.MEMBER if member else Standing.STARTING, has_state=member)
+        standing = Standing.MEMBER if member else Standing.STARTING
+        self._workers[worker] = _Worker(slot, standing, has_state=member, can_hold=can_hold)
         self._started = max(self._started, _number(worker))
 
-    def resume(self, generation: int, members: Sequence[str], wanted: Sequence[str], known: Iterable[str] = ()) -> None:
-        """Take over a group that an earlier supervisor formed; its members still train.
+    def resume(
+        self,
+        generation: int,
+        members: Sequence[str],
+        wanted: Sequence[str],
+        known: Iterable[str] = (),
+        *,
+        held: bool = False,
+    ) -> None:
+        """Take over a group that an earlier supervisor formed; its members still train, or are held.
 
         No newcomer gets the name of a worker that was ``known``, living or dead: others would take it for that.
         """
         self._started = max([self._started, *map(_number, members), *map(_number, known)])
         self.generation, self.members, self._wanted = generation, tuple(members), tuple(wanted)
         self._joined, self._stepped, self._proven = set(members), set(members), frozenset(members)
+        self.held = held
         self._broken = len(self._alive()) < len(self.members)
 
     def resumed(self) -> list[Action]:
@@ -291,6 +327,8 @@ class ElasticGroup:
             return alive + warm if all_warm and warm else []
         if len(staying) < len(alive):
             return staying + warm
+        if self.held and len(staying) + len(warm) >= self._fewest:  # as soon as there are enough
+            return staying + warm
         return staying + warm if all_warm and warm else []
 
     def _form(self, members: Sequence[str]) -> list[Action]:
@@ -304,6 +342,7 @@ class ElasticGroup:
         broken = self._broken
         self.generation += 1
         self.members, self._broken = tuple(members), False
+        self.held = broken and len(members) < self._fewest and all(self._workers[one].can_hold for one in members)
         self._joined, self._stepped, self._gave_up = set(), set(), set()
         for member in members:
             self._workers[member].standing, self._workers[member].lost = Standing.MEMBER, False
@@ -317,6 +356,7 @@ class ElasticGroup:
             rendezvous=f"{self._prefix if meeting is None else f'{meeting}/'}{self.generation}",
             plan=self.plan,
             broken=broken,
+            hold=self.held,
         )
         told: list[Action] = []
         for worker in (*members, *leaving):

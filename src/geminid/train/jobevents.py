@@ -18,6 +18,13 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class InitCalled:
+    """A job that was one process calls ``geminid.init()``: from now on it can be resized."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerEnded:
     """A worker's process is gone. ``expected`` if it left, finished or was told to stop."""
 
@@ -90,7 +97,9 @@ class JobEnded:
     ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``short`` it
     failed because its machine was short of something, such as room on the disk, and may well be tried again.
     ``failures`` is how many there were without progress in between, if it failed for them. With ``apart`` it failed
-    because its workers, all of which lived, could not work together.
+    because its workers, all of which lived, could not work together. With ``hold`` somebody has to do something about
+    the reason before it is tried again. One that finished has done so ``early`` if its
+    script ended well before training was over; it was ``initialised`` if the script had called ``geminid.init()``.
     """
 
     state: JobPhase
@@ -99,6 +108,9 @@ class JobEnded:
     short: bool = False
     failures: int = 0
     apart: bool = False
+    hold: bool = False
+    early: bool = False
+    initialised: bool = True
 
 
 class JobPhase(StrEnum):
@@ -121,6 +133,7 @@ class JobPhase(StrEnum):
 
 JobEvent = (
     WorkerStarted
+    | InitCalled
     | WorkerEnded
     | Resized
     | GroupFormed

@@ -51,6 +51,8 @@ class JobSpec:
     The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
     times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
     an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.
+    With ``lone_slots`` it is not known yet whether the command calls ``geminid.init()``: it is one process on these
+    slots, with the ``lone_environment``, and becomes the worker of the first of them when it does.
     ``topology`` says of a node in which zone and rack it is: ranks are given out by that. ``fewest_slots`` is what the
     job is not to begin with less than, if its slots turn out not to reach each other.
     """
@@ -67,5 +69,7 @@ class JobSpec:
     topology: Callable[[str], tuple[str, ...]] = lambda node: ()
     most_failures: int = 3
     fewest_slots: int = 1
+    lone_slots: tuple[str, ...] = ()
+    lone_environment: Callable[[], Mapping[str, str]] = dict
     report_s: float = REPORT_S
     patience: Patience = Patience()

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from geminid.train import messages, passing, peers, rng
+from geminid.train import messages, peers, rng, state_transfer
 from geminid.train.agent import Agent
 from geminid.train.agreement import Place
 from geminid.train.messages import Form, Plan
@@ -78,9 +78,10 @@ class Membership:
                 self._leave(form)
             agent.generation = place.generation = form.generation
             place.layout, place.rank = Layout(len(form.members)), form.members.index(agent.identity.worker)
+            place.held = form.hold
             try:
                 if place.size > 1:
-                    store = peers.meet(form, agent.identity.worker, superseded=lambda: agent.form is not None)
+                    store = peers.meet(form, agent.identity.worker, superseded=self._is_superseded)
                     peers.form_group(store, place.rank, place.size, self._device, broken=lambda: agent.broken)
                 received, restored = self._share_state()
                 proposal = propose(form.plan) if place.rank == 0 else None
@@ -96,6 +97,12 @@ class Membership:
                 if agent.form is None:
                     agent.send(messages.Lost(generation=form.generation, reason=str(problem)))
                 form = self.await_form()
+
+    def _is_superseded(self) -> bool:
+        """Whether there is a newer order. A newcomer that is to stop does so: its peers may have stopped already."""
+        if not self._state.present:
+            self._stop_if_wanted()
+        return self._agent.form is not None
 
     def share_what_the_leader_has(self) -> None:
         """Have the leader's running statistics, step times, and what its script keeps: workers may have their own."""
@@ -114,27 +121,27 @@ class Membership:
         any, the first worker takes it from the last checkpoint, or as the script made it.
         """
         place, state = self._place, self._state
-        own = [state.position.step if state.present else -1, peers.this_host()]
+        own = [state.age, peers.this_host()]
         everybody = peers.survey(own, place.size) if place.size > 1 else [own]
-        steps = [step for step, _ in everybody]
+        ages = [age for age, _ in everybody]
         place.layout = Layout.of([host for _, host in everybody])
         same_host = place.layout.nodes == 1
-        furthest = max(steps)
+        furthest = max(ages)
         restored = furthest < 0
         if restored and place.rank == 0:
             self._restore()
             state.present = True
-        givers = [0] if restored else [rank for rank, step in enumerate(steps) if step == furthest]
+        givers = [0] if restored else [rank for rank, age in enumerate(ages) if age == furthest]
         takers = [rank for rank in range(place.size) if rank not in givers]
         givers = givers[:1] if same_host else givers
         if place.rank in givers:
             mine = takers[givers.index(place.rank) :: len(givers)]
             if mine:
-                passing.send_state(state.collect(), mine, same_host=same_host)
+                state_transfer.send_state(state.collect(), mine, same_host=same_host)
             return 0, restored
         if place.rank not in takers:
             return 0, restored
-        taken, received = passing.receive_state(givers[takers.index(place.rank) % len(givers)], self._device)
+        taken, received = state_transfer.receive_state(givers[takers.index(place.rank) % len(givers)], self._device)
         state.take(taken)
         # A stream of random numbers of one's own, which depends on the giver's.
         rng.seed_all(rng.mixed(zlib.crc32(taken["rng"]["torch"].cpu().numpy().tobytes()), place.rank))

@@ -1,34 +1,70 @@
 """What a job's supervisor and its workers say to each other: plain values, and their form on the wire.
 
-Each message is one line of JSON, an object with its ``kind`` and its fields; nothing is ever unpickled. Reading is
-strict: an unknown kind, a missing or surplus field, a value of the wrong type or a line that is too long is a
-``ProtocolError``, and the connection that it came from is closed. See ``docs/worker-protocol.md``.
+Each message is one line of JSON, an object with its ``kind`` and its fields (``geminid.wire``). Reading is strict: an
+unknown kind, a missing or surplus field, a value of the wrong type or out of its range, or a line that is too long is a
+``ProtocolError``, and the connection that it came from is closed. Every number is bounded by the type of its field, so
+that nothing which computes with it can overflow. See ``docs/worker-protocol.md``.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from geminid.wire.codec import MAX_LINE_BYTES, Codec
+from geminid.wire.codec import Message as Tagged
+from geminid.wire.codec import ProtocolError as ProtocolError
 
 #: Both ends must speak the same.
 PROTOCOL_VERSION = 1
 
-#: How often the leader of a job's workers reports, and how often it looks for a better batch plan.
-REPORT_S, TUNE_S = 1.0, 5.0
+#: How often the leader of a job's workers reports.
+REPORT_S = 1.0
+
+#: How often the leader looks for a better batch plan.
+TUNE_S = 5.0
 
 #: Longer lines are refused.
-LONGEST_LINE_BYTES = 1 << 20
+LONGEST_LINE_BYTES = MAX_LINE_BYTES
 
-#: At most so many metrics are passed on, under names of at most so many characters.
-MOST_METRICS, LONGEST_METRIC_NAME = 64, 64
+#: More metrics than these are not passed on.
+MOST_METRICS = 64
+
+#: Names of metrics are cut after this many characters.
+LONGEST_METRIC_NAME = 64
+
+#: Whole numbers are at most this: floating-point numbers count exactly up to here.
+LARGEST_COUNT = 2**53
+
+#: Times and durations are at most this many seconds, either way: 30,000 years.
+LARGEST_TIME_S = 1e12
+
+#: Other floating-point numbers are at most this, either way: their squares and products are still finite.
+LARGEST_NUMBER = 1e120
+
+#: Longer texts are refused.
+LONGEST_TEXT = 1 << 16
+
+#: Longer lists are refused.
+LONGEST_LIST = 1 << 16
+
+Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
+#: A whole number that is divided by.
+Positive = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
+Seconds = Annotated[float, Meta(ge=-LARGEST_TIME_S, le=LARGEST_TIME_S)]
+Number = Annotated[float, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
+Samples = Annotated[float, Meta(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 
 #: A metric: a number, or by name what JSON has no number for. A loss that is one of these is worth knowing.
 Unbounded = Literal["nan", "inf", "-inf"]
 Metric = float | Unbounded
+MetricsByName = Annotated[
+    dict[Annotated[str, Meta(max_length=LONGEST_METRIC_NAME)], Metric], Meta(max_length=MOST_METRICS)
+]
 
 #: What a worker may be doing: waiting to be told its place, forming a group, loading data, being in the body of the
 #: user's loop, there in the model's backward, waiting for its peers in a collective operation, being in the rest of the
@@ -50,34 +86,27 @@ Phase = Literal[
 ]
 
 
-class ProtocolError(Exception):
-    """A line that is no message; one sentence says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True, forbid_unknown_fields=True):
     """A batch plan: samples per slot and pass, and the passes that only accumulate before the one that synchronises."""
 
-    per_slot_batch: int
-    accumulation_steps: int = 0
+    per_slot_batch: Positive
+    accumulation_steps: Count = 0
 
 
 # --------------------------------------------------------------------------- from worker to supervisor
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Hello(Tagged, frozen=True):
     """The first line on every connection. A worker that reconnects says which generation it is in; 0 is none."""
 
-    token: str
-    worker: str
-    pid: int
-    version: int = PROTOCOL_VERSION
-    generation: int = 0
+    token: Text
+    worker: Text
+    pid: Count
+    version: Count = PROTOCOL_VERSION
+    generation: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ready:
+class Ready(Tagged, frozen=True):
     """The script has got as far as its training loop: all is imported and built, and the worker waits for a ``Form``.
 
     The limits are those of its batch sizes; ``dataset_samples`` is None for a stream of unknown length, and ``work``
@@ -87,19 +116,18 @@ class Ready:
     ``tcp:host:port`` of a store of its own, on machines that share no folder.
     """
 
-    initial_batch: int
-    largest_batch: int
-    smallest_per_slot: int
-    largest_per_slot: int
-    parameter_count: int
-    dataset_samples: int | None = None
-    work_samples: int | None = None
-    meeting: str | None = None
+    initial_batch: Positive
+    largest_batch: Positive
+    smallest_per_slot: Positive
+    largest_per_slot: Positive
+    parameter_count: Count
+    dataset_samples: Count | None = None
+    work_samples: Count | None = None
+    meeting: Text | None = None
     by_progress: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Joined:
+class Joined(Tagged, frozen=True):
     """The worker is part of a generation and about to train.
 
     Times are of the machine's monotonic clock: ``stopped_at_s`` when the last step before ended (None for one that was
@@ -107,61 +135,56 @@ class Joined:
     had its own. ``restored`` says that the state comes from a checkpoint, or is fresh; ``samples`` how far it is.
     """
 
-    generation: int
-    rank: int
-    size: int
-    step: int
-    resumed_at_s: float
-    stopped_at_s: float | None = None
-    received_bytes: int = 0
+    generation: Count
+    rank: Count
+    size: Positive
+    step: Count
+    resumed_at_s: Seconds
+    stopped_at_s: Seconds | None = None
+    received_bytes: Count = 0
     restored: bool = False
-    samples: int = 0
+    samples: Count = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstStep:
+class FirstStep(Tagged, frozen=True):
     """The first optimiser step of a generation has ended, at this time of the machine's monotonic clock."""
 
-    generation: int
-    ended_at_s: float
+    generation: Count
+    ended_at_s: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(Tagged, frozen=True):
     """A collective operation failed: somebody is gone. The state is intact; the worker waits for the next ``Form``."""
 
-    generation: int
-    reason: str
+    generation: Count
+    reason: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leaving:
+class Leaving(Tagged, frozen=True):
     """The worker has left or stopped, as it was told, and its process is about to end.
 
     ``stopped_at_s`` is when its last step ended, on the machine's monotonic clock.
     """
 
-    generation: int
-    stopped_at_s: float | None = None
+    generation: Count
+    stopped_at_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Heartbeat:
+class Heartbeat(Tagged, frozen=True):
     """Sent twice a second by a thread of its own, with what the training thread is doing and for how long.
 
     ``usual_s`` is the longest that any part of a pass took (loading, forward, backward, stepping); None where no pass
     has shown yet what is usual.
     """
 
-    generation: int
-    step: int
+    generation: Count
+    step: Count
     phase: Phase
-    phase_s: float
-    usual_s: float | None = None
+    phase_s: Seconds
+    usual_s: Seconds | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Tagged, frozen=True):
     """What the leader measured since its last report, and how far training is.
 
     Step times are means over ``steps`` steps with this plan (None where no step was timed): ``accumulation_s`` of a
@@ -169,109 +192,108 @@ class Progress:
     noise scale; None while unknown. ``samples`` counts consumed samples of all epochs, ``progress`` useful ones.
     """
 
-    generation: int
-    step: int
-    epoch: int
-    samples: int
-    progress: float
-    size: int
+    generation: Count
+    step: Count
+    epoch: Count
+    samples: Count
+    progress: Samples
+    size: Positive
     plan: Plan
-    total_batch: int
-    steps: int = 0
-    accumulation_s: float | None = None
-    step_s: float | None = None
-    squared_gradient: float | None = None
-    variance: float | None = None
-    learning_rate_factor: float = 1.0
-    metrics: dict[str, Metric] = field(default_factory=dict)
+    total_batch: Count
+    steps: Count = 0
+    accumulation_s: Seconds | None = None
+    step_s: Seconds | None = None
+    squared_gradient: Number | None = None
+    variance: Number | None = None
+    learning_rate_factor: Number = 1.0
+    metrics: MetricsByName = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Metrics:
+class Metrics(Tagged, frozen=True):
     """The metrics of a worker that does not lead."""
 
-    generation: int
-    metrics: dict[str, Metric]
+    generation: Count
+    metrics: MetricsByName
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpointed:
+class Checkpointed(Tagged, frozen=True):
     """A checkpoint is safely on disk. ``pause_s`` is how long training stood still for it."""
 
-    step: int
-    samples: int
-    path: str
-    size_bytes: int
-    seconds: float
-    pause_s: float
+    step: Count
+    samples: Count
+    path: Text
+    size_bytes: Count
+    seconds: Number
+    pause_s: Seconds
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finished:
-    """Training is complete; the script may still do something before it ends."""
+class Finished(Tagged, frozen=True, omit_defaults=True):
+    """Training is complete; the script may still do something before it ends.
 
-    step: int
-    samples: int
+    It was ``cut_short`` if the script has ended with exit code 0 from within its loop over epochs (``sys.exit``).
+    """
+
+    step: Count
+    samples: Count
+    cut_short: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
-    """The script raised an exception, and the process is about to end."""
+class Failed(Tagged, frozen=True, omit_defaults=True):
+    """The script raised an exception, and the process is about to end.
 
-    reason: str
+    With ``hold`` it is of no use to try again before somebody has done something about the reason.
+    """
+
+    reason: Text
+    hold: bool = False
 
 
 # --------------------------------------------------------------------------- from supervisor to worker
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class Welcome(Tagged, frozen=True):
     """The answer to a ``Hello`` with the right token: how often to say that one lives, and to report."""
 
-    heartbeat_s: float
-    orphan_s: float
-    report_s: float = 1.0
+    heartbeat_s: Seconds
+    orphan_s: Seconds
+    report_s: Seconds = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(Tagged, frozen=True):
     """The answer to any other ``Hello``: this job has no such worker. Whoever takes itself for one ends at once."""
 
-    job: str
+    job: Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class Form(Tagged, frozen=True, omit_defaults=True):
     """Form this generation of the group at the next step that all of its workers agree on.
 
     ``members`` are the workers by rank; those who have the state come first. A worker of the current generation who
     is not among them leaves. ``rendezvous`` is where the members find each other: ``file:`` and an absolute path, or
     ``tcp:host:port/name``, where the first member listens. Without a plan the leader chooses one. ``broken`` says that
     the current generation cannot go on (a member is gone): there is nothing to agree on, and whoever waits in it need
-    not wait any longer.
+    not wait any longer. With ``hold`` the members are fewer than the job needs: they take no step before the next one.
     """
 
-    generation: int
-    members: tuple[str, ...]
-    rendezvous: str
+    generation: Count
+    members: Annotated[tuple[Text, ...], Meta(max_length=LONGEST_LIST)]
+    rendezvous: Text
     plan: Plan | None = None
     broken: bool = False
+    hold: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retune:
+class Retune(Tagged, frozen=True):
     """Train with this batch plan from now on; with None, choose for yourselves again."""
 
     plan: Plan | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveCheckpoint:
+class SaveCheckpoint(Tagged, frozen=True):
     """Write a checkpoint now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stop:
+class Stop(Tagged, frozen=True):
     """Stop at the next step, after writing a checkpoint if ``save``, and end the process."""
 
     save: bool = True
@@ -294,40 +316,11 @@ FromWorker = (
 FromSupervisor = Welcome | Refused | Form | Retune | SaveCheckpoint | Stop
 Message = FromWorker | FromSupervisor
 
-_KINDS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in get_args(Message)}
-_HINTS: dict[type[Any], dict[str, Any]] = {kind: get_type_hints(kind) for kind in (Plan, *get_args(Message))}
+FROM_WORKER: Codec[FromWorker] = Codec(FromWorker)
+FROM_SUPERVISOR: Codec[FromSupervisor] = Codec(FromSupervisor)
+_ANY: Codec[Message] = Codec(Message)
 
-
-def encode(message: Message) -> bytes:
-    """The message as a line of JSON, with its newline. Numbers that JSON cannot hold are refused."""
-    document = {"kind": type(message).__name__.lower(), **_plain(message)}
-    line = json.dumps(document, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-    if len(line) > LONGEST_LINE_BYTES:
-        raise ProtocolError(f"a message of {len(line)} bytes is longer than {LONGEST_LINE_BYTES}")
-    return line
-
-
-def decode(line: bytes) -> Message:
-    """The message of a line.
-
-    Raises:
-        ProtocolError: the line is not a message.
-    """
-    if len(line) > LONGEST_LINE_BYTES:
-        raise ProtocolError(f"a line of {len(line)} bytes is longer than {LONGEST_LINE_BYTES}")
-    try:
-        document = json.loads(line, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as problem:
-        raise ProtocolError(f"not JSON: {str(problem)[:80]}") from None
-    if not isinstance(document, dict):
-        raise ProtocolError("a message is a JSON object")
-    name = document.pop("kind", None)
-    kind = _KINDS.get(name) if isinstance(name, str) else None
-    if kind is None:
-        raise ProtocolError(f"unknown kind of message: {str(name)[:40]!r}")
-    value = _read(kind, document, str(name))
-    assert isinstance(value, get_args(Message))
-    return value  # type: ignore[no-any-return]
+encode, decode = _ANY.encode, _ANY.decode
 
 
 def credible_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
@@ -343,6 +336,11 @@ def credible_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
     return kept
 
 
+def credible(number: float | None, largest: float = LARGEST_NUMBER) -> float | None:
+    """A measurement that may be sent; None for one that is not finite or too large to be true."""
+    return number if number is not None and abs(number) <= largest else None
+
+
 def averaged(reports: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
     """Metrics of several workers: every one is the mean over the workers that have it."""
     values: dict[str, list[float]] = {}
@@ -356,64 +354,3 @@ def _name_of(number: float) -> Unbounded:
     if math.isnan(number):
         return "nan"
     return "inf" if number > 0.0 else "-inf"
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    document = {}
-    for one in fields(value):
-        item = getattr(value, one.name)
-        document[one.name] = _plain(item) if isinstance(item, Plan) else item
-    return document
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(f"{name} is not a number")
-
-
-def _read(kind: type[Any], document: dict[str, Any], where: str) -> Any:
-    """Make a value of this kind, checking every field."""
-    hints = _HINTS[kind]
-    if surplus := set(document) - set(hints):
-        raise ProtocolError(f"{where}: surplus field {str(min(surplus))[:40]!r}")
-    values = {
-        name: _checked(hint, document[name], f"{where}.{name}") for name, hint in hints.items() if name in document
-    }
-    try:
-        return kind(**values)
-    except TypeError:
-        missing = min(set(hints) - set(values))
-        raise ProtocolError(f"{where}: field {missing!r} is missing") from None
-
-
-def _checked(hint: Any, value: Any, where: str) -> Any:
-    """The value, if it has the type that the hint says."""
-    if get_origin(hint) in (Union, UnionType):
-        options = get_args(hint)
-        if value is None and NoneType in options:
-            return None
-        return _checked(next(option for option in options if option is not NoneType), value, where)
-    if get_origin(hint) is Literal:
-        if value in get_args(hint):
-            return value
-    elif hint is float:
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-            return float(value)
-    elif hint is int:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-    elif hint in (str, bool):
-        if isinstance(value, hint):
-            return value
-    elif get_origin(hint) is tuple:
-        if isinstance(value, list):
-            return tuple(_checked(get_args(hint)[0], item, where) for item in value)
-    elif get_origin(hint) is dict:
-        if isinstance(value, dict) and len(value) <= MOST_METRICS:
-            return {name[:LONGEST_METRIC_NAME]: _metric(item, where) for name, item in value.items()}
-    elif isinstance(value, dict):
-        return _read(hint, value, where)
-    raise ProtocolError(f"{where} cannot be {str(value)[:40]!r}")
-
-
-def _metric(value: Any, where: str) -> Metric:
-    return _checked(Unbounded if isinstance(value, str) else float, value, where)  # type: ignore[no-any-return]

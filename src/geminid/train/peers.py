@@ -8,11 +8,9 @@ order; only when all have arrived is the group formed, which then takes millisec
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import socket
-import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from geminid.train.channel import ADDRESS, NODE
+from geminid.train.interfaces import interfaces_with
 from geminid.train.messages import Form
 
 #: Once all have arrived, forming the group may take this long; after that somebody is presumed dead.
@@ -38,9 +37,6 @@ WAITING_S = 3600.0
 #: While waiting in an operation, look around this often; one that does not end so long after its group was abandoned is
 #: left to itself.
 LOOK_S, STUCK_S = 0.5, 1.0
-
-#: Asks Linux for an interface's address.
-SIOCGIFADDR = 0x8915
 
 #: How often the store is looked at while waiting for the others.
 POLL_S = 0.002
@@ -191,7 +187,7 @@ def form_group(
     if size == 1:
         return
     host = os.environ.get(ADDRESS)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(host) if host else _loopback())
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(host or "127.0.0.1"))
     before = _connections()
     try:
         backend = _backend(store, rank, size, device)
@@ -312,27 +308,16 @@ def _connections() -> set[int]:
     return found
 
 
-def _loopback() -> str:
-    names = [name for _, name in socket.if_nameindex() if name.startswith("lo")]
-    return names[0] if names else "lo"
-
-
 def _interface_of(host: str) -> str:
     """The network interface that has this address: gloo is to use no other.
 
     Raises:
         ValueError: this machine has no such address.
     """
-    address = socket.gethostbyname(host)
-    if address.startswith("127."):
-        return _loopback()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                raw = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(raw[20:24]) == address:
-                    return name
-    raise ValueError(f"{ADDRESS} is {host!r}: no network interface of this machine has that address")
+    names = interfaces_with(socket.gethostbyname(host))
+    if not names:
+        raise ValueError(f"{ADDRESS} is {host!r}: no network interface of this machine has that address")
+    return names[0]
 
 
 def survey(numbers: Sequence[int], size: int) -> list[list[int]]:

@@ -24,7 +24,7 @@ from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.throughput import Shape
-from geminid.train.jobevents import JobEvent, Reported
+from geminid.train.jobevents import JobEvent, JobPhase, Reported
 from geminid.train.messages import Plan, Progress, Ready
 from geminid.train.supervisor import JobSpec, Patience, Supervisor
 from geminid.train.zygote import Zygote
@@ -185,7 +185,8 @@ def _visit_all(
     job.resize([slots[0]])
     status = job.wait(lambda status: status.settled, 300.0)
     if status.ready is None or status.phase.over:
-        raise ProfilingFailed(f"the script {status.phase} before it trained: {status.reason or 'nothing was said'}")
+        silent = "it must call geminid.init()" if status.phase is JobPhase.FINISHED else "nothing was said"
+        raise ProfilingFailed(f"the script {status.phase} before it trained: {status.reason or silent}")
     ready = status.ready
     limits = BatchLimits(
         initial=ready.initial_batch,

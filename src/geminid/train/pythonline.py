@@ -30,15 +30,8 @@ class PythonLine:
     @classmethod
     def of(cls, command: Sequence[str]) -> PythonLine | None:
         """None if the command does something else."""
-        words = list(command)
-        if words and Path(words[0]).name == "env":
-            words = words[1:]
-            while words and "=" in words[0] and not words[0].startswith("-"):
-                words = words[1:]
-        if not words or not Path(words[0]).name.startswith("python"):
-            return None
         options: list[str] = []
-        rest = iter(words[1:])
+        rest = iter(_after_python(command))
         for word in rest:
             if not word.startswith("-"):
                 return cls(tuple(options), word, None, tuple(rest))
@@ -68,6 +61,22 @@ class PythonLine:
         return next((path for path in candidates if path.is_file()), None)
 
 
+def runs_inline_code(command: Sequence[str]) -> bool:
+    """Whether a command is ``python -c CODE``, with whatever options before the ``-c``."""
+    rest = iter(_after_python(command))
+    for word in rest:
+        if not word.startswith("-"):
+            return False
+        flags, valued, value = _parted(word)
+        if valued is None and flags:
+            continue
+        if valued not in ("W", "X"):
+            return valued == "c"
+        if not value:
+            next(rest, "")
+    return False
+
+
 def is_this_python(program: str) -> bool:
     """Whether a program is the interpreter that this process runs in, with all that is installed for it.
 
@@ -75,6 +84,16 @@ def is_this_python(program: str) -> bool:
     """
     folders = {os.path.realpath(os.path.dirname(os.path.abspath(path))) for path in (program, sys.executable)}
     return len(folders) == 1 and os.path.samefile(program, sys.executable)
+
+
+def _after_python(command: Sequence[str]) -> list[str]:
+    """The words that follow the interpreter in a command that starts Python, also through ``env``; else none."""
+    words = list(command)
+    if words and Path(words[0]).name == "env":
+        words = words[1:]
+        while words and "=" in words[0] and not words[0].startswith("-"):
+            words = words[1:]
+    return words[1:] if words and Path(words[0]).name.startswith("python") else []
 
 
 def _parted(word: str) -> tuple[str, str | None, str]:

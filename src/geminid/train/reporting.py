@@ -13,7 +13,7 @@ from typing import Any
 from geminid.train import messages
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Place
-from geminid.train.messages import REPORT_S, TUNE_S, Plan, credible_metrics
+from geminid.train.messages import REPORT_S, TUNE_S, Plan, credible, credible_metrics
 from geminid.train.norms import NoiseMeter
 from geminid.train.trainstate import TrainingState
 from geminid.train.tuner import StepClock, Tuner
@@ -92,8 +92,8 @@ class Reporter:
             steps=times.steps,
             accumulation_s=times.accumulation_s,
             step_s=times.step_s,
-            squared_gradient=stats.squared_gradient if stats is not None else None,
-            variance=stats.variance if stats is not None else None,
+            squared_gradient=credible(stats.squared_gradient) if stats is not None else None,
+            variance=credible(stats.variance) if stats is not None else None,
             learning_rate_factor=sum(factors) / len(factors),
             metrics=credible_metrics(self.metrics),
         )

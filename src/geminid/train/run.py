@@ -15,6 +15,8 @@ whose number changes while it runs.
 from __future__ import annotations
 
 import atexit
+import dis
+import inspect
 import json
 import operator
 import os
@@ -23,7 +25,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -35,14 +37,14 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.learning_rate import RULES
 from geminid.train import channel, messages
 from geminid.train.agent import Agent, Identity
+from geminid.train.disk_full import keep_printing
 from geminid.train.ending import STOPPED_EXIT_CODE
 from geminid.train.optim import check_helpers, check_model, fewest_samples, rule_for, warn_of_parameters_left_out
 from geminid.train.peers import abandon_group
-from geminid.train.room import keep_printing
 from geminid.train.session import Session
 from geminid.train.settings import Settings, Unit
-from geminid.train.storage import reason
-from geminid.train.tree import check_saveable
+from geminid.train.state_codec import check_saveable
+from geminid.train.storage import AllDamaged, reason
 
 #: What a supervisor may override, as a job file names it.
 OPTIONS = (
@@ -68,15 +70,15 @@ def init(
     """
     _number("checkpoint_every_s", checkpoint_every_s, "positive", lambda number: number > 0.0)
     _whole("keep_checkpoints", keep_checkpoints)
-    _whole("seed", seed, least=None)
+    _whole("seed", seed, least=None, most=None)
     environment = os.environ
     identity = Identity.from_environment(environment)
-    if identity is None and "RANK" in environment and environment.get("WORLD_SIZE", "1") not in ("", "1"):
+    if "RANK" in environment and environment.get("WORLD_SIZE", "1") not in ("", "1"):
         raise RuntimeError(
             f"WORLD_SIZE is {environment['WORLD_SIZE']}: a launcher such as torchrun has started this process, and "
-            "each of them would train all by itself; use 'geminid submit', or a plain 'python'"
+            "each of them would train all by itself; use 'geminid submit -- python …', or a plain 'python'"
         )
-    for own in (channel.CONTROL, channel.TOKEN):  # not for the processes that this one starts
+    for own in (channel.CONTROL, channel.TOKEN, channel.LONE):  # not for the processes that this one starts
         environment.pop(own, None)
     if identity is not None:
         keep_printing()
@@ -93,8 +95,8 @@ def init(
     )
 
 
-def _whole(name: str, value: Any, least: int | None = 1) -> int:
-    """The value, if it is a whole number that is large enough.
+def _whole(name: str, value: Any, least: int | None = 1, most: int | None = messages.LARGEST_COUNT) -> int:
+    """The value, if it is a whole number that is large enough, and not too large to be counted with.
 
     Raises:
         ValueError: it is not.
@@ -103,6 +105,8 @@ def _whole(name: str, value: Any, least: int | None = 1) -> int:
     if number is None or (least is not None and number < least):
         enough = f" of at least {least}" if least is not None else ""
         raise ValueError(f"{name} is {value!r}: it must be a whole number{enough}")
+    if most is not None and number > most:
+        raise ValueError(f"{name} is larger than {most:,}: it must be a whole number of at most that")
     return number
 
 
@@ -165,6 +169,7 @@ class Run:
         self._metrics: dict[str, Any] = {}
         self._terminated = False
         self._failed = self._left_early = self._looped = False
+        self._loop_frame: FrameType | None = None
         if agent is not None or checkpoints is not None:
             self._notice_failure()
             atexit.register(self._end)
@@ -295,7 +300,7 @@ class Run:
             try:
                 yield epoch
             except GeneratorExit:  # the loop was left early; whether by choice or by a failure will show
-                self._left_early = session.left()
+                self._left_early, self._loop_frame = session.left(), _calling_frame(sys._getframe())
                 raise
             session.epoch_done(epoch)
         session.finish()
@@ -368,6 +373,15 @@ class Run:
         return self._session.position.step if self._session is not None else 0
 
     @property
+    def stepped(self) -> bool:
+        """Whether ``optimizer.step()`` has taken effect with the batch under way.
+
+        The body of the loop over batches runs once per pass. Where a step has several, this is true in the last of
+        them, after ``optimizer.step()``: for whatever is to be done once per step.
+        """
+        return self._session is not None and self._session.stepped
+
+    @property
     def progress(self) -> float:
         """Useful samples so far."""
         return self._session.position.progress if self._session is not None else 0.0
@@ -432,7 +446,7 @@ class Run:
             return f"the last state was not saved in {self._checkpoints}: {reason(problem)}"
         try:
             if self._left_early:
-                session.ended_early()
+                session.ended_early(cut_short=_was_raised_through(self._loop_frame))
         except RuntimeError as different:
             return str(different)
         return None
@@ -446,7 +460,23 @@ class Run:
             lines = str(problem).strip().splitlines()
             if self._agent is not None:
                 what = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
-                self._agent.send(messages.Failed(reason=what))
+                hold = isinstance(problem, AllDamaged)
+                self._agent.send(messages.Failed(reason=lines[0] if hold else what, hold=hold))
             usual(kind, problem, trace)
 
         sys.excepthook = hook
+
+
+def _calling_frame(generator: FrameType) -> FrameType | None:
+    """The frame of the loop over a generator, also where other generators are between the two."""
+    frame = generator.f_back
+    while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
+        frame = frame.f_back
+    return frame
+
+
+def _was_raised_through(frame: FrameType | None) -> bool:
+    """Whether a frame that is over has ended by an exception (such as SystemExit) and has not returned."""
+    if frame is None:
+        return False
+    return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

@@ -15,9 +15,9 @@ from pathlib import Path
 from geminid.train import messages, rng
 from geminid.train.agent import Agent
 from geminid.train.checkpoint import Snapshot, Written, take_snapshot
+from geminid.train.state_codec import CannotSave, check_saveable
 from geminid.train.storage import Checkpoints, checkpoints_at, reason
 from geminid.train.trainstate import DoesNotFit, TrainingState
-from geminid.train.tree import CannotSave, check_saveable
 
 #: Taking a snapshot may stop training for at most this share of the time.
 SNAPSHOT_BUDGET = 0.01
@@ -134,7 +134,7 @@ class Saver:
         """Go on from the last intact checkpoint; where that was, if there is one.
 
         Raises:
-            CannotLoad: there are some, but they cannot be read.
+            CannotLoad: there are some, but they cannot be read, or all are damaged.
             ValueError: it belongs to something else.
         """
         loaded = self._writer.folder.load()

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.noise import NoiseEstimate
 from geminid.train import channel, messages, peers
+from geminid.train.advice import Advice
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Codes, Place, code_of
 from geminid.train.course import Course
@@ -84,7 +85,8 @@ class Session:
                 batches_done=lambda: self._course.batches_due(),
                 epochs_done=lambda: self._course.passes_due(),
             )
-        self._meter = NoiseMeter(optimizer, scaler_steps.scale if scaler_steps is not None else lambda: None)
+        loss_scale = scaler_steps.scale if scaler_steps is not None else lambda: None
+        self._meter = NoiseMeter(optimizer, loss_scale)
         self._tuner = Tuner(limits, round_down=type(model).__name__ == "OptimizedModule")
         self.state = TrainingState(
             model=model,
@@ -98,6 +100,7 @@ class Session:
             user={},
             position=Position(),
         )
+        self._advice = Advice(lambda: self.place.rank == 0, batches=_batches_of(loader))
         self._course = Course(
             self.state, settings, epoch_samples=self._epoch_samples, own_batch=loader.batch_size or limits.initial
         )
@@ -121,6 +124,8 @@ class Session:
             on_backward=lambda: self._enter("computing"),
             on_step=self._on_averaged,
             wait=self._wait_for if self._device.type == "cpu" else lambda work: work.wait(),
+            loss_scale=loss_scale,
+            switched=self.state.switched,
         )
         self._watch = Watch(agent, in_pass=lambda: self._gradients.active, leads=lambda: self.place.rank == 0)
         self._saver = None
@@ -186,6 +191,7 @@ class Session:
                 print(f"geminid: going on from {restored}, epoch {self.position.epoch}", file=sys.stderr, flush=True)
             return
         length = self._epoch_samples
+        work = length * epochs if length is not None else None
         host = os.environ.get(channel.ADDRESS)
         self._meeting = peers.MeetingPlace(host) if host else None
         self._watch.begin(self.state.model)
@@ -197,7 +203,7 @@ class Session:
                 largest_per_slot=self.limits.largest_per_slot,
                 parameter_count=self._parameter_count,
                 dataset_samples=length,
-                work_samples=length * epochs if length is not None else None,
+                work_samples=work if work is not None and work <= messages.LARGEST_COUNT else None,
                 meeting=self._meeting.address if self._meeting is not None else None,
                 by_progress=self.settings.unit == "progress",
             )
@@ -215,11 +221,22 @@ class Session:
                 self._course.count(self._share.total, 0.0)
             self._result_is_due = False
             self._together.have_its_state()
+        if self._course.data_ended != epoch and self._share is not None:
+            self._notice_what_is_left(self._share)
         self._course.end_epoch(epoch)
         if self.place.size > 1 and self.place.lost is None:
             self._together.compare_weights()
         if self.place.size > 1 and self.place.lost is None:
             self._together.have_its_own()
+
+    def _notice_what_is_left(self, share: StepShare) -> None:
+        """The loop over batches was left early: whether that leaves data which nobody meant to leave."""
+        trained = self._gradients.finished_pass
+        handed_out = share.end if self._gradients.pass_is_last and trained else share.begin
+        left = self._epoch_samples - handed_out if self._epoch_samples is not None else None
+        some_left = left > 0 if left is not None else len(share.passes) > 1
+        if some_left and not self._course.ends_within_the_data:
+            self._advice.epoch_was_left(trained, left)
 
     def agree(self, value: Any) -> Any:
         """The leader's value, as JSON has it, for all workers.
@@ -292,8 +309,8 @@ class Session:
             self._saver.keep()
         return True
 
-    def ended_early(self) -> None:
-        """The script left its loop over epochs, by its own choice, and has ended.
+    def ended_early(self, *, cut_short: bool) -> None:
+        """The script left its loop over epochs and has ended; it is ``cut_short`` if it has not gone on after the loop.
 
         Raises:
             RuntimeError: other workers have not left theirs.
@@ -304,7 +321,8 @@ class Session:
             self._enter("left")
         self._leave_group()
         if self.agent is not None:
-            self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
+            position = self.position
+            self.agent.send(messages.Finished(step=position.step, samples=position.samples, cut_short=cut_short))
 
     def save_what_is_left(self) -> Exception | None:
         """The script has ended: save what could not be saved before; why that was not possible, if so."""
@@ -322,11 +340,15 @@ class Session:
         if self._in_loop:
             raise RuntimeError("the loader is in use already: do not iterate over it inside of the loop over batches")
         self._in_loop, self._course.data_begun, begun, has_some = True, epoch, False, False
+        self._advice.begin_epoch()
         try:
             while True:
                 if begun and self.place.lost is None and self._data_is_over():
                     break  # whatever there is to do is done where the next epoch begins: nobody gets an empty one
                 self._boundary()
+                while self.place.held:  # too few of us are left: no step is taken before others have come
+                    assert self._membership is not None
+                    self._join(self._membership.await_form())
                 if self.position.epoch != epoch:  # the others were already further, and now so are we
                     return
                 share = self._next_share()
@@ -377,6 +399,7 @@ class Session:
             self._gradients.begin_pass(
                 weight=(span[1] - span[0]) / share.total, first=number == 0, last=last, alone=share.alone
             )
+            self._advice.pass_begins(number, len(share.passes))
             self._enter("training")
             yield batch
             if last:
@@ -400,6 +423,7 @@ class Session:
         if self._gradients.failed is not None:
             self.place.lost = self._gradients.failed
             return
+        self._gradients.check_backwards()
         self._meter.end_step()
         if not self._checked:  # the optimiser has a state from its first step on
             self._check_saving()
@@ -432,10 +456,10 @@ class Session:
         """Whether the optimiser may step now: the gradients of a whole step are there, from everybody."""
         if not self._gradients.active:  # between epochs, or after training: the script's own business
             return True
+        if not self._gradients.finished_pass:  # its gradients were made in another way than by backward
+            self._gradients.complete()
         if not self._gradients.pass_is_last:
             return False
-        if not self._gradients.finished_pass:
-            self._gradients.complete()
         return self._gradients.failed is None and not self._idle
 
     @property
@@ -454,6 +478,11 @@ class Session:
         self._meter.stepped()
         if self._share is not None and not self._stepped:
             self._course.count(self._share.total, self._agreement.efficiency)
+            if self.state.further_steps is not None:
+                self.state.further_steps = 0
+        elif self._share is not None and self._gradients.active:
+            self.state.further_steps = (self.state.further_steps or 0) + 1
+            self._advice.steps_again(len(self._share.passes))
         self._stepped = True
 
     # ------------------------------------------------------------------------------------------- telling each other
@@ -662,6 +691,11 @@ class Session:
         return self._share.total if self._share is not None else self._total_batch
 
     @property
+    def stepped(self) -> bool:
+        """Whether the optimiser has taken a step with the batch under way: not in passes that only accumulate."""
+        return self._share is not None and self._stepped
+
+    @property
     def learning_rate_factors(self) -> list[float]:
         """What the learning rate of each parameter group is multiplied by."""
         return list(self._optimizer_steps.factors)
@@ -695,3 +729,11 @@ class Session:
 
     def _enter(self, phase: messages.Phase) -> None:
         self._watch.enter(phase)
+
+
+def _batches_of(loader: DataLoader[Any]) -> int | None:
+    """How many batches the user's loader has in an epoch; None where it does not know."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

@@ -1,8 +1,8 @@
 """Where checkpoints are kept: several generations of them, in a folder or on storage that fsspec knows.
 
 Whoever loads gets the newest one that is intact. One that is damaged is passed over, with a warning, and the one before
-is tried; where none is intact, training begins anew. Storage that fails is another matter: it is asked again, and if
-there are checkpoints but none could be read, that is an error, because what it holds may be intact.
+is tried. Where there are some, but none is intact, that is an error: training does not begin from the beginning unless
+somebody decides that it should. Storage that fails is asked again, and then an error as well.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -44,6 +45,10 @@ class CannotLoad(RuntimeError):
     """There may be checkpoints, but their storage fails; one sentence says how."""
 
 
+class AllDamaged(CannotLoad):
+    """There are checkpoints, and all of them are damaged; one sentence says where."""
+
+
 class InUse(RuntimeError):
     """Another process keeps its checkpoints there; one sentence says which."""
 
@@ -62,10 +67,11 @@ class Checkpoints(Protocol):
         """Write the next generation, then remove those that are too old."""
 
     def load(self) -> tuple[Any, Path | str] | None:
-        """The newest intact state and where it was; None if there is none.
+        """The newest intact state and where it was; None if there is no checkpoint.
 
         Raises:
             CannotLoad: the storage fails.
+            AllDamaged: there are checkpoints, but no intact one.
         """
 
 
@@ -148,15 +154,16 @@ class CheckpointFolder:
             written_at = before.stat().st_mtime_ns if before is not None else 0
             for unfinished in self.folder.glob(f".checkpoint-*{SUFFIX}.*"):
                 if unfinished.stat().st_mtime_ns < written_at:
-                    unfinished.unlink(missing_ok=True)
+                    shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink(missing_ok=True)
 
     def load(self) -> tuple[Any, Path | str] | None:
-        """The newest intact state; None if there is none. What is damaged is set aside, with a warning."""
+        """The newest intact state; None if there is no checkpoint. What is damaged is renamed, with a warning."""
         found = _newest_intact(
             self.folder,
             lambda: [path.name for path in self.paths()],
             lambda name: read(self.folder / name),
             self._set_aside,
+            damaged_before=len(list(self.folder.glob("checkpoint-*.damaged"))),
         )
         return (found[0], self.folder / found[1]) if found is not None else None
 
@@ -212,7 +219,7 @@ class RemoteCheckpoints:
         """Remote storage has no locks."""
 
     def load(self) -> tuple[Any, Path | str] | None:
-        """The newest intact state; None if there is none. What is damaged is passed over, with a warning."""
+        """The newest intact state; None if there is no checkpoint. What is damaged is passed over, with a warning."""
         found = _newest_intact(self.url, self.names, self._read, lambda name: None)
         return (found[0], f"{self.url}/{found[1]}") if found is not None else None
 
@@ -251,14 +258,19 @@ def _insist(action: Callable[[], T]) -> T:
 
 
 def _newest_intact(
-    place: Path | str, names: Callable[[], list[str]], read_one: Callable[[str], Any], set_aside: Callable[[str], None]
+    place: Path | str,
+    names: Callable[[], list[str]],
+    read_one: Callable[[str], Any],
+    set_aside: Callable[[str], None],
+    damaged_before: int = 0,
 ) -> tuple[Any, str] | None:
-    """The newest intact state and its name; None if there is none.
+    """The newest intact state and its name; None if there is no checkpoint.
 
     Raises:
         CannotLoad: the storage fails.
+        AllDamaged: there are checkpoints, but no intact one. ``damaged_before`` of them were found to be so before.
     """
-    damaged, failure = 0, None
+    damaged, failure = damaged_before, None
     try:
         known = _insist(names)
     except Exception as problem:
@@ -281,8 +293,11 @@ def _newest_intact(
             "remove them to begin anew"
         ) from failure
     if damaged:
-        what = "the only checkpoint" if damaged == 1 else f"none of the {damaged} checkpoints"
-        _warn(f"{what} in {place} {'cannot' if damaged == 1 else 'can'} be used: training begins anew")
+        what = "the only checkpoint" if damaged == 1 else f"all {damaged} checkpoints"
+        raise AllDamaged(
+            f"{what} in {place} {'is' if damaged == 1 else 'are'} damaged: put an intact one there to go on from it, "
+            "or move the damaged ones away to begin from the beginning"
+        )
     return None
 
 

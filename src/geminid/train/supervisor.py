@@ -6,33 +6,39 @@
         job.resize(["cpu0", "cpu1"])          # live: the first worker keeps its process and its state
         job.wait(lambda status: status.phase.over)
 
-Everything happens in one thread of the supervisor's own; the methods may be called from any thread and return at once,
-except ``wait``. ``on_event`` is called in the supervisor's thread and must not block. Nobody outlives the ``with``
-block, unless ``detach`` was called: then the workers train on, and another supervisor with ``adopt=True`` takes over.
+Everything is decided in one thread of the supervisor's own, one thing after the other (``_inbox``); the methods may be
+called from any thread and return at once, except ``wait``. ``on_event`` is called in the supervisor's thread and must
+not block. Connections, the ends of processes and the clock are watched by a reactor that all supervisors of this
+process share: heartbeats, of which there are most, and a clock by which nothing is due do not wake the supervisor.
+Nobody outlives the ``with`` block, unless ``detach`` was called: then the workers train on, and another supervisor with
+``adopt=True`` takes over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import secrets
-import selectors
 import shutil
 import signal
-import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from time import monotonic
 from types import TracebackType
 from typing import Self
 
+from msgspec.structs import replace
+
 from geminid.train import channel, hangs, messages
 from geminid.train.channel import Address
+from geminid.train.descendants import MARK, signal_marked
+from geminid.train.disk_full import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
 from geminid.train.group import Action as GroupAction
 from geminid.train.group import CannotWork, ElasticGroup, EndWorker, Standing, StartWorker, Tell
 from geminid.train.hangs import Hung, Seen
@@ -41,6 +47,7 @@ from geminid.train.jobevents import (
     CouldNotGrow,
     FirstStepDone,
     GroupFormed,
+    InitCalled,
     JobEnded,
     JobEvent,
     JobPhase,
@@ -59,26 +66,31 @@ from geminid.train.launcher import (
     Launch,
     Launcher,
     PlainLauncher,
+    WorkerProcess,
     how_it_ended,
+    written_exit_code,
 )
-from geminid.train.lines import Known, Lines
-from geminid.train.messages import FromSupervisor, Message, Plan
-from geminid.train.offspring import MARK
-from geminid.train.room import SHORTAGES, is_full, meeting_folder, no_room, tells_of_full_disk
-from geminid.train.takeover import Handover, end_of, has_ended_well, mark
+from geminid.train.lines import STARTING, Doing, Known, Lines
+from geminid.train.messages import FromSupervisor, FromWorker, Plan
+from geminid.train.setaside import CHECKPOINTS
+from geminid.train.takeover import Handover, end_of, exit_file_of, has_ended_well, mark
+from geminid.wire.reactor import Reactor, Timer, shared_reactor
 
 #: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often; but not more
 #: often than workers say that they live, which in a large cluster is less often.
 TICKS_PER_HANG, LONGEST_TICK_S = 20.0, 0.5
 
-#: What took longer than this may have kept workers from being heard.
-LONG_S = 0.2
+#: Whoever waits for a status looks this often at what workers say that they do, of which nobody is notified.
+LOOK_AGAIN_S = 0.05
 
 #: Workers that fail again and again are started anew after 1, 2, 4 … s, at most so long; older failures do not count.
 LONGEST_DELAY_S, RECENT_FAILURE_S = 30.0, 60.0
 
 #: Whoever waits for a peer that has given up so long ago waits in vain.
 IN_VAIN_S = 2.0
+
+#: When a worker's script has ended well before training was over, its peers may end as well for so long.
+TOGETHER_S = 5.0
 
 #: What could not be written for want of room is tried again so often.
 SAVE_AGAIN_S = 1.0
@@ -94,12 +106,13 @@ class Supervisor:
         on_event: Callable[[JobEvent], None] = lambda event: None,
         launcher: Launcher | None = None,
         adopt: bool = False,
+        reactor: Reactor | None = None,
     ) -> None:
         self.spec = spec
         self._on_event = on_event
         self._launcher = launcher if launcher is not None else PlainLauncher()
         self._folder = spec.folder.absolute()
-        self._checkpoints = spec.checkpoints or self._folder / "checkpoints"
+        self._checkpoints = spec.checkpoints or self._folder / CHECKPOINTS
         for made in (self._folder, self._checkpoints, self._folder / "logs"):
             if isinstance(made, Path):
                 made.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -117,9 +130,13 @@ class Supervisor:
         self._checkpoint: messages.Checkpointed | None = None
         self._best_samples = -1
         self._failed_at_s: deque[float] = deque(maxlen=10)
+        self._failed_together: tuple[int, frozenset[str]] = (0, frozenset())
         self._start_at_s: dict[str, tuple[float, str]] = {}
         self._lost_since_s: float | None = None
         self._lost_why, self._form_again_at_s = "", math.inf
+        self._lone_slots = spec.lone_slots
+        self._ended_early: dict[str, float] = {}  # and until when the others may end as well
+        self._initialised = self._has_finished = self._cut_short = False
         self._stopped_at_s: float | None = None
         self._stop_by_s: float | None = None
         self._detached = False
@@ -131,25 +148,28 @@ class Supervisor:
         if left is not None:
             self._token = left.token
         self._meetings = meeting_folder(self._folder, self._token)
+        self._fewest_slots = spec.fewest_slots
         self._group = ElasticGroup(f"file:{self._meetings}/", spec.topology, fewest=spec.fewest_slots)
         if left is not None:
             self._take_over(left)
             at = Address.parse(left.address)
         listener, self._address = at.listen()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._wake_in, self._wake_out = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._reactor = reactor if reactor is not None else shared_reactor()
+        self._next_tick: Timer | None = None
+        self._due_s = 0.0  # before then, only what workers say or do not say makes a tick necessary
         welcome = messages.Welcome(
             heartbeat_s=spec.patience.heartbeat, orphan_s=spec.patience.orphan, report_s=spec.report_s
         )
         self._lines = Lines(
             listener,
-            self._selector,
+            self._reactor,
             self._workers,
             job=spec.name,
             welcome=welcome,
-            on_hello=self._catch_up,
-            on_message=self._listen_to,
+            on_hello=lambda hello: self._do(lambda: self._catch_up(hello)),
+            on_message=lambda worker, known, said: self._do(lambda: self._listen_to(worker, known, said)),
+            queued=self._inbox.qsize,
         )
         self._changed = threading.Condition()
         self._status = JobStatus(phase=self._phase)
@@ -171,9 +191,15 @@ class Supervisor:
 
     @property
     def status(self) -> JobStatus:
-        """The job as it is now."""
+        """The job as it is now; what its workers do, as they said last."""
         with self._changed:
-            return self._status
+            status = self._status
+        known = [self._workers.get(one.worker) for one in status.workers]
+        workers = tuple(
+            one if now is None or now.doing.phase == one.phase else dataclasses.replace(one, phase=now.doing.phase)
+            for one, now in zip(status.workers, known, strict=True)
+        )
+        return status if workers == status.workers else dataclasses.replace(status, workers=workers)
 
     def resize(self, slots: Sequence[str], plan: Plan | None = None) -> None:
         """Have the job run on these slots: live if it is running, from its last checkpoint if it is not.
@@ -190,6 +216,12 @@ class Supervisor:
                 f"which has at most {ready.largest_batch}"
             )
         self._do(lambda: self._resize(tuple(slots), plan))
+
+    def need(self, fewest_slots: int) -> None:
+        """From now on, the job does not train on fewer slots than these: survivors of a loss wait for others."""
+        if fewest_slots != self._fewest_slots:
+            self._fewest_slots = fewest_slots
+            self._do(lambda: self._carry_out(self._group.need(fewest_slots)))
 
     def retune(self, plan: Plan | None) -> None:
         """Have the job train with this batch plan; with None, have it choose for itself again."""
@@ -239,37 +271,42 @@ class Supervisor:
         """
         deadline = monotonic() + timeout_s
         with self._changed:
-            while not (reached(self._status) or self._status.phase.over):
-                if not self._changed.wait(deadline - monotonic()):
-                    raise TimeoutError(f"{self.spec.name} was still {self._status.phase} after {timeout_s:g} s")
-            return self._status
+            while not (reached(status := self.status) or status.phase.over):
+                if monotonic() > deadline:
+                    raise TimeoutError(f"{self.spec.name} was still {status.phase} after {timeout_s:g} s")
+                self._changed.wait(LOOK_AGAIN_S)
+            return status
+
+    def wait_for_end(self, timeout_s: float = 60.0) -> JobEnded:
+        """Wait until the job is over, its files are closed and every event has been emitted; how it ended.
+
+        The status says so a moment earlier: whoever needs the last events waits here.
+
+        Raises:
+            TimeoutError: it did not end in time.
+        """
+        self._thread.join(timeout_s)
+        status = self.status
+        if self._thread.is_alive():
+            raise TimeoutError(f"{self.spec.name} was still {status.phase} after {timeout_s:g} s")
+        return self._end_told or JobEnded(status.phase, status.reason)
 
     # ------------------------------------------------------------------------------------------- the thread
 
     def _do(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"\0")
+        self._inbox.put(command)
 
     def _serve(self) -> None:
-        self._lines.open()
-        self._selector.register(self._wake_in, selectors.EVENT_READ, self._wake)
-        for worker, known in self._workers.items():
-            known.heard_at_s = monotonic()
-            self._watch(worker, known)
+        self._reactor.call(self._begin_to_watch)
         try:
             self._carry_out(self._group.resumed())
-            patience = self.spec.patience
-            tick_s = max(patience.heartbeat, min(patience.hang / TICKS_PER_HANG, LONGEST_TICK_S))
-            tick_at_s = monotonic()
             while not ((self._phase.over and not self._workers) or self._detached):
-                self._attend(max(0.0, tick_at_s - monotonic()))
-                while self._commands:
-                    self._commands.popleft()()
-                if monotonic() >= tick_at_s:
-                    tick_at_s = monotonic() + tick_s
-                    self._attend(0.0)
-                    self._tick()
+                self._inbox.get()()
+                while not self._inbox.empty():
+                    self._inbox.get()()
+                if self._lines.are_paused:
+                    self._reactor.call_soon(self._lines.resume)
+                self._due_s = self._next_due_s()
                 self._publish()
         except BaseException as problem:
             self._phase, self._reason = JobPhase.FAILED, f"the supervisor failed: {problem!r}"
@@ -284,33 +321,60 @@ class Supervisor:
             if self._end_told is not None:  # whoever hears of it may start the job anew, in the same folder
                 self._emit(self._end_told)
 
-    def _attend(self, timeout_s: float) -> None:
-        """Hear what workers have to say: all of it, if something else took long, before anybody is said to be silent.
-
-        Starting a worker may take seconds on a busy machine, and whoever spoke meanwhile has not been heard.
-        """
-        while True:
-            ready, began_s = self._selector.select(timeout_s), monotonic()
-            for key, _ in ready:
-                key.data()
-            if monotonic() - began_s < LONG_S:
-                return
-            timeout_s = 0.0
-
     def _close(self) -> None:
-        self._lines.close()
+        self._reactor.call(self._stop_watching)
         for known in self._workers.values():
             known.process.close()
-        self._selector.close()
-        self._wake_in.close()
-        self._wake_out.close()
         if not self._detached and self._address.path is not None:
             Path(self._address.path).unlink(missing_ok=True)
         if not self._detached:
             shutil.rmtree(self._meetings, ignore_errors=True)
 
-    def _wake(self) -> None:
-        self._wake_in.recv(4096)
+    # ------------------------------------------------------------------------------------------- the reactor's thread
+
+    def _begin_to_watch(self) -> None:
+        self._lines.open()
+        for worker, known in self._workers.items():
+            known.heard_at_s = monotonic()
+            self._watch(worker, known.process)
+        self._look_at_clock()
+
+    def _stop_watching(self) -> None:
+        if self._next_tick is not None:
+            self._next_tick.cancel()
+        self._lines.close()
+        for known in self._workers.values():
+            self._reactor.unwatch(known.process)
+
+    def _look_at_clock(self) -> None:
+        """Have the supervisor look at what is due, unless nothing can be. All that came before has been heard."""
+        patience = self.spec.patience
+        now = monotonic()
+        tick_s = max(patience.heartbeat, min(patience.hang / TICKS_PER_HANG, LONGEST_TICK_S))
+        later_s = now + tick_s - (now + tick_s) % min(tick_s, LONGEST_TICK_S)  # many jobs at once: one wake-up for all
+        self._next_tick = self._reactor.call_at(later_s, self._look_at_clock)
+        self._lines.tick(patience.hang)
+        silent_s = min(patience.hang, patience.grace)  # shorter than these, nobody is silent or slow
+        slow_s = min(patience.step, patience.free, patience.form, patience.stall, patience.conclude)
+        is_due = now >= self._due_s
+        for known in list(self._workers.values()):
+            was_silent_s, doing = now - known.heard_at_s, known.doing
+            is_due |= was_silent_s > silent_s and doing is not STARTING  # which may take long
+            is_due |= was_silent_s + doing.phase_s > slow_s
+        if is_due:
+            self._do(self._tick)
+
+    def _watch(self, worker: str, process: WorkerProcess) -> None:
+        """Hear of the end of a process; from any thread."""
+        self._reactor.watch(process, lambda: self._process_ended(worker, process), urgent=True)
+
+    def _process_ended(self, worker: str, process: WorkerProcess) -> None:
+        self._reactor.unwatch(process)
+        self._lines.hear_last_words(worker)
+        self._reactor.hurry()
+        self._do(lambda: self._ended(worker, process))
+
+    # ------------------------------------------------------------------------------------------- what is told
 
     def _emit(self, event: JobEvent) -> None:
         self._on_event(event)
@@ -324,7 +388,7 @@ class Supervisor:
             settled=group.settled and self._phase is JobPhase.RUNNING,
             workers=tuple(
                 WorkerStatus(
-                    worker, known.slot, known.process.pid, str(group.standing(worker) or "ending"), known.phase
+                    worker, known.slot, known.process.pid, str(group.standing(worker) or "ending"), known.doing.phase
                 )
                 for worker, known in self._workers.items()
             ),
@@ -460,7 +524,7 @@ class Supervisor:
         token = secrets.token_hex(32)
         environment = {
             **self.spec.environment,
-            **self.spec.slot_environment(slot),
+            **(self.spec.lone_environment() if self._lone_slots else self.spec.slot_environment(slot)),
             channel.CONTROL: str(self._address),
             channel.TOKEN: token,
             MARK: mark(self._folder, worker, token),
@@ -469,24 +533,23 @@ class Supervisor:
             channel.CHECKPOINTS: str(self._checkpoints),
             channel.ENDED: str(end_of(self._folder, worker)),
             channel.OPTIONS: json.dumps(dict(self.spec.options)),
+            **({channel.LONE: "1"} if self._lone_slots else {}),
         }
         log = self._folder / "logs" / f"{worker}.log"
         folder = self.spec.working_folder or self._folder
-        launch = Launch(self.spec.command, environment, folder, log, slot, f"{self.spec.name}/{worker}")
+        name, exit_file = f"{self.spec.name}/{worker}", exit_file_of(self._folder, worker)
+        launch = Launch(self.spec.command, environment, folder, log, slot, name, exit_file)
         try:
             process = self._launcher.start(launch)
         except OSError as problem:
             told = f"{self.spec.command[0]} could not be started: {problem.strerror or problem}"
             self._fail(told, short=problem.errno in SHORTAGES)
             return
-        known = self._workers[worker] = Known(process, slot, token, heard_at_s=monotonic())
-        self._watch(worker, known)
+        self._workers[worker] = Known(process, slot, token, heard_at_s=monotonic())
+        self._watch(worker, process)
         self._save()
         process.begin()
         self._emit(WorkerStarted(worker, slot, process.pid))
-
-    def _watch(self, worker: str, known: Known) -> None:
-        self._selector.register(known.process, selectors.EVENT_READ, lambda: self._ended(worker))
 
     def _end(self, worker: str, why: str) -> None:
         if self._start_at_s.pop(worker, None) is not None:
@@ -496,13 +559,16 @@ class Supervisor:
             known.ending = known.ending or why
             known.process.signal(signal.SIGKILL)
 
-    def _ended(self, worker: str) -> None:
-        known = self._workers[worker]
-        code = known.process.exit_code()
-        if code is None:
+    def _ended(self, worker: str, process: WorkerProcess) -> None:
+        known = self._workers.get(worker)
+        if known is None or known.process is not process:  # it counted as gone before
             return
-        self._lines.hear_last_words(worker)
+        code = process.exit_code()
+        if code is None:
+            self._watch(worker, process)
+            return
         known.finished = known.finished or has_ended_well(self._folder, worker)
+        self._has_finished |= known.finished
         if code == SLOT_GONE:
             self._lose({known.slot}, _how(known, code))
         else:
@@ -510,22 +576,30 @@ class Supervisor:
 
     def _gone(self, worker: str, known: Known, code: int) -> None:
         del self._workers[worker]
-        self._selector.unregister(known.process)
+        self._reactor.unwatch(known.process)
         known.process.signal(signal.SIGKILL)  # whatever it started ends with it
         known.process.close()
-        self._lines.drop(known)
+        if written_exit_code(exit_file_of(self._folder, worker)) is None:  # its shim was killed, and has ended nothing
+            signal_marked(signal.SIGKILL, mark(self._folder, worker, known.token).__eq__)
+        self._reactor.call_soon(lambda: self._lines.drop(known))
         done = known.finished and code in (
             0,
             -signal.SIGABRT,  # PyTorch may abort at its end: no harm done
             AdoptedProcess.UNKNOWN_CODE,  # of one that was taken over nobody may ask
         )
         done = done and not known.lost and not known.last_words
+        if code == 0 and not (done or known.ending or known.lost or known.last_words) and not self._is_ending:
+            self._ended_by_itself(worker, known)
+            return
         self._leader_finished |= done and known.leads
         expected = (bool(known.ending) or done) and not known.lost
         reason = known.last_words or known.ending or ("finished" if expected else _how(known, code))
         self._emit(WorkerEnded(worker, known.slot, reason, expected))
-        if not (expected or known.lost or self._phase.over or self._phase is JobPhase.STOPPING):
-            self._count_failure(f"worker {worker} on {known.slot} {_failed(known, code)}", apart=known.apart)
+        unexpected = not (expected or known.lost or self._is_ending)
+        if self._lone_slots and not self._is_ending:
+            self._lone_is_gone(known, code)
+        elif unexpected and not self._is_counted(worker, known):
+            self._count_failure(f"worker {worker} on slot {known.slot} {_failed(known, code)}", apart=known.apart)
         self._joined.pop(worker, None)
         if known.finished:
             self._finished_generation = known.generation
@@ -534,24 +608,78 @@ class Supervisor:
             self._carry_out(self._group.gone(worker))
         self._check_over()
 
+    @property
+    def _is_ending(self) -> bool:
+        """Whether the workers end because they are to."""
+        return self._phase.over or self._phase is JobPhase.STOPPING
+
+    def _ended_by_itself(self, worker: str, known: Known) -> None:
+        """A worker's script has ended well before training was over, as nobody asked: exit code 0 is success.
+
+        The leader's word counts for all, and so does that of whoever is left. Of another worker, its peers may end
+        just so; if they train on instead, it was lost to them (:meth:`_look_at_ended`).
+        """
+        self._emit(WorkerEnded(worker, known.slot, "ended with exit code 0", True))
+        self._joined.pop(worker, None)
+        if self._finished_generation is None and (known.leads or not self._workers):
+            self._finished_generation, self._leader_finished = known.generation, True
+            self._finish_by_s = monotonic() + TOGETHER_S
+        elif self._finished_generation is None:
+            self._ended_early[worker] = monotonic() + TOGETHER_S
+        self._check_over()
+
+    def _look_at_ended(self) -> None:
+        """Of workers that have ended by themselves, those are lost whose peers train, or wait to, without them."""
+        late = [worker for worker, by_s in self._ended_early.items() if monotonic() > by_s]
+        if not late or self._is_ending or not any(map(self._group.takes_part, self._workers)):
+            return
+        for worker in late:
+            del self._ended_early[worker]
+            if not self._phase.over:
+                self._count_failure(f"worker {worker} ended with exit code 0, and its peers train on")
+        if not self._phase.over:
+            self._carry_out(self._group.gone(*late))
+
+    def _lone_is_gone(self, known: Known, code: int) -> None:
+        """The only process of a job is gone before it called ``geminid.init()``; the executor may start it again."""
+        if known.lost:
+            self._phase, self._reason = JobPhase.STOPPED, known.last_words
+            self._end_told = JobEnded(self._phase, known.last_words)
+        else:
+            self._fail(f"it {_how(known, code)}")
+
+    def _is_counted(self, worker: str, known: Known) -> bool:
+        """Whether a worker's failure is part of the last one that was counted.
+
+        What makes one worker fail makes others fail as well: all that were there then, and have neither formed a new
+        group nor come further since, are one failure of the job.
+        """
+        generation, workers = self._failed_together
+        further = self._progress is not None and self._progress.samples > self._best_samples
+        return worker in workers and known.generation <= generation and not further
+
     def _count_failure(self, reason: str, *, apart: bool = False) -> None:
+        self._failed_together = (self._group.generation, frozenset((*self._workers, *self._start_at_s)))
         samples = self._progress.samples if self._progress is not None else -1
         self._failures = 1 if samples > self._best_samples else self._failures + 1
         self._best_samples = max(samples, self._best_samples)
         self._failed_at_s.append(monotonic())
         self._reason = reason
         if self._failures > self.spec.most_failures:
-            told = f"{reason}; {self._failures} failures without progress in between"
+            alone = self._failures == 1
+            told = reason if alone else f"{reason}; {self._failures} failures without progress in between"
             short = tells_of_full_disk(reason) or is_full(self._folder)
             self._fail(told, short=short, failures=self._failures, apart=apart)
         elif self._phase is JobPhase.RUNNING:
             self._phase = JobPhase.RECOVERING
 
-    def _fail(self, reason: str, *, short: bool = False, failures: int = 0, apart: bool = False) -> None:
+    def _fail(
+        self, reason: str, *, short: bool = False, failures: int = 0, apart: bool = False, hold: bool = False
+    ) -> None:
         self._phase, self._reason = JobPhase.FAILED, reason
         for worker in self._workers:
             self._end(worker, "was ended because the job failed")
-        self._end_told = JobEnded(self._phase, reason, short=short, failures=failures, apart=apart)
+        self._end_told = JobEnded(self._phase, reason, short=short, failures=failures, apart=apart, hold=hold)
 
     def _check_over(self) -> None:
         if self._phase.over:
@@ -564,7 +692,8 @@ class Supervisor:
                     self._end(worker, "was not needed any more")
         if generation is not None and not finishing and self._leader_finished:
             self._phase, self._reason = JobPhase.FINISHED, ""
-            self._end_told = JobEnded(self._phase, "finished")
+            early = self._cut_short or not self._has_finished
+            self._end_told = JobEnded(self._phase, "finished", early=early, initialised=self._initialised)
         elif self._phase is JobPhase.STOPPING and not self._workers:
             self._phase = JobPhase.STOPPED
             self._end_told = JobEnded(self._phase, "stopped", self._stopped_at_s)
@@ -575,18 +704,28 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------- what workers say
 
     def _catch_up(self, hello: messages.Hello) -> None:
-        """A worker is back: it may have missed an order while its line was cut."""
+        """A worker is here, or back: it may have missed an order while its line was cut."""
+        if hello.worker not in self._workers:
+            return
+        self._workers[hello.worker].initialised = self._initialised = True
+        if self._lone_slots:
+            self._lone_slots = ()
+            self._save()
+            self._emit(InitCalled(hello.worker))
         form = self._last_form
         if form is not None and 0 < hello.generation < form.generation and hello.worker in self._group.workers:
             self._lines.send(hello.worker, form)
 
-    def _listen_to(self, worker: str, known: Known, message: Message) -> None:
+    def _listen_to(self, worker: str, known: Known, message: FromWorker) -> None:
+        if self._workers.get(worker) is not known:
+            return
         match message:
-            case messages.Heartbeat():
-                known.phase, known.phase_s, known.usual_s = message.phase, message.phase_s, message.usual_s
             case messages.Ready():
                 self._ready = message
-                self._carry_out(self._group.ready(worker, message.meeting))
+                if self._is_ending:  # it has not heard of that, while it was starting: its peers are leaving
+                    self._lines.send(worker, messages.Stop(save=False))
+                else:
+                    self._carry_out(self._group.ready(worker, message.meeting))
             case messages.Joined():
                 self._on_joined(worker, message)
             case messages.FirstStep():
@@ -609,12 +748,12 @@ class Supervisor:
                 self._checkpoint = message
                 self._emit(CheckpointWritten(message))
             case messages.Finished():
-                known.finished = True
+                known.finished = self._has_finished = True
+                self._cut_short |= known.leads and message.cut_short
             case messages.Failed():
                 known.last_words = message.reason
-            case _:
-                known.last_words = f"said what only a supervisor may say: {type(message).__name__}"
-                known.process.signal(signal.SIGKILL)
+                if message.hold and not self._is_ending:
+                    self._fail(message.reason, hold=True)
 
     def _metrics_with(self, leader: str, report: messages.Progress) -> list[dict[str, messages.Metric]]:
         """What the leader has reported, and what the other members of its generation have."""
@@ -675,12 +814,14 @@ class Supervisor:
         if now > self._save_at_s:
             self._save()
         self._start_due()
-        self._lines.dismiss_silent(patience.hang)
         for worker, known in self._workers.items():
             if known.kill_at_s is not None and now > known.kill_at_s:
                 self._end(worker, "did not stop in time")
-            elif now > self._finish_by_s and not known.finished and known.phase != "left":
+            elif now > self._finish_by_s and not known.finished and known.doing.phase != "left":
                 self._end(worker, "did not finish when its peers had")
+        if self._lone_slots:  # nobody knows what it does, or for how long
+            return
+        self._look_at_ended()
         seen = [self._seen(worker, known, now) for worker, known in self._workers.items()]
         found = hangs.hung(seen, patience)
         self._busy_at_s = now if hangs.busy(seen, patience) else self._busy_at_s
@@ -706,15 +847,25 @@ class Supervisor:
             known.last_words = known.last_words or one.reason
             known.process.signal(signal.SIGKILL)
 
+    def _next_due_s(self) -> float:
+        """When a tick is due though no worker is silent or slow: at once while a group is being formed or mended."""
+        mending = self._lost_since_s is not None or (self._group.members and not self._group.formed)
+        if mending or self._stop_by_s is not None:
+            return 0.0
+        due_s = [self._save_at_s, self._finish_by_s, self._form_again_at_s, *self._ended_early.values()]
+        due_s += [at_s for at_s, _ in self._start_at_s.values()]
+        due_s += [known.kill_at_s for known in self._workers.values() if known.kill_at_s is not None]
+        return min(due_s)
+
     def _seen(self, worker: str, known: Known, now: float) -> Seen:
-        silent_s = now - known.heard_at_s
+        silent_s, doing = now - known.heard_at_s, known.doing
         return Seen(
             worker=worker,
             standing=self._group.standing(worker),
             silent_s=silent_s,
-            phase=known.phase,
-            phase_s=known.phase_s + silent_s,
-            usual_s=known.usual_s,
+            phase=doing.phase,
+            phase_s=doing.phase_s + silent_s,
+            usual_s=doing.usual_s,
             joined=worker in self._joined or self._group.formed,
             leads=known.leads,
             finished=known.finished,
@@ -756,11 +907,14 @@ class Supervisor:
             members=group.members,
             slots=tuple(group.slot(worker) for worker in group.members if group.standing(worker)),
             newest=group.newest,
+            held=group.held,
+            lone_slots=self._lone_slots,
             workers={
                 worker: {
                     "slot": known.slot,
                     "standing": str(group.standing(worker) or "leaving"),
                     "token": known.token,
+                    "can_hold": group.can_hold(worker),
                     **known.process.identity,
                 }
                 for worker, known in self._workers.items()
@@ -786,12 +940,13 @@ class Supervisor:
                     entry["slot"],
                     entry.get("token", left.token),  # earlier versions had one for all
                     heard_at_s=monotonic(),
-                    phase="adopted",
+                    doing=Doing("adopted"),
                     generation=left.generation if member else 0,
                     leads=left.members[:1] == (worker,),
                 )
-                self._group.adopt(worker, entry["slot"], member=member)
-        self._group.resume(left.generation, left.members, (*left.slots, *coming), (*left.workers, left.newest))
+                self._group.adopt(worker, entry["slot"], member=member, can_hold=entry.get("can_hold", False))
+        known = (*left.workers, left.newest)
+        self._group.resume(left.generation, left.members, (*left.slots, *coming), known, held=left.held)
         if any(member in self._workers for member in left.members):
             self._phase = JobPhase.RUNNING
         elif self._workers:

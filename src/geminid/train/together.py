@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from geminid.train import messages, passing, peers, rng
+from geminid.train import messages, peers, rng, state_transfer
 from geminid.train.agreement import Agreement, Place
 from geminid.train.data import LARGEST_CODE
 from geminid.train.feeding import Feed
@@ -151,7 +151,7 @@ class Together:
         if self._place.lost is None:
             self._enter("synchronising")
             try:
-                passing.send_state(self._state.collect(), range(1, self._place.size))
+                state_transfer.send_state(self._state.collect(), range(1, self._place.size))
             except PeersLost as problem:
                 self._place.lost = str(problem)
 
@@ -159,7 +159,7 @@ class Together:
         """The leader's state; None if it was lost."""
         self._enter("synchronising")
         try:
-            state, _ = passing.receive_state(0, self._device)
+            state, _ = state_transfer.receive_state(0, self._device)
         except PeersLost as problem:
             self._place.lost = str(problem)
             return None

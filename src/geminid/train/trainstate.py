@@ -17,7 +17,7 @@ from geminid.goodput.noise import NoiseEstimate
 from geminid.train import rng
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import ScheduleSteps
-from geminid.train.tree import CannotSave, check_saveable, put_together, take_apart
+from geminid.train.state_codec import CannotSave, check_saveable, put_together, take_apart
 from geminid.train.tuner import Tuner
 
 
@@ -45,6 +45,8 @@ class TrainingState:
     """The objects whose state makes up that of training, and the position.
 
     ``present`` says whether the state is worth anything to others: not before it was restored or received.
+    ``further_steps`` is how often the optimiser has stepped again with the batch that was counted last (None: never
+    with any), and ``switched`` are the numbers of its parameters whose ``requires_grad`` changes within steps.
     """
 
     model: nn.Module
@@ -58,7 +60,20 @@ class TrainingState:
     user: dict[str, Any]
     position: Position
     present: bool = False
+    further_steps: int | None = None
+    switched: set[int] = field(default_factory=set)
     _told_of: set[str] = field(default_factory=set)
+
+    @property
+    def age(self) -> int:
+        """How far this state is, to be compared with those of other workers; less than 0 if it is worth nothing.
+
+        Where the script steps several times with one batch, that counts as well: a worker may be lost in between.
+        """
+        if not self.present:
+            return -1
+        again = self.further_steps
+        return self.position.step if again is None else self.position.step * 1024 + min(again, 1023)
 
     def collect(self) -> dict[str, Any]:
         """The state as it is. Tensors are the live ones, not copies."""
@@ -67,6 +82,8 @@ class TrainingState:
             "optimizer": self.optimizer.state_dict(),
             "others": [parameter.detach() for parameter in self._others],
             "trained": [parameter.requires_grad for parameter in self._parameters],
+            "switched": sorted(self.switched),
+            "further_steps": self.further_steps,
             "position": asdict(self.position),
             "dataset_samples": self.dataset_samples,
             "noise": {"estimate": asdict(self.meter.estimate), **self.meter.state()},
@@ -104,6 +121,9 @@ class TrainingState:
             raise DoesNotFit(f"the optimizer has changed since: {problem}") from problem
         for parameter, trained in zip(self._parameters, state.get("trained", ()), strict=False):
             parameter.requires_grad_(trained)
+        self.further_steps = state.get("further_steps")
+        self.switched.clear()
+        self.switched.update(state.get("switched", ()))
         self.position = Position(**state["position"])
         self.meter.estimate = NoiseEstimate(**state["noise"]["estimate"])
         self.meter.take_state(state["noise"])

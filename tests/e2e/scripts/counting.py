@@ -3,9 +3,14 @@
 Parameter i goes down by exactly one whenever sample i is part of an optimiser step, however that step is divided over
 workers and passes: after E epochs every entry must be −E, through all rescales, crashes and restarts. No worker may
 have an epoch without batches.
+
+With ``--lineage`` the model carries the name of its version, next to its weights. Every worker writes down, before a
+step, which version the step begins with, which one it makes, and the samples that it adds: so the samples that the last
+version descends from can be followed back, whatever was lost, repeated or restored meanwhile.
 """
 
 import argparse
+import hashlib
 import os
 import signal
 import time
@@ -38,6 +43,8 @@ parser.add_argument("--die", action="store_true", help="have the leader die at t
 parser.add_argument("--leave-after", type=int, help="leave the loop over epochs after this one")
 parser.add_argument("--agree", action="store_true", help="have all agree on something after each epoch")
 parser.add_argument("--record", action="store_true", help="write down which samples every worker saw")
+parser.add_argument("--lineage", action="store_true", help="write down what every version of the model descends from")
+parser.add_argument("--attempt", type=int, default=1, help="which supervisor this is under, for --lineage")
 parser.add_argument("--where", action="store_true", help="print which rank is on which node")
 parser.add_argument("--clock", action="store_true", help="write down when every worker ended its steps")
 parser.add_argument("--talk", action="store_true", help="print a line in every step")
@@ -83,6 +90,9 @@ class Counter(torch.nn.Embedding):
 
 
 model = Counter(args.samples, 1).to(run.device)
+if args.lineage:
+    model.register_buffer("version", torch.zeros((), dtype=torch.int64))
+    versions = os.open(args.out.with_name(f"lineage-{os.getpid()}"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 torch.nn.init.zeros_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 if args.stream:
@@ -99,16 +109,30 @@ seen = run.state("seen", {"steps": 0})
 record = args.out.with_name(f"record-{os.getpid()}").open("a") if args.record else None
 clock = args.out.with_name(f"{args.out.name}-clock-{os.getpid()}").open("a") if args.clock else None
 rank = None
+
+
+def next_version():
+    """The name of what the step under way makes: another one when it is tried again by another group."""
+    text = f"{model.version.item()} {run.step} {args.attempt} {run._session.place.generation}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+
+
 for epoch in run.epochs(args.epochs):
     passes = 0
     for (index,) in loader:
         passes += 1
         optimizer.zero_grad()
+        version = next_version() if args.lineage else None
+        if args.lineage and not run._session._idle:  # in one write, before the step can have an effect
+            line = " ".join(map(str, (version, model.version.item(), epoch, *index.tolist())))
+            os.write(versions, f"{line}\n".encode())
         if args.hang == "before":
             hang_once()
         loss = model(index.to(run.device)).mean() * loader.step_samples
         loss.backward()
         optimizer.step()
+        if args.lineage and run.stepped:
+            model.version.fill_(version)
         if args.hang == "after":
             hang_once()
         seen["steps"] += 1
@@ -139,4 +163,6 @@ if run.is_leader:
     if args.die and first_time("died"):
         os.kill(os.getpid(), signal.SIGKILL)
     counts = model.weight.detach().flatten().tolist()
+    if args.lineage:
+        args.out.with_name("version").write_text(str(model.version.item()))
     args.out.write_text(f"{min(counts)} {max(counts)} {sum(counts)} {run.step} {run.progress}")

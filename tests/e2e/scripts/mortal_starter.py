@@ -4,7 +4,6 @@ Moments: ``asked`` (the warm process has been asked, and may still be importing 
 process), ``written`` (and it is written down) and ``begun`` (and it runs the script).
 """
 
-import json
 import os
 import signal
 import sys
@@ -12,7 +11,7 @@ from typing import Any, NoReturn
 
 from geminid.serve.client import home
 from geminid.serve.server import Options, serve
-from geminid.train.zygote import ForkedProcess, Zygote
+from geminid.train.zygote import Fork, ForkedProcess, Request, Zygote
 
 moment = sys.argv[2]
 ask, begin = Zygote._ask, ForkedProcess.begin
@@ -25,13 +24,13 @@ def die() -> NoReturn:
     raise AssertionError
 
 
-def asking(self: Zygote, request: dict[str, Any]) -> dict[str, Any]:
-    if moment == "asked" and "start" in request:
-        self._line.write(json.dumps(request) + "\n")
-        self._line.flush()
+def asking(self: Zygote, request: Request, kind: type[Any]) -> Any:
+    if moment == "asked" and isinstance(request, Fork):
+        self._connection.send(request)
+        self._connection.drain(60.0)
         die()
-    answer = ask(self, request)
-    if moment == "answered" and "start" in request:
+    answer = ask(self, request, kind)
+    if moment == "answered" and isinstance(request, Fork):
         die()
     return answer
 

@@ -1,4 +1,4 @@
-"""Policies without an objective, in rounds: FIFO on mixed GPU types, and Gandiva's packing by trial."""
+"""Policies without an objective, in rounds: FIFO on mixed GPU types, and Gandiva's packing as Gavel models it."""
 
 from __future__ import annotations
 
@@ -51,14 +51,15 @@ class FifoPacked(FifoPerf):
 
 
 @dataclass
-class Gandiva(TimeSharingPolicy):
+class GandivaPacked(TimeSharingPolicy):
     """Equal shares, and under overload random pairs of equal gangs, kept as long as they pay.
 
-    Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI '18, as Gavel models it: without
-    migration, growing and shrinking.
+    Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI '18, as Gavel models it, where it
+    is called ``gandiva``: without affinity, slices, migration, growing and shrinking. The system itself is the policy
+    ``gandiva``.
     """
 
-    name = "gandiva"
+    name = "gandiva_packed"
     paper = "Xiao et al., OSDI '18, as in Gavel"
     objective = "equal shares; under overload random pairs of jobs on the same slots, kept if they pay"
     packed = True

@@ -14,7 +14,7 @@ from typing import Protocol
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.fields import Problem
-from geminid.job import JobSpec
+from geminid.job import FoundKind, JobSpec
 from geminid.serve.livejob import LiveJob
 from geminid.serve.records import Record
 
@@ -35,6 +35,9 @@ class Executor(Protocol):
     def interpreter(self, submitters: str) -> str | None:
         """What the command ``python`` stands for, if whoever submits it has this one; None for what it is there."""
 
+    def inherited(self, submitters: Mapping[str, str]) -> dict[str, str]:
+        """What a job has of its submitter's environment: the variables that mean the same where it runs."""
+
     def put_by(self, spec: JobSpec) -> str:
         """Keep a job's code as it is now; the name of what was kept, or nothing where jobs run in their own folders.
 
@@ -47,8 +50,8 @@ class Executor(Protocol):
     def keep_code(self, needed: Collection[str]) -> None:
         """Whatever else was put by is not needed any more. Called every few seconds."""
 
-    def is_elastic(self, spec: JobSpec) -> bool:
-        """Whether the job's script can change its slots while it runs."""
+    def kind_of(self, spec: JobSpec) -> FoundKind:
+        """How a job is to be launched, as far as its specification and its script tell."""
 
     def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[Record]:
         """Begin. ``jobs`` are all that the service knows: those whose processes still live are taken over.
@@ -86,6 +89,9 @@ class Executor(Protocol):
 
     def folder_of(self, job_id: str) -> Path:
         """Where a job's logs and checkpoints are."""
+
+    def checkpoints_of(self, job_id: str) -> Path | str:
+        """Where a job's checkpoints are: a folder, or an fsspec URL."""
 
     def close(self, *, detach: bool) -> None:
         """End: with all processes, or leaving them to the next service (``detach``)."""

@@ -6,16 +6,13 @@ import contextlib
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from geminid.serve.executors.line import Line
+from geminid.serve.executors import bridgemessages as b
+from geminid.wire.codec import ProtocolError
 
 #: A bridge that ended is started again after so long, twice as long each time, up to a limit.
 BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
-
-#: It tells of all nodes in one line, with the slots that are held there: a kilobyte or so for each.
-LONGEST_BRIDGE_LINE_BYTES = 1 << 27
 
 #: One that has said nothing for so long hangs, and is ended; it says something at every look at the cluster.
 BRIDGE_SILENT_S = 60.0
@@ -27,10 +24,10 @@ class Bridge:
     The number of a descriptor is the last word of its ``command``: a socket over which both talk.
     """
 
-    def __init__(self, command: Sequence[str], on_document: Callable[[Mapping[str, Any]], None]) -> None:
-        self._command, self._on_document = command, on_document
+    def __init__(self, command: Sequence[str], on_answer: Callable[[b.Answer], None]) -> None:
+        self._command, self._on_answer = command, on_answer
         self.trouble = ""
-        self._line: Line | None = None
+        self._connection: b.ServiceEnd | None = None
         self._started = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = threading.Event()
@@ -38,11 +35,12 @@ class Bridge:
         self._thread = threading.Thread(target=self._serve, name="geminid bridge", daemon=True)
         self._thread.start()
 
-    def send(self, document: Mapping[str, Any]) -> int | None:
+    def send(self, request: b.Request) -> int | None:
         """Send something to the bridge; which one that is, or None while there is none."""
         with self._lock, contextlib.suppress(OSError):
-            if self._line is not None:
-                self._line.send(document)
+            if self._connection is not None:
+                self._connection.send(request)
+                self._connection.drain(BRIDGE_SILENT_S)
                 return self._started
         return None
 
@@ -64,30 +62,31 @@ class Bridge:
         pause_s = BRIDGE_S
         while not self._closing.is_set():
             try:
-                line = self._start()
+                connection = self._start()
             except OSError as problem:  # there is no descriptor, or no process, to be had just now
                 self.trouble = f"the process that talks with Ray cannot be started: {problem.strerror or problem}"
             else:
                 try:
-                    while True:
-                        for document in line.receive():
-                            if document["told"] == "trouble":
-                                self.trouble = document["text"]
-                            elif document["told"] != "looked":
+                    while connection.wait(BRIDGE_SILENT_S):
+                        for answer in connection.receive():
+                            if isinstance(answer, b.Trouble):
+                                self.trouble = answer.text
+                            elif not isinstance(answer, b.Looked):
                                 self.trouble, pause_s = "", BRIDGE_S
-                                self._on_document(document)
-                except TimeoutError:
-                    told = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
-                    self.trouble = f"{told}: it is ended, and another one is started"
-                except (OSError, EOFError, ValueError, KeyError):
+                                self._on_answer(answer)
+                    silent = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
+                    self.trouble = f"{silent}: it is ended, and another one is started"
+                except ProtocolError as problem:
+                    self.trouble = f"the process that talks with Ray is not understood: {problem}"
+                except (OSError, EOFError):
                     pass
-                self._end(line)
-            self._on_document({"told": "away", "bridge": self._started, "trouble": self.trouble})
+                self._end(connection)
+            self._on_answer(b.Away(bridge=self._started, trouble=self.trouble))
             self._closing.wait(pause_s)
             pause_s = min(2 * pause_s, BRIDGE_LIMIT_S)
 
-    def _start(self) -> Line:
-        """Start the process; the line to it.
+    def _start(self) -> b.ServiceEnd:
+        """Start the process; the connection with it.
 
         Raises:
             OSError: there is not enough of something.
@@ -102,16 +101,16 @@ class Bridge:
         except OSError:
             ours.close()
             raise
-        line = Line(ours, BRIDGE_SILENT_S, LONGEST_BRIDGE_LINE_BYTES)
+        connection = b.service_end(ours)
         with self._lock:
-            self._line, self._started = line, self._started + 1
-        return line
+            self._connection, self._started = connection, self._started + 1
+        return connection
 
-    def _end(self, line: Line) -> None:
+    def _end(self, connection: b.ServiceEnd) -> None:
         """End the process, if it has not."""
         with self._lock:
-            self._line = None
-        line.close()
+            self._connection = None
+        connection.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
+
+from geminid.serve.executors.bridgemessages import CodePlace, Request, Ship, Unship
 from geminid.serve.executors.raycode import CodeStore
-from geminid.serve.executors.shim import write
-from geminid.serve.executors.unanswered import Request, Unanswered
+from geminid.serve.executors.unanswered import Request as Asked
+from geminid.serve.executors.unanswered import Unanswered
+from geminid.train.shim import write
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,7 @@ class _Place:
     """Where a job's code is on a node, and the agent that has it there."""
 
     agent: str
-    place: Mapping[str, Any]
+    place: CodePlace
 
 
 class CodePlaces:
@@ -34,7 +37,7 @@ class CodePlaces:
         self,
         folder: Path,
         store: CodeStore,
-        send: Callable[[Mapping[str, Any]], int | None],
+        send: Callable[[Request], int | None],
         agent_of: Callable[[str], str],
     ) -> None:
         self._folder, self._store, self._send, self._agent_of = folder, store, send, agent_of
@@ -42,7 +45,7 @@ class CodePlaces:
         self._bringing, self._removing = Unanswered(), Unanswered()
         self._leftover: set[str] = set()  # jobs whose code may be somewhere, though it was not told
 
-    def on(self, job_id: str, node: str) -> Mapping[str, Any] | None:
+    def on(self, job_id: str, node: str) -> CodePlace | None:
         """Where a job's code is on a node, if it was brought there and the node's agent is still the same."""
         known = self._places.get(job_id, {}).get(node)
         return known.place if known is not None and known.agent == self._agent_of(node) != "" else None
@@ -57,20 +60,24 @@ class CodePlaces:
         if lacking:
             if job_id not in self._places:
                 self._write(job_id)
-            request = {"do": "ship", "job": job_id, "code": str(self._store.package(code)), "nodes": lacking}
-            self._bringing.ask(job_id, lacking, lambda number: self._send({**request, "id": number}))
+            package = str(self._store.package(code))
+            self._bringing.ask(
+                job_id,
+                lacking,
+                lambda number: self._send(Ship(id=number, job=job_id, code=package, nodes=lacking)),
+            )
 
-    def asked(self, number: int) -> Request | None:
+    def asked(self, number: int) -> Asked | None:
         """What the bridge was asked to bring under a number, unless it has answered."""
         return self._bringing.get(number)
 
-    def answered(self, number: int) -> Request | None:
+    def answered(self, number: int) -> Asked | None:
         """The bridge has answered what it was asked to bring, if that is still wanted."""
         return self._bringing.answered(number)
 
-    def came(self, job_id: str, places: Mapping[str, Mapping[str, Any]]) -> None:
+    def came(self, job_id: str, places: Mapping[str, CodePlace]) -> None:
         """A job's code is on some more nodes; an agent that has unpacked it says so, and may be gone by now."""
-        here = {node: _Place(place.get("agent") or self._agent_of(node), place) for node, place in places.items()}
+        here = {node: _Place(place.agent or self._agent_of(node), place) for node, place in places.items()}
         self._places.setdefault(job_id, {}).update(here)
         self._write(job_id)
 
@@ -86,7 +93,7 @@ class CodePlaces:
             with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
                 known = json.loads(path.read_text(encoding="utf-8"))
                 if path.stem in jobs:
-                    self._places[path.stem] = {node: _Place(**one) for node, one in known.items()}
+                    self._places[path.stem] = msgspec.convert(known, dict[str, _Place])
 
     def may_be_left(self, job_id: str) -> None:
         """A job's code may be on nodes of which that was not told."""
@@ -107,8 +114,7 @@ class CodePlaces:
                 self._leftover.discard(job_id)
 
     def _have_removed(self, job_id: str) -> bool:
-        request = {"do": "unship", "job": job_id}
-        return self._removing.ask(job_id, [], lambda number: self._send({**request, "id": number}))
+        return self._removing.ask(job_id, [], lambda number: self._send(Unship(id=number, job=job_id)))
 
     def removed(self, number: int) -> None:
         """The bridge has removed what it was asked to; unless it was asked to bring it again, nothing of it is left."""
@@ -122,7 +128,7 @@ class CodePlaces:
         return self._places.keys() | self._bringing.jobs | self._leftover
 
     def _write(self, job_id: str) -> None:
-        kept: dict[str, object] = {node: asdict(place) for node, place in self._places.get(job_id, {}).items()}
+        kept: dict[str, object] = msgspec.to_builtins(self._places.get(job_id, {}))
         with contextlib.suppress(OSError):  # then it is brought again
             self._folder.mkdir(exist_ok=True, mode=0o700)
             write(str(self._written(job_id)), kept)

@@ -20,7 +20,8 @@ from geminid.serve.executors.meeting import meeting_place, place_among
 from geminid.serve.executors.plain import (
     PlainCommand,
     PlainExit,
-    end_group,
+    end_command,
+    end_workers,
     exit_of,
     forget_exit,
     live_pid,
@@ -38,9 +39,11 @@ from geminid.serve.executors.supervised import (
 )
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.serve.livejob import LiveJob
+from geminid.train.descendants import signal_marked
+from geminid.train.environment import default_path
 from geminid.train.launcher import LimitedLauncher, PlainLauncher
-from geminid.train.offspring import signal_marked
 from geminid.train.pythonline import PythonLine
+from geminid.train.shim import end_left_groups
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
 from geminid.train.takeover import worker_marks
@@ -183,12 +186,14 @@ class LocalExecutor(SupervisedExecutor):
     def _slot_environment(self, slots: Sequence[str]) -> dict[str, str]:
         return slot_environment(list(map(int, slots)), self._devices, self._slot_memory_bytes)
 
-    def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
+    def _lone_environment(self, job: LiveJob, slots: tuple[str, ...]) -> Mapping[str, str]:
         addresses = {self._where(slots[0])[0]: LOOPBACK}  # a command is on one node here
         environment = job_environment(job, cpu=not self._devices) | meeting_place(addresses) | dict(job.spec.env)
         environment |= self._slot_environment(slots)
-        environment |= place_among(addresses, next(iter(addresses)), len(slots)) | {"GEMINID_JOB": job.id}
-        folder = self.folder_of(job.id)
+        return environment | place_among(addresses, next(iter(addresses)), len(slots)) | {"GEMINID_JOB": job.id}
+
+    def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
+        environment, folder = self._lone_environment(job, slots), self.folder_of(job.id)
         where = Path(job.spec.working_dir) if job.spec.working_dir is not None else folder
         return PlainCommand.start(folder, job.spec.command, environment, where, ended)
 
@@ -208,7 +213,7 @@ class LocalExecutor(SupervisedExecutor):
         if (self._folder / JOBS).is_dir():
             for folder in (self._folder / JOBS).iterdir():
                 if folder.name not in self._running:
-                    _end_all(folder)
+                    end_all(folder)
             within = f"{self._folder.absolute() / JOBS}{os.sep}"
             signal_marked(
                 signal.SIGKILL,
@@ -216,10 +221,11 @@ class LocalExecutor(SupervisedExecutor):
                     mark.startswith(within) and mark.removeprefix(within).split(os.sep)[0] not in self._running
                 ),
             )
+        end_left_groups()
 
 
 def _program(spec: JobSpec, where: Path | None) -> str | None:
-    path = dict(spec.env).get("PATH", os.environ.get("PATH"))
+    path = dict(spec.env).get("PATH") or default_path()
     name = spec.command[0]
     return shutil.which(str(Path(where, name)) if where is not None and "/" in name else name, path=path)
 
@@ -243,10 +249,12 @@ def _many(slots: int) -> str:
     return f"{slots} slot{'' if slots == 1 else 's'}"
 
 
-def _end_all(folder: Path) -> None:
+def runs(folder: Path) -> bool:
+    """Whether processes that an earlier service started live in a job's folder."""
+    return bool(live_workers(folder)) or live_pid(folder) is not None
+
+
+def end_all(folder: Path) -> None:
     """End whatever an earlier service left running in a job's folder."""
-    for pid, _ in live_workers(folder).values():
-        end_group(pid)
-    command = live_pid(folder)
-    if command is not None:
-        end_group(command)
+    end_workers(folder)
+    end_command(folder)

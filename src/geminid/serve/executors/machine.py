@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import re
 import shutil
@@ -11,13 +10,11 @@ import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput, Problem
 from geminid.nodes import NodeGroup
 from geminid.train.launcher import MEMORY
-from geminid.train.pythonline import PythonLine
 
 #: The node that this machine is; with devices of several types, a node ``local-TYPE`` for each.
 NODE = "local"
@@ -26,9 +23,6 @@ NODE = "local"
 SLOTS = "GEMINID_SLOTS"
 
 NO_DEVICES = "must be left out: nvidia-smi finds no CUDA devices on this machine"
-
-#: Scripts are read up to this size to see whether they use the training library.
-MOST_SCRIPT_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,28 +129,6 @@ def slot_environment(
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if devices else {}  # numbers mean what nvidia-smi says
     memory = {} if slot_memory_bytes is None else {MEMORY: str(slot_memory_bytes * len(slots))}
     return {"CUDA_VISIBLE_DEVICES": visible, SLOTS: ",".join(map(str, slots)), **order, **memory}
-
-
-def uses_library(command: Sequence[str], working_dir: str | None) -> bool:
-    """Whether a command runs a Python script or module that imports geminid, as far as its own text tells."""
-    line = PythonLine.of(command)
-    script = None if line is None else line.file_in(Path(working_dir or "."))
-    if script is None:
-        return False
-    try:
-        with script.open("rb") as file:
-            tree = ast.parse(file.read(MOST_SCRIPT_BYTES))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return False
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        if any(name == "geminid" or name.startswith("geminid.") for name in names):
-            return True
-    return False
 
 
 def is_of_this_machine(host: str) -> bool:

@@ -1,25 +1,6 @@
 """What stands on every node of a cluster for the service: starts processes there, watches them, passes their logs on.
 
-The service connects over TCP and says who it is with a token; then both send JSON objects, one a line. Requests carry
-the key of the process that they are about, and may be repeated: a key is started once.
-
-| from the service | meaning |
-|---|---|
-| ``{"do": "start", "key", "command", "environment", "folder", "slots"}`` | start a process, its output into a log |
-| ``{"do": "hold", "slots": {slot: {"pid", "started_at"}}}`` | which processes hold slots; null: one will |
-| ``{"do": "follow", "key", "offset"}`` | send the log from there on |
-| ``{"do": "signal", "key", "signal"}`` | to the process and all that it started |
-| ``{"do": "more", "bytes"}`` | so much more of logs may be sent than what was allowed before |
-| ``{"do": "forget", "key"}`` | how it ended has been heard, and its log is complete |
-| ``{"do": "ping"}`` | the service is there; ``{"told": "pong"}`` says that the server is |
-| ``{"do": "end"}`` | the service has given this node up: end everything |
-
-| to the service | meaning |
-|---|---|
-| ``{"told": "here", "running": {key: pid}, "ended": {key: code}}`` | the first line: what there is |
-| ``{"told": "started", "key", "pid"}`` | |
-| ``{"told": "log", "key", "offset", "text"}`` | a piece of a log (bytes as Latin-1) |
-| ``{"told": "ended", "key", "code", "reason"}`` | after the last piece of its log |
+The service connects over TCP and says who it is with a token; ``nodemessages.py`` says what both say then.
 
 Nobody waits for logs: the service says how much of them it will take (``LOGS_ON_THE_WAY_BYTES`` at first), which is
 shared out among the processes piece by piece. Of one that prints faster than that, parts are left out (``nodelog.py``).
@@ -37,10 +18,8 @@ somebody does: meanwhile their jobs may have been started elsewhere, after ``FEN
 from __future__ import annotations
 
 import contextlib
-import hmac
 import json
 import os
-import selectors
 import shutil
 import signal
 import socket
@@ -50,15 +29,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
-from geminid.serve.executors.line import PatientLine
+from msgspec.structs import asdict
+
+from geminid.serve.executors import nodemessages as m
 from geminid.serve.executors.nodelog import NodeLog
-from geminid.serve.executors.plain import end_group
 from geminid.serve.executors.warm import WarmLauncher
 from geminid.train.channel import ENDED
-from geminid.train.launcher import SLOT_GONE, Launch, LimitedLauncher, WorkerProcess, started_at, still_runs
-from geminid.train.offspring import MARK, signal_marked
+from geminid.train.descendants import MARK, signal_marked
+from geminid.train.identity import identity_of, still_runs
+from geminid.train.launcher import (
+    SLOT_GONE,
+    Launch,
+    LimitedLauncher,
+    WorkerProcess,
+    end_left,
+)
+from geminid.train.messages import LONGEST_LINE_BYTES
+from geminid.train.takeover import report_beside
+from geminid.wire.codec import ProtocolError
+from geminid.wire.handshake import check_token, check_version
+from geminid.wire.reactor import Reactor
 
 #: Logs are looked at so often, and passed on in pieces of at most so many bytes.
 LOGS_S, PIECE_BYTES = 0.3, 1 << 16
@@ -88,8 +79,8 @@ class _Kept:
     """A process and its log.
 
     ``slots`` are those that it runs on, and ``unheld`` tells whether one of them was taken away; ``well`` whether it
-    has left word that its script ended well after training, and ``codeless`` whether what was brought here for it to
-    run is gone.
+    has left word that its script ended well after training, ``report`` is its last one if it led, and ``codeless``
+    tells whether what was brought here for it to run is gone.
     """
 
     log: NodeLog
@@ -100,6 +91,7 @@ class _Kept:
     slots: frozenset[str] = frozenset()
     unheld: bool = False
     well: bool = False
+    report: str = ""
     codeless: bool = False
 
     @property
@@ -112,7 +104,7 @@ class _Kept:
 class _Holder:
     """A process that holds a slot, and its pidfd, by which its end is heard."""
 
-    identity: Mapping[str, Any]
+    identity: m.Identity
     descriptor: int
 
 
@@ -137,29 +129,30 @@ class NodeServer:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._end_leftovers()
         self._listener = socket.create_server((host, 0))
-        self._warm = WarmLauncher(keep=True, hold=[self._listener.fileno()])  # who is refused knows: all have ended
+        modules = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}  # ours may be there
+        held = [self._listener.fileno()]  # who is refused knows: all have ended
+        self._warm = WarmLauncher(keep=True, hold=held, environment=modules)
         self._launcher = LimitedLauncher(self._warm)
         self._introduce_itself()
         self._watches_launcher = False
         self._kept: dict[str, _Kept] = {}
         self._holders: dict[str, _Holder | None] = {}
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._line: PatientLine | None = None
+        self._line: m.AgentEnd | None = None
+        self._strangers: set[m.AgentEnd] = set()
         self._logs_at_s, self._logs_left_bytes = monotonic(), 0
-        self._selector = selectors.DefaultSelector()
+        self._reactor = Reactor()
         self._alone_since_s = self._heard_at_s = self._vouched_at_s = self._line_heard_at_s = monotonic()
         self._stopped_at_s: float | None = None
         self._ended = False
 
     def serve(self) -> None:
         """Serve until no service has come for long, or until told to end; then end everything."""
-        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._reactor.watch(self._listener, self._accept)
         threading.Thread(target=self._ask, name="geminid lease", daemon=True).start()
         try:
             while not (self._ended or self.forsaken):
-                ready = self._selector.select(LOGS_S)
-                for key, _ in ready:
-                    key.data()
+                ready = self._reactor.step(LOGS_S)
                 if self._line is not None and monotonic() - self._line_heard_at_s > DEAF_S:
                     self._drop(self._line)  # no line tells that the machine of its service has vanished
                 if not ready or self._stopped_at_s is not None:  # before it stops anything, it hears all that came
@@ -174,20 +167,20 @@ class NodeServer:
 
     def watch(self, descriptor: int) -> None:
         """End when this descriptor becomes readable: a pidfd of whoever this server must not outlive."""
-        self._selector.register(descriptor, selectors.EVENT_READ, self.end)
+        self._reactor.watch(descriptor, self.end)
 
     def close(self) -> None:
         """End all processes."""
         self._ended = True
         for name in self._kept:
             self._signal(name, signal.SIGKILL)
-        for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, PatientLine):  # of the service, and of those who have not said yet who they are
-                key.fileobj.close()
+        for line in [*self._strangers, *([] if self._line is None else [self._line])]:
+            self._drop(line)
         for holder in self._holders.values():
             if holder is not None:
                 self._unwatch(holder)
         self._holders.clear()
+        self._reactor.unwatch(self._listener)
         self._listener.close()
         self._launcher.close()
 
@@ -247,93 +240,103 @@ class NodeServer:
 
     def _accept(self) -> None:
         opened, _ = self._listener.accept()
-        PatientLine(opened, self._selector, self._hear)
+        line = m.agent_end(opened)
+        self._strangers.add(line)
+        self._reactor.watch(line, lambda: self._hear(line))
 
-    def _hear(self, line: PatientLine) -> None:
+    def _hear(self, line: m.AgentEnd) -> None:
         try:
-            for document in line.receive():
-                if line is not self._line:
-                    self._admit(line, document)
-                else:
+            for request in line.receive():
+                if line in self._strangers:
+                    self._admit(line, request)
+                elif line is self._line:
                     self._heard_at_s = self._line_heard_at_s = monotonic()
-                    self._obey(document)
-        except (OSError, EOFError, ValueError, KeyError, TypeError):
+                    self._obey(request)
+        except (OSError, EOFError, ProtocolError, ValueError):  # the last: there is no such signal
             self._drop(line)
 
-    def _admit(self, line: PatientLine, document: Mapping[str, Any]) -> None:
+    def _admit(self, line: m.AgentEnd, request: m.Request) -> None:
         """The newest service with the right token is the one that counts."""
-        if not hmac.compare_digest(str(document.get("token", "")).encode(), self._token.encode()):
-            raise ValueError("the token is wrong")
+        if not isinstance(request, m.Hello):
+            raise ProtocolError("the first message was not a hello")
+        check_token(request.token, self._token)
+        try:
+            check_version("the service", request.version, m.PROTOCOL_VERSION)
+        except ProtocolError as problem:
+            line.send(m.Refused(reason=str(problem)))
+            raise
         if self._line is not None:
             self._drop(self._line)
+        self._strangers.discard(line)
         self._line, self._logs_left_bytes, self._line_heard_at_s = line, LOGS_ON_THE_WAY_BYTES, monotonic()
-        running = {key: kept.process.pid for key, kept in self._kept.items() if kept.code is None and kept.process}
-        ended = {key: kept.code for key, kept in self._kept.items() if kept.code is not None}
         for kept in self._kept.values():
             kept.log.sent, kept.told = None, False
-        well = [key for key, kept in self._kept.items() if kept.well]
-        self._tell({"told": "here", "running": running, "ended": ended, "well": well})
+        running = {key: kept.process.pid for key, kept in self._kept.items() if kept.code is None and kept.process}
+        self._tell(
+            m.Here(
+                running=running,
+                ended={key: kept.code for key, kept in self._kept.items() if kept.code is not None},
+                well=[key for key, kept in self._kept.items() if kept.well],
+                reports={key: kept.report for key, kept in self._kept.items() if kept.report},
+            )
+        )
 
-    def _drop(self, line: PatientLine) -> None:
+    def _drop(self, line: m.AgentEnd) -> None:
+        self._reactor.unwatch(line)
         line.close()
+        self._strangers.discard(line)
         if line is self._line:
             self._line = None
 
-    def _tell(self, document: Mapping[str, Any]) -> None:
+    def _tell(self, answer: m.Answer) -> None:
         if self._line is not None:
             try:
-                self._line.send(document)
-            except OSError:
+                self._line.send(answer)
+            except (OSError, ProtocolError):
                 self._drop(self._line)
 
     # --- Processes ---
 
-    def _obey(self, document: Mapping[str, Any]) -> None:
-        match document["do"]:
-            case "end":
+    def _obey(self, request: m.Request) -> None:
+        match request:
+            case m.End():
                 self._ended = True
-            case "ping":
-                self._tell({"told": "pong"})
-            case "more":
-                self._logs_left_bytes += int(document["bytes"])
+            case m.Ping():
+                self._tell(m.Pong())
+            case m.More():
+                self._logs_left_bytes += request.bytes
                 self._logs_at_s = monotonic()
-            case "hold":
-                for slot, holder in document["slots"].items():
+            case m.Hold():
+                for slot, holder in request.slots.items():
                     self._hold(slot, holder)
-            case _:
-                self._obey_about(document["key"], document)
-
-    def _obey_about(self, key: str, document: Mapping[str, Any]) -> None:
-        """Do something with one process."""
-        match document["do"]:
-            case "start":
-                self._start(key, document)
-            case "follow" if key in self._kept:
-                self._kept[key].log.sent = int(document["offset"])
+            case m.Start():
+                self._start(request.key, request)
+            case m.Follow(key=key) if key in self._kept:
+                self._kept[key].log.sent = request.offset
                 self._logs_at_s = monotonic()
-            case "signal" if key in self._kept:
+            case m.Signal(key=key) if key in self._kept:
                 if self._kept[key].code is None:
-                    self._signal(key, signal.Signals(document["signal"]))
-            case "forget":
+                    self._signal(key, signal.Signals(request.signal))
+            case m.Forget(key=key):
                 kept = self._kept.get(key)
                 if kept is not None and kept.code is not None:
-                    for old in (kept.log.path, kept.word):
+                    for old in (kept.log.path, kept.word, report_beside(kept.word)):
                         old.unlink(missing_ok=True)
                     del self._kept[key]
 
-    def _start(self, key: str, document: Mapping[str, Any]) -> None:
+    def _start(self, key: str, request: m.Start) -> None:
         if key in self._kept:
             return
         job, _, worker = key.partition("/")
         logs = self._folder / job / "logs"
         logs.mkdir(parents=True, exist_ok=True, mode=0o700)
-        kept = self._kept[key] = _Kept(NodeLog(logs / f"{worker}.log", sent=0), slots=frozenset(document["slots"]))
-        folder = Path(document["folder"] or self._folder / job)
-        kept.codeless = document.get("brought", False) and not self._is_there(folder)
-        environment = {**self._environment, **document["environment"], MARK: self._mark(key), ENDED: str(kept.word)}
-        launch = Launch(tuple(document["command"]), environment, folder, kept.log.path)
+        kept = self._kept[key] = _Kept(NodeLog(logs / f"{worker}.log", sent=0), slots=frozenset(request.slots))
+        folder = Path(request.folder or self._folder / job)
+        kept.codeless = request.brought and not self._is_there(folder)
+        environment = {**self._environment, **request.environment, MARK: self._mark(key), ENDED: str(kept.word)}
+        launch = Launch(tuple(request.command), environment, folder, kept.log.path)
         try:
-            for old in (kept.log.path, kept.word):
+            for old in (kept.log.path, kept.word, report_beside(kept.word)):
                 old.unlink(missing_ok=True)
             if kept.codeless:
                 kept.code, kept.reason = SLOT_GONE, "could not be started: its code is not on the node any more"
@@ -351,8 +354,8 @@ class NodeServer:
         self._remember()
         kept.process.begin()
         self._watch_launcher()
-        self._selector.register(kept.process, selectors.EVENT_READ, lambda: self._over(key))
-        self._tell({"told": "started", "key": key, "pid": kept.process.pid})
+        self._reactor.watch(kept.process, lambda: self._over(key))
+        self._tell(m.Started(key=key, pid=kept.process.pid))
 
     def _watch_launcher(self) -> None:
         """End with the warm process once it has started something: its workers do, and making another takes long."""
@@ -363,7 +366,7 @@ class NodeServer:
                 return
             self.end()
 
-    def _hold(self, slot: str, identity: Mapping[str, Any] | None) -> None:
+    def _hold(self, slot: str, identity: m.Identity | None) -> None:
         """A slot is held by this process, or by one that will be named."""
         holder = self._holders.get(slot)
         if holder is not None:
@@ -374,10 +377,10 @@ class NodeServer:
         if identity is None:
             return
         try:
-            if not still_runs(identity):
+            if not still_runs(asdict(identity)):
                 raise ProcessLookupError
-            holder = self._holders[slot] = _Holder(identity, os.pidfd_open(identity["pid"]))
-            self._selector.register(holder.descriptor, selectors.EVENT_READ, lambda: self._unhold(slot))
+            holder = self._holders[slot] = _Holder(identity, os.pidfd_open(identity.pid))
+            self._reactor.watch(holder.descriptor, lambda: self._unhold(slot))
         except ProcessLookupError:
             self._unhold(slot)
 
@@ -392,7 +395,7 @@ class NodeServer:
                 self._signal(key, signal.SIGKILL)
 
     def _unwatch(self, holder: _Holder) -> None:
-        self._selector.unregister(holder.descriptor)
+        self._reactor.unwatch(holder.descriptor)
         os.close(holder.descriptor)
 
     def _over(self, key: str) -> None:
@@ -401,10 +404,12 @@ class NodeServer:
         code = kept.process.exit_code()
         if code is None:
             return
-        self._selector.unregister(kept.process)
+        self._reactor.unwatch(kept.process)
         self._signal(key, signal.SIGKILL)  # whatever it left ends with it
         kept.process.close()
         kept.code, kept.well = SLOT_GONE if kept.unheld else code, kept.word.exists()
+        with contextlib.suppress(OSError):
+            kept.report = report_beside(kept.word).read_text(encoding="utf-8")[:LONGEST_LINE_BYTES]
         kept.log.finish()
         self._remember()
         self._send_logs()
@@ -428,7 +433,7 @@ class NodeServer:
         if piece:
             self._kept[key] = self._kept.pop(key)
             self._logs_left_bytes -= len(piece)
-            self._tell({"told": "log", "key": key, "offset": offset, "text": piece.decode("latin-1")})
+            self._tell(m.Log(key=key, offset=offset, text=piece.decode("latin-1")))
         return bool(piece)
 
     def _tell_end(self, key: str) -> None:
@@ -436,8 +441,16 @@ class NodeServer:
         kept = self._kept[key]
         if kept.code is not None and not kept.told and kept.log.complete and self._line is not None:
             kept.told = True
-            end = {"code": kept.code, "reason": kept.reason, "well": kept.well, "codeless": kept.codeless}
-            self._tell({"told": "ended", "key": key, **end})
+            self._tell(
+                m.Ended(
+                    key=key,
+                    code=kept.code,
+                    reason=kept.reason,
+                    well=kept.well,
+                    report=kept.report,
+                    codeless=kept.codeless,
+                )
+            )
 
     # --- What an earlier server left ---
 
@@ -453,8 +466,7 @@ class NodeServer:
 
     def _introduce_itself(self) -> None:
         """Write down who this is, for the next server of this folder."""
-        ours = [pid for pid in (os.getpid(), self._warm.pid) if pid is not None]
-        named = [{"pid": pid, "started_at": started_at(pid)} for pid in ours]
+        named = [identity_of(pid) for pid in (os.getpid(), self._warm.pid) if pid is not None]
         (self._folder / SERVER).write_text(json.dumps(named), encoding="utf-8")
 
     def _end_leftovers(self) -> None:
@@ -466,8 +478,7 @@ class NodeServer:
                         os.kill(one["pid"], signal.SIGKILL)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             for one in json.loads((self._folder / PROCESSES).read_text(encoding="utf-8")):
-                if still_runs(one):
-                    end_group(one["pid"])
+                end_left(one)
         signal_marked(signal.SIGKILL, lambda mark: mark.startswith(self._mark()))
         for old in self._folder.iterdir():
             if old.is_dir():

@@ -1,8 +1,9 @@
 """A plain command as a job: one process on all of its slots, which is told to end, and made to.
 
-Its parent is a shim (``shim.py``) in a session of its own that writes down how the command ended: neither the end of
-the service nor its coming back disturbs the command, and none is started twice. With it ends whatever it has started,
-in sessions of their own as well (``torchrun`` has its workers in such): it is known by a mark in its environment.
+Its parent is a shim (``train/shim.py``) in a session of its own that writes down how the command ended: neither the end
+of the service nor its coming back disturbs the command, and none is started twice. With it ends whatever it has
+started, in sessions of their own as well (``torchrun`` has its workers in such): all of it is below the shim. Should
+the shim itself be killed, it is known by a mark in its environment.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import os
 import secrets
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,12 +21,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from geminid.serve.executors.machine import SLOTS
-from geminid.serve.executors.shim import EXIT, PROCESS, locked, write
-from geminid.train.launcher import AdoptedProcess, Launch, PlainLauncher, WorkerProcess, how_it_ended, still_runs
-from geminid.train.offspring import MARK, signal_marked
+import psutil
 
-SHIM = Path(__file__).with_name("shim.py")
+from geminid.serve.executors.machine import SLOTS
+from geminid.train import shim
+from geminid.train.descendants import MARK, signal_marked
+from geminid.train.identity import is_running, still_runs
+from geminid.train.launcher import (
+    SHIM,
+    AdoptedProcess,
+    Launch,
+    WorkerProcess,
+    end_left,
+    how_it_ended,
+    spawn,
+    watched,
+)
+from geminid.train.shim import EXIT, PROCESS, locked, write
+from geminid.train.takeover import Handover
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +77,14 @@ class PlainCommand:
         """Start a command in a folder of its own."""
         (folder / "logs").mkdir(parents=True, exist_ok=True, mode=0o700)
         forget_exit(folder)
-        end_offspring(folder)  # of an earlier try
+        end_descendants(folder)  # of an earlier try
         start = secrets.token_hex(8)
         with locked(str(folder)):
             write(str(folder / PROCESS), {"start": start})
         _separate(folder / "logs" / "out.log")
-        shim = (sys.executable, "-I", "-S", str(SHIM), str(folder), start, *command)
         marked = {**environment, MARK: str(folder.absolute())}
-        process = PlainLauncher().start(Launch(shim, marked, where, folder / "logs" / "out.log"))
+        launch = Launch(command, marked, where, folder / "logs" / "out.log")
+        process = watched(spawn([*SHIM, str(folder), start, *command], launch))
         return cls(folder, process, ended)
 
     @classmethod
@@ -104,8 +116,12 @@ class PlainCommand:
             self.kill()
 
     def kill(self) -> None:
-        """End the command now."""
-        self._signal(signal.SIGKILL)
+        """End the command now, and all that it started; its shim ends after it."""
+        with self._lock:
+            if not self._gone:
+                for number in (signal.SIGCONT, shim.END_ALL):
+                    with contextlib.suppress(ProcessLookupError):
+                        signal.pidfd_send_signal(self._process.fileno(), number)
 
     def _signal(self, number: signal.Signals) -> None:
         with self._lock:
@@ -121,7 +137,7 @@ class PlainCommand:
             self._process.exit_code()  # takes the process off the system's list, where it is our child
             self._process.close()
             self._gone = True
-        end_offspring(self._folder)
+        end_descendants(self._folder)
         ended(self)
 
 
@@ -163,25 +179,19 @@ def live_pid(folder: Path) -> int | None:
         identity = {"pid": int(document["pid"]), "started_at": document["started_at"]}
     except (OSError, ValueError, KeyError):
         return None
-    return identity["pid"] if still_runs(identity) and not _is_dead(identity["pid"]) else None
-
-
-def _is_dead(pid: int) -> bool:
-    """Whether only the entry of a process is left, because nobody has asked for its exit code."""
-    with contextlib.suppress(OSError, IndexError):
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    return True
+    return identity["pid"] if still_runs(identity) and is_running(identity["pid"]) else None
 
 
 def slots_of(folder: Path) -> tuple[str, ...]:
     """The slots that the command of a folder was started for; none if it does not run, or cannot be asked."""
     pid = live_pid(folder)
-    begins = f"{SLOTS}=".encode()
-    with contextlib.suppress(OSError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        named = [one.removeprefix(begins).decode(errors="replace") for one in variables if one.startswith(begins)]
-        return tuple(name for text in named[:1] for name in text.split(",") if name.isdigit())
-    return ()
+    if pid is None:
+        return ()
+    try:
+        named = psutil.Process(pid).environ().get(SLOTS, "")
+    except psutil.Error:
+        return ()
+    return tuple(name for name in named.split(",") if name.isdigit())
 
 
 def live_workers(folder: Path) -> dict[str, tuple[int, str]]:
@@ -194,16 +204,28 @@ def live_workers(folder: Path) -> dict[str, tuple[int, str]]:
     return {
         worker: (entry["pid"], entry["slot"])
         for worker, entry in workers
-        if still_runs(entry) and not _is_dead(entry["pid"])
+        if still_runs(entry) and is_running(entry.get("shim", entry)["pid"])
     }
 
 
-def end_offspring(folder: Path) -> None:
+def end_descendants(folder: Path) -> None:
     """End whatever the command of a folder has started and left behind, wherever it has gone."""
     signal_marked(signal.SIGKILL, str(folder.absolute()).__eq__)
 
 
-def end_group(pid: int) -> None:
-    """End a process and its session's process group at once."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+def end_command(folder: Path) -> None:
+    """End the command of a folder, if it still runs, and all that it has started."""
+    pid = live_pid(folder)
+    if pid is not None:
+        shim.signal_below(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+    end_descendants(folder)
+
+
+def end_workers(folder: Path) -> None:
+    """End the workers that an earlier supervisor of a folder left, if they still run, and what they have started."""
+    left = Handover.read(folder)
+    for entry in [] if left is None else left.workers.values():
+        if "pid" in entry:
+            end_left(entry)

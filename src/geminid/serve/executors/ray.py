@@ -10,10 +10,12 @@ is not offered to our jobs.
 from __future__ import annotations
 
 import contextlib
+import json
 import secrets
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -26,6 +28,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.nodes import NodeGroup
 from geminid.serve import records as r
+from geminid.serve.executors import bridgemessages as b
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.bridge import Bridge
 from geminid.serve.executors.clusteraddress import own_address, trouble_at
@@ -33,10 +36,21 @@ from geminid.serve.executors.codeplaces import CodePlaces
 from geminid.serve.executors.fences import BEFORE, Fences
 from geminid.serve.executors.machine import is_of_this_machine, slot_environment
 from geminid.serve.executors.meeting import meeting_place, place_among
+from geminid.serve.executors.nodemessages import Identity
 from geminid.serve.executors.others import UNFIT_S, OthersSlots
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.raycode import CannotPack, CodeStore
-from geminid.serve.executors.remote import SILENT_S, CodeGone, NodeEnded, NodeGone, NodeHere, Nodes, NodeSilent
+from geminid.serve.executors.remote import (
+    SILENT_S,
+    CodeGone,
+    NodeEnded,
+    NodeEvent,
+    NodeGone,
+    NodeHere,
+    NodeRefused,
+    Nodes,
+    NodeSilent,
+)
 from geminid.serve.executors.remotecommands import RemoteCommands
 from geminid.serve.executors.supervised import (
     JOBS,
@@ -47,6 +61,7 @@ from geminid.serve.executors.supervised import (
     held,
     worker_options,
 )
+from geminid.serve.executors.topology import Topology
 from geminid.serve.executors.unanswered import Unanswered
 from geminid.serve.executors.wishes import Wishes
 from geminid.serve.livejob import LiveJob
@@ -54,7 +69,7 @@ from geminid.train.channel import Address
 from geminid.train.launcher import SLOT_GONE, Launch
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience
-from geminid.train.takeover import Handover, end_of
+from geminid.train.takeover import Handover, end_of, exit_file_of, report_beside
 
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
@@ -88,7 +103,7 @@ class NoCluster(Exception):
 class _Bridged:
     """The bridge told something."""
 
-    document: Mapping[str, Any]
+    answer: b.Answer
 
 
 class RayExecutor(SupervisedExecutor):
@@ -110,20 +125,22 @@ class RayExecutor(SupervisedExecutor):
         ship: bool = True,
         autoscale: bool = False,
         silent_s: float = SILENT_S,
+        topology: Topology | None = None,
     ) -> None:
         if (trouble := trouble_at(address)) is not None:
             raise NoCluster(f"the Ray cluster cannot be used: {trouble}")
         self._heard: SimpleQueue[Happening] = SimpleQueue()
         self._early: Callable[[Happening], None] = self._heard.put
         self._forward: Callable[[Happening], None] = self._early
-        self._seen: dict[str, Mapping[str, Any]] = {}
+        self._seen: dict[str, b.SeenNode] = {}
         self._known: dict[str, NodeGroup] = {}
+        self._described = topology or Topology()
         self._up: set[str] = set()
         self._gone_since_s: dict[str, float] = {}
         self._others = OthersSlots()
         self._draining: frozenset[str] = frozenset()
         self._is_outdated = False  # the cluster: nodes have come or gone since it was made
-        self._held: dict[str, Mapping[str, Any]] = {}
+        self._held: dict[str, b.Seat] = {}
         self._pending = Unanswered()  # slots that are to be held
         self._trouble, self._has_looked = "", False
         self._noted_early: list[r.Record] = []
@@ -133,13 +150,15 @@ class RayExecutor(SupervisedExecutor):
         self._others_versions: dict[str, str] = {}
         self._agentless: dict[str, str] = {}
         self._idle_since_s: dict[str, float] = {}
-        self._wishes = Wishes(lambda told: self._bridge.send(told), scales=autoscale)
+        self._wishes = Wishes(lambda request: self._bridge.send(request), scales=autoscale)
         self._resting: dict[str, str] = {}  # and the token of the agent that was ended
         self._unneeded_since_s: dict[str, float] = {}
         self._fences = Fences()
         self._slot_memory_bytes, self._storage, self._ship = slot_memory_bytes, storage, ship
         self._code = CodeStore(folder / CODE)
-        self._places = CodePlaces(folder / PLACES, self._code, lambda told: self._bridge.send(told), self._token_of)
+        self._places = CodePlaces(
+            folder / PLACES, self._code, lambda request: self._bridge.send(request), self._token_of
+        )
         self._unshipped: dict[str, int] = {}  # how often a job's code could not be brought somewhere
         self._silent_s = silent_s
         self._nodes = self._lines(
@@ -147,20 +166,20 @@ class RayExecutor(SupervisedExecutor):
             self._folder_on,
             self._holders_on,
             silent_s=silent_s,
-            on_well=lambda key: _leave_word(folder / JOBS, key),
+            on_end=partial(_leave_word, folder / JOBS),
         )
         self._commands = RemoteCommands(self._nodes, self.folder_of)
         command = [sys.executable, "-m", "geminid.serve.executors.raybridge"]
         self._service = _service_id(folder)
         command += [address, self._service, str(FORSAKEN_S), str(silent_s)]
-        self._bridge = self._talker(command, lambda document: self._forward(_Bridged(document)))
+        self._bridge = self._talker(command, lambda answer: self._forward(_Bridged(answer)))
         try:
             self._await_nodes()
         except BaseException:
             self._bridge.close()
             self._nodes.close()
             raise
-        self._host = own_address(next(iter(self._seen.values()))["address"], address)
+        self._host = own_address(next(iter(self._seen.values())).address, address)
         super().__init__(folder, self._make_cluster(), self._nodes, patience or Patience(orphan=ORPHANS_S))
 
     def _await_nodes(self) -> None:
@@ -193,7 +212,7 @@ class RayExecutor(SupervisedExecutor):
         places = [job.state.placement for job in jobs if job.phase.holds_slots and job.state.placement is not None]
         needed = {name for place in places for name in place.node_names}
         told, self._noted_early = self._noted_early, []
-        elsewhere = sorted(name for name, node in self._seen.items() if not is_of_this_machine(node["address"]))
+        elsewhere = sorted(name for name, node in self._seen.items() if not is_of_this_machine(node.address))
         if self._storage is None and elsewhere:
             seen = f"{_several(elsewhere)} must see that folder" if len(elsewhere) < 4 else "all nodes must see it"
             told.append(
@@ -222,6 +241,10 @@ class RayExecutor(SupervisedExecutor):
     def interpreter(self, submitters: str) -> str | None:
         """The command ``python`` stands for that of the job's environment on each node, or of the node's agent."""
         return None
+
+    def inherited(self, submitters: Mapping[str, str]) -> dict[str, str]:
+        """The folders of the submitter's machine are not those of the nodes: a job has its language, no more."""
+        return {name: value for name, value in submitters.items() if name == "LANG"}
 
     def put_by(self, spec: JobSpec) -> str:
         """Keep a job's folder as it is now, unless all nodes see it."""
@@ -256,7 +279,7 @@ class RayExecutor(SupervisedExecutor):
 
     def take(self, happening: Happening) -> list[r.Record]:
         """What a node, the bridge, a supervisor or a watcher told means this."""
-        if not isinstance(happening, NodeHere | NodeGone | NodeEnded | NodeSilent | CodeGone | _Bridged):
+        if not isinstance(happening, NodeEvent | _Bridged):
             return super().take(happening)
         about = self._slots_about(happening)
         told = self._digest(happening)
@@ -269,14 +292,17 @@ class RayExecutor(SupervisedExecutor):
     def _slots_about(self, happening: Happening) -> Set[str] | None:
         """The slots that an answer of the bridge is about, which concerns only those who want them; None of others."""
         match happening:
-            case _Bridged(document={"told": "leased" | "refused" | "seated"} as document):
-                asked = self._pending.get(document.get("id", 0))
-                return {*(() if asked is None else asked.things), *document.get("held", ())}
-            case _Bridged(document={"told": "shipped"} as document):
-                brought = self._places.asked(document["id"])
+            case _Bridged(answer=b.Leased(id=number) | b.Refused(id=number) as answer):
+                asked = self._pending.get(number)
+                held = answer.held if isinstance(answer, b.Leased) else ()
+                return {*(() if asked is None else asked.things), *held}
+            case _Bridged(answer=b.Seated(held=seated)):
+                return set(seated)
+            case _Bridged(answer=b.Shipped(id=number)):
+                brought = self._places.asked(number)
                 wanted = None if brought is None else self._wanted.get(brought.job_id)
                 return set() if wanted is None else set(wanted[1])
-            case _Bridged(document={"told": "unshippable" | "unfit" | "unshipped"}):
+            case _Bridged(answer=b.Unshippable() | b.Unfit() | b.Unshipped()):
                 return set()  # it is asked for again at the next tick, if at all
         return None
 
@@ -348,22 +374,26 @@ class RayExecutor(SupervisedExecutor):
         """End with all processes and agents, or leave them to the next service."""
         super().close(detach=detach)
         if not detach:
-            self._bridge.send({"do": "end"})
+            self._bridge.send(b.End())
             self._bridge.wait(20.0)
         self._bridge.close()
 
     # --- Nodes ---
 
     def _make_cluster(self) -> Cluster:
-        return Cluster.of_groups(self._known[name] for name in sorted(self._known))
+        return self._described.cluster_of(self._known.values())
 
     def _digest(self, happening: Happening) -> list[r.Record]:
         match happening:
             case NodeEnded(node=name):
                 self._fences.lift(name)
             case NodeSilent(node=name):  # what follows is as if somebody had killed it
-                self._bridge.send({"do": "replace", "node": name})
+                self._bridge.send(b.Replace(node=name))
                 return [self._note_hanging(name)]
+            case NodeRefused(node=name, reason=reason):
+                if self._agentless.get(name) != reason:
+                    self._agentless[name] = reason
+                    return [r.Noted(level="warning", text=f"the agent of node {name} refuses this service: {reason}")]
             case CodeGone(job_id=job_id, node=name, slots=slots):
                 self._places.gone(job_id, name)
                 running = self._running.get(job_id)
@@ -377,20 +407,26 @@ class RayExecutor(SupervisedExecutor):
                 if self._forward is not self._early:
                     self._nodes.end_strangers(name)  # those of jobs that have gone on without them
                 self._fences.lift(name)
-                return [self._join(name), *self._count_others([name])]
+                return [*self._join(name), *self._count_others([name])]
             case NodeGone(node=name) if name in self._up:
                 return self._lose_node(name)
-            case _Bridged(document={"told": "nodes"} as document):
-                return self._look_at(document)
-            case _Bridged(document={"told": "leased"} as document):
-                self._pending.answered(document["id"])
-                self._take_seats(document["held"])
-            case _Bridged(document={"told": "shipped" | "unshippable" | "unfit"} as document):
-                brought = self._places.answered(document["id"])
-                return [] if brought is None else self._brought(brought.job_id, document)
-            case _Bridged(document={"told": "unshipped"} as document):
-                self._places.removed(document["id"])
-            case _Bridged(document={"told": "away", "bridge": int(bridge), "trouble": str(trouble)}):
+            case _Bridged(answer=answer):
+                return self._hear_bridge(answer)
+        return []
+
+    def _hear_bridge(self, answer: b.Answer) -> list[r.Record]:
+        match answer:
+            case b.Nodes():
+                return self._look_at(answer)
+            case b.Leased():
+                self._pending.answered(answer.id)
+                self._take_seats(answer.held)
+            case b.Shipped() | b.Unshippable() | b.Unfit():
+                brought = self._places.answered(answer.id)
+                return [] if brought is None else self._brought(brought.job_id, answer)
+            case b.Unshipped():
+                self._places.removed(answer.id)
+            case b.Away(bridge=bridge, trouble=trouble):
                 # Whatever it was asked for is asked for again, of the next one as soon as that is there.
                 self._pending.drop_bridge(bridge)
                 self._places.lose_bridge(bridge)
@@ -398,35 +434,35 @@ class RayExecutor(SupervisedExecutor):
                 if trouble and trouble != self._trouble:
                     self._trouble = trouble
                     return [r.Noted(level="warning", text=f"Ray is out of reach: {trouble}")]
-            case _Bridged(document={"told": "refused"} as document):
-                self._pending.answered(document["id"])
-                if document["withheld"]:
-                    self._others.refuse(map(self._where, document["slots"]))
-                return self._mark_taken(document["slots"])
-            case _Bridged(document={"told": "seated"} as document):
-                known = {slot: self._held.get(slot) for slot in document["held"]}
-                waiting = {slot for slot, seat in known.items() if seat is not None and seat["holder"] is None}
-                self._take_seats({slot: seat for slot, seat in document["held"].items() if slot in waiting})
-            case _Bridged(document={"told": "hangs", "node": str(name)}):
+            case b.Refused():
+                self._pending.answered(answer.id)
+                if answer.withheld:
+                    self._others.refuse(map(self._where, answer.slots))
+                return self._mark_taken(answer.slots)
+            case b.Seated():
+                known = {slot: self._held.get(slot) for slot in answer.held}
+                waiting = {slot for slot, seat in known.items() if seat is not None and seat.holder is None}
+                self._take_seats({slot: seat for slot, seat in answer.held.items() if slot in waiting})
+            case b.Hangs(node=name):
                 return [self._note_hanging(name)]
-            case _Bridged(document={"told": "other version", "node": str(name), "version": version}):
+            case b.OtherVersion(node=name, version=version):
                 if self._others_versions.get(name) != version:
-                    self._others_versions[name] = str(version)
-                    told = f"node {name} has geminid {version}, and the service {__version__}: it is not used"
-                    return [r.Noted(level="warning", text=told)]
-            case _Bridged(document={"told": "no agent", "node": str(name), "reason": str(reason)}):
+                    self._others_versions[name] = version
+                    text = f"node {name} has geminid {version}, and the service {__version__}: it is not used"
+                    return [r.Noted(level="warning", text=text)]
+            case b.NoAgent(node=name, reason=reason):
                 if self._agentless.get(name) != reason:
                     self._agentless[name] = reason
-                    told = f"node {name} is not used, for its agent cannot be started: {reason}"
-                    return [r.Noted(level="warning", text=told)]
-            case _Bridged(document={"told": "lost"} as document):
-                return self._lose_slots(document["slots"], document["reason"])
+                    text = f"node {name} is not used, for its agent cannot be started: {reason}"
+                    return [r.Noted(level="warning", text=text)]
+            case b.Lost():
+                return self._lose_slots(answer.slots, answer.reason)
         return []
 
-    def _look_at(self, document: Mapping[str, Any]) -> list[r.Record]:
+    def _look_at(self, answer: b.Nodes) -> list[r.Record]:
         """All nodes that Ray has, and all slots that are held for us."""
         self._trouble, self._has_looked = "", True
-        self._seen = {node["name"]: node for node in document["nodes"]}
+        self._seen = {node.name: node for node in answer.nodes}
         told: list[r.Record] = []
         for name in self._up - set(self._seen):
             if name in self._resting:  # no agent of it is there to be missed
@@ -434,21 +470,19 @@ class RayExecutor(SupervisedExecutor):
             else:
                 self._nodes.forget(name)
         for name, node in self._seen.items():
-            self._wishes.learn(node["gpu_type"], node["bundle"], node["accelerator"])
-            if node["resting"] and name not in self._up:  # its agent was ended just when it was missed
-                told.append(self._join(name))
+            self._wishes.learn(node.gpu_type, node.bundle, node.accelerator)
+            if node.resting and name not in self._up:  # its agent was ended just when it was missed
+                told += self._join(name)
                 self._resting[name] = ""
-            if node["agent"] is not None and node["agent"]["token"] != self._resting.get(name):
-                place = node["agent"]
-                self._nodes.know(name, place["host"], place["port"], place["token"])
-        if document["found"] is not None:  # the first word of a bridge: what earlier ones held
-            found = document["found"]
+            if node.agent is not None and node.agent.token != self._resting.get(name):
+                self._nodes.know(name, node.agent.host, node.agent.port, node.agent.token)
+        if (found := answer.found) is not None:  # the first word of a bridge: what earlier ones held
             changed = [slot for slot, seat in self._held.items() if _is_another(found.get(slot), seat)]
             told += self._lose_slots([slot for slot in changed if self._where(slot)[0] in self._seen])
             self._take_seats({slot: seat for slot, seat in found.items() if slot not in changed})
             for name in [name for name, token in self._resting.items() if token and name in self._seen]:
-                self._bridge.send({"do": "rest", "node": name})
-        draining = frozenset(name for name, node in self._seen.items() if node["draining"])
+                self._bridge.send(b.Rest(node=name))
+        draining = frozenset(name for name, node in self._seen.items() if node.draining)
         told += [r.NodeLeaving(node=name, leaving=True) for name in sorted(draining - self._draining)]
         told += [r.NodeLeaving(node=name, leaving=False) for name in sorted(self._draining - draining)]
         self._draining = draining
@@ -461,7 +495,7 @@ class RayExecutor(SupervisedExecutor):
             self._others.forget_waits()
         told: list[r.Record] = []
         for name in sorted(self._up & self._seen.keys() if nodes is None else nodes):
-            slots, others = self._seen[name]["slots"], self._seen[name]["others"]
+            slots, others = self._seen[name].slots, self._seen[name].others
             held = {index for index in range(slots) if self._slot(name, index) in self._held}
             taken = self._others.count(name, slots, others, held)
             if taken is not None:
@@ -477,24 +511,24 @@ class RayExecutor(SupervisedExecutor):
         self._release([slot for slot in self._held if _node(slot) in nodes and not self._holders.of([slot])])
         return told + self._count_others()
 
-    def _brought(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
+    def _brought(self, job_id: str, answer: b.Shipped | b.Unshippable | b.Unfit) -> list[r.Record]:
         """A job's code was brought to nodes, or could not be."""
-        match document:
-            case {"told": "shipped", "places": places}:
-                self._places.came(job_id, places)
+        match answer:
+            case b.Shipped():
+                self._places.came(job_id, answer.places)
                 self._unshipped.pop(job_id, None)
-            case {"told": "unshippable"}:
-                return self._cannot_ship(job_id, document)
-            case {"nodes": nodes, "reason": str(reason)} if reason:
-                return self._spare(nodes, reason)
+            case b.Unshippable():
+                return self._cannot_ship(job_id, answer)
+            case b.Unfit() if answer.reason:
+                return self._spare(answer.nodes, answer.reason)
         return []  # otherwise they may be about to go; if they do not, it is asked for again
 
     def _token_of(self, node: str) -> str:
         """By which the agent of a node is told from others; of none, nothing that another would have."""
-        agent = self._seen[node]["agent"] if node in self._seen else None
-        return "" if agent is None else str(agent["token"])
+        agent = self._seen[node].agent if node in self._seen else None
+        return "" if agent is None else agent.token
 
-    def _cannot_ship(self, job_id: str, document: Mapping[str, Any]) -> list[r.Record]:
+    def _cannot_ship(self, job_id: str, answer: b.Unshippable) -> list[r.Record]:
         """A job's code could not be brought to nodes: nobody else's matter, and no reason to take nodes from others.
 
         Ray has tried three times, since what an environment is made of comes over networks. A job that has never run
@@ -502,13 +536,13 @@ class RayExecutor(SupervisedExecutor):
         """
         if job_id not in self._wanted:
             return []
-        job, reason = self._wanted[job_id][0], document["reason"]
+        job, reason = self._wanted[job_id][0], answer.reason
         count = self._unshipped[job_id] = self._unshipped.get(job_id, 0) + 1
         self._places.may_be_left(job_id)  # on other nodes
         running = self._running.get(job_id)
         if running is None:
             del self._wanted[job_id]
-            if document["certain"] or job.state.first_started_at_s is None:
+            if answer.certain or job.state.first_started_at_s is None:
                 return [r.JobEnded(job_id=job_id, how="failed", reason=reason)]
         slots = running.asked if isinstance(running, _Elastic) else () if running is None else running.slots
         return held(job_id, reason, count, self._placed(slots) if slots else None)
@@ -578,14 +612,18 @@ class RayExecutor(SupervisedExecutor):
         for name in self._fences.nodes - self._seen.keys() - self._up:
             self._nodes.doubt(name)
 
-    def _join(self, name: str) -> r.Record:
+    def _join(self, name: str) -> list[r.Record]:
         """A node can be used."""
         seen = self._seen[name]
-        place = {key: seen[key] for key in ("rack", "zone") if seen[key]}
-        self._known[name] = NodeGroup(gpu_type=seen["gpu_type"], slots=seen["slots"], name=name, **place)
+        place: dict[str, Any] = {key: value for key, value in (("rack", seen.rack), ("zone", seen.zone)) if value}
+        self._known[name] = NodeGroup(gpu_type=seen.gpu_type, slots=seen.slots, name=name, **place)
         self._up.add(name)
         self._gone_since_s.pop(name, None)
-        return r.NodeJoined(node=name, gpu_type=seen["gpu_type"], slots=seen["slots"])
+        told: list[r.Record] = [r.NodeJoined(node=name, gpu_type=seen.gpu_type, slots=seen.slots)]
+        if differs := self._described.differences(self._known[name]):
+            text = f"node {name} has {differs}, as the cluster file of --cluster says; what Ray says counts"
+            told.append(r.Noted(level="warning", text=text))
+        return told
 
     def _rest(self, now_s: float) -> None:
         """End the agents of nodes that nobody needs: to Ray's autoscaler, a node with an actor on it is in use."""
@@ -595,10 +633,10 @@ class RayExecutor(SupervisedExecutor):
         unneeded = self._up - self._resting.keys() - {self._where(slot)[0] for slot in slots}
         self._unneeded_since_s = {name: self._unneeded_since_s.get(name, now_s) for name in unneeded}
         for name, since_s in self._unneeded_since_s.items():
-            if now_s - since_s > REST_S and (agent := self._seen[name]["agent"]) is not None:
-                self._resting[name] = agent["token"]
+            if now_s - since_s > REST_S and (agent := self._seen[name].agent) is not None:
+                self._resting[name] = agent.token
                 self._nodes.leave(name)
-                self._bridge.send({"do": "rest", "node": name})
+                self._bridge.send(b.Rest(node=name))
 
     # --- Slots ---
 
@@ -646,39 +684,37 @@ class RayExecutor(SupervisedExecutor):
     def _lease(self, job_id: str, slots: Sequence[str]) -> None:
         """Ask for slots; where there is no bridge, they are asked for again at the next turn."""
         self._resting |= dict.fromkeys(self._resting.keys() & {self._where(slot)[0] for slot in slots}, "")
-        self._pending.ask(
-            job_id, slots, lambda number: self._bridge.send({"do": "lease", "id": number, "slots": list(slots)})
-        )
+        self._pending.ask(job_id, slots, lambda number: self._bridge.send(b.Lease(id=number, slots=list(slots))))
 
     def _release(self, slots: Sequence[str]) -> None:
         if slots:
             for slot in slots:
                 self._held.pop(slot, None)
-            self._bridge.send({"do": "release", "slots": list(slots)})
+            self._bridge.send(b.Release(slots=list(slots)))
 
-    def _take_seats(self, held: Mapping[str, Mapping[str, Any]]) -> None:
+    def _take_seats(self, held: Mapping[str, b.Seat]) -> None:
         """Slots are held for us; their agents know by whom before anything is started there."""
-        self._held |= {slot: seat for slot, seat in held.items() if seat["holder"] or slot not in self._held}
+        self._held |= {slot: seat for slot, seat in held.items() if seat.holder or slot not in self._held}
         for node in {self._where(slot)[0] for slot in held}:
             self._nodes.hold(node)
 
-    def _holders_on(self, node: str) -> dict[str, Mapping[str, Any] | None]:
+    def _holders_on(self, node: str) -> dict[str, Identity | None]:
         """The processes that hold the slots of a node for us, by index."""
         seen = self._seen.get(node)
-        seats = {index: self._held.get(self._slot(node, index)) for index in range(seen["slots"] if seen else 0)}
-        return {str(index): seat["holder"] for index, seat in seats.items() if seat is not None}
+        seats = {index: self._held.get(self._slot(node, index)) for index in range(seen.slots if seen else 0)}
+        return {str(index): seat.holder for index, seat in seats.items() if seat is not None}
 
     def _environment_of(self, job: LiveJob, node: str, slots: Sequence[str]) -> dict[str, str]:
         """What a process needs to see its slots of a node and no others: the devices that Ray gave us for them."""
         found = slot_environment([self._where(slot)[1] for slot in slots], (), self._slot_memory_bytes)
         seats = [self._held[slot] for slot in slots if slot in self._held]  # no process starts on a slot that is not
-        devices = [device for seat in seats for device in seat["devices"]]
-        place = self._places.on(job.id, node) or {"environment": {}}
+        devices = [device for seat in seats for device in seat.devices]
+        place = self._places.on(job.id, node)
         known = self._known.get(node)
         threads = {"OMP_NUM_THREADS": "1"} if known is None or known.gpu_type == "cpu" else {}
         return {
             **threads,
-            **place["environment"],
+            **(place.environment if place is not None else {}),
             **dict(job.spec.env),
             **found,
             "CUDA_VISIBLE_DEVICES": ",".join(devices),
@@ -687,12 +723,17 @@ class RayExecutor(SupervisedExecutor):
     def _folder_on(self, job_id: str, node: str) -> str | None:
         """Where a job's code is on a node, if it was brought there."""
         place = self._places.on(job_id, node)
-        return None if place is None else str(place["folder"])
+        return None if place is None else place.folder
 
     # --- Processes ---
 
+    def checkpoints_of(self, job_id: str) -> Path | str:
+        """Where the checkpoints of a job are: on the storage that all nodes share, if one was named."""
+        if self._storage is None:
+            return super().checkpoints_of(job_id)
+        return f"{self._storage.rstrip('/')}/{self._service}/{job_id}"
+
     def _spec(self, job: LiveJob) -> WorkerSpec:
-        checkpoints = None if self._storage is None else f"{self._storage.rstrip('/')}/{self._service}/{job.id}"
         return WorkerSpec(
             command=job.spec.command,
             folder=self.folder_of(job.id),
@@ -701,7 +742,7 @@ class RayExecutor(SupervisedExecutor):
             environment={},
             slot_environment=lambda slot: self._environment_of(job, self._where(slot)[0], [slot]),
             options=worker_options(job.spec),
-            checkpoints=checkpoints,
+            checkpoints=self.checkpoints_of(job.id),
             address=Address(host=self._host),
             topology=self._topology,
             most_failures=job.spec.max_retries,
@@ -709,13 +750,27 @@ class RayExecutor(SupervisedExecutor):
             patience=replace(self._patience, heartbeat=heartbeat_s(self.cluster.total_slots)),
         )
 
+    def _lone_environment(self, job: LiveJob, slots: tuple[str, ...]) -> Mapping[str, str]:
+        """One process sees the slots of the first node."""
+        node = self._where(slots[0])[0]
+        mine = [slot for slot in slots if self._where(slot)[0] == node]
+        addresses = {node: self._nodes.host(node)}
+        return {
+            **meeting_place(addresses),
+            **self._environment_of(job, node, mine),
+            **place_among(addresses, node, len(mine)),
+        }
+
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
         return self._commands.start(job.id, self._launches(job, slots), ended)
 
     def _topology(self, node: str) -> tuple[str, ...]:
-        """The zone and rack of a node, as its labels say."""
+        """The zone and rack of a node."""
         known = self._known.get(node)
-        return () if known is None else (known.zone, known.rack or "")
+        if known is None:
+            return ()
+        placed = self._described.placed(known)
+        return placed.zone, placed.rack or ""
 
     def _launches(self, job: LiveJob, slots: Sequence[str]) -> list[Launch]:
         """What is to be run on each node of a command."""
@@ -781,11 +836,19 @@ def _node(slot: str) -> str:
     return slot.rpartition("/")[0]
 
 
-def _leave_word(jobs: Path, key: str) -> None:
-    """A worker's script has ended well after training: what it left on its node is left here, too."""
+def _leave_word(jobs: Path, key: str, code: int, well: bool, report: str) -> None:
+    """A worker has ended: how, and what it left on its node, is left here, too, for whoever takes the job over."""
     job_id, _, worker = key.rpartition(".")[0].partition("/")
+    folder = jobs / job_id
+    if not folder.is_dir():
+        return
     with contextlib.suppress(OSError):
-        end_of(jobs / job_id, worker).touch(mode=0o600)
+        if code != SLOT_GONE:
+            exit_file_of(folder, worker).write_text(json.dumps({"code": code}), encoding="utf-8")
+        if report:
+            report_beside(end_of(folder, worker)).write_text(report, encoding="utf-8")
+        if well:
+            end_of(folder, worker).touch(mode=0o600)
 
 
 def _service_id(folder: Path) -> str:
@@ -797,9 +860,9 @@ def _service_id(folder: Path) -> str:
     return path.read_text(encoding="utf-8").strip()
 
 
-def _is_another(found: Mapping[str, Any] | None, known: Mapping[str, Any]) -> bool:
+def _is_another(found: b.Seat | None, known: b.Seat) -> bool:
     """Whether a slot is not held any more by whom it was; it may not have been known yet by whom."""
-    return found is None or (known["holder"] is not None and found != known)
+    return found is None or (known.holder is not None and found != known)
 
 
 def heartbeat_s(slots: int) -> float:

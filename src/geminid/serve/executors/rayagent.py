@@ -7,18 +7,14 @@ slots would be free.
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import secrets
 import shutil
-import socket
 import stat
-import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,9 +22,11 @@ from geminid import __version__
 from geminid.serve.executors.nodeserver import NodeServer
 from geminid.serve.executors.unpacked import UnpackedCode
 from geminid.train.channel import ADDRESS, NODE
+from geminid.train.environment import clean_environment
+from geminid.train.interfaces import interfaces_with
 
-#: Linux: ask for the address of a network interface.
-SIOCGIFADDR = 0x8915
+#: Which network interfaces jobs are to use, where whoever started Ray on a node has said so.
+NETWORK = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class NodeAgent:
@@ -81,10 +79,10 @@ class NodeAgent:
 
     def _counts(self) -> bool:
         """Whether Ray says that this node is alive: one that is cut off is not, nor one that was given up."""
-        import ray
+        from geminid.serve.executors.rayprivate import control_store
 
         try:
-            known = self._gcs = self._gcs or ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
+            known = self._gcs = self._gcs or control_store()
             return bool(known.check_alive([self._node_id], timeout=1.0)[0])
         except Exception:  # whatever it is, nobody vouches
             return False
@@ -100,18 +98,19 @@ class NodeAgent:
 
 def _unpack(uri: str, folder: Path) -> Path:
     """Unpack a package that Ray keeps."""
-    import ray
-    from ray._private.runtime_env.packaging import download_and_unpack_package
+    from geminid.serve.executors.rayprivate import unpack_package
 
-    client = ray._raylet.GcsClient(address=ray.get_runtime_context().gcs_address)
-    return Path(asyncio.run(download_and_unpack_package(uri, str(folder), client)))
+    return unpack_package(uri, folder)
 
 
 def base_environment(node: str, host: str) -> dict[str, str]:
-    """What processes on this node find in their environment, before what the job asks for."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "GEMINID_"))}
+    """What processes on this node find in their environment, before what the job asks for.
+
+    Of the environment of whoever started Ray there, it is only where programs are and which network to use.
+    """
+    ours = clean_environment() | {name: os.environ[name] for name in NETWORK if name in os.environ}
     ours |= {NODE: node, ADDRESS: host, "PATH": own_path()}
-    for interface in interfaces(host):
+    for interface in interfaces_with(host):
         ours.setdefault("GLOO_SOCKET_IFNAME", interface)
         if interface != "lo":
             ours.setdefault("NCCL_SOCKET_IFNAME", interface)
@@ -126,20 +125,6 @@ def own_path() -> str:
 def python_path(folder: str) -> str:
     """Where modules are looked for: first in a folder, then where this process looks for them."""
     return os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
-
-
-def interfaces(host: str) -> Iterator[str]:
-    """The network interfaces that have an address; all of 127.0.0.0/8 is the loopback interface's."""
-    names = [name for _, name in socket.if_nameindex()]
-    if host.startswith("127."):
-        yield from (name for name in names if name.startswith("lo"))
-        return
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name in names:
-            with suppress(OSError):
-                found = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(found[20:24]) == host:
-                    yield name
 
 
 def agent_folder(service: str, node: str) -> Path:

@@ -1,37 +1,9 @@
 """The service's own process inside a Ray cluster: whatever needs Ray happens here.
 
 A Ray driver ends with its raylet, and after a while without the head; the service must not. So it starts this one,
-talks with it over a socket (JSON objects, one a line), and starts another when it is gone. It looks at the cluster
+talks with it over a socket, and starts another when it is gone. It looks at the cluster
 twice a second, keeps an agent on every node that has slots, and takes and gives back slots as placement groups.
-
-| from the service | meaning |
-|---|---|
-| ``{"do": "lease", "id", "slots"}`` | hold these slots, all or none |
-| ``{"do": "ship", "id", "job", "code", "nodes"}`` | have a job's package on these nodes, with what it asks for |
-| ``{"do": "unship", "id", "job"}`` | its code is not needed any more, nor is it to be brought anywhere |
-| ``{"do": "release", "slots"}`` | give them back |
-| ``{"do": "wish", "wished": [{"bundle", "accelerator", "slots"}]}`` | the autoscaler is to make room for this |
-| ``{"do": "wish nothing"}`` | what was wished for is not needed any more |
-| ``{"do": "rest", "node"}`` | end its agent; another one is started when slots of it are to be held |
-| ``{"do": "replace", "node"}`` | its agent does not answer: end it, and start another one |
-| ``{"do": "end"}`` | give everything back and end the agents |
-
-| to the service | meaning |
-|---|---|
-| ``{"told": "nodes", "nodes", "found"}`` | all nodes with slots; at first, all slots that an earlier bridge held, too |
-| ``{"told": "leased", "id", "held"}`` | by whom each slot is held |
-| ``{"told": "seated", "held"}`` | by whom CPU slots are held, for whose actors nobody had to wait |
-| ``{"told": "refused", "id", "slots", "withheld"}`` | not to be had; ``withheld``: Ray has them, for others |
-| ``{"told": "lost", "slots", "reason"}`` | taken back: what held them for us has ended, as Ray says for this reason |
-| ``{"told": "shipped", "id", "places"}`` | where a job's code is on each node |
-| ``{"told": "unshippable", "id", "nodes", "reason", "certain"}`` | code, with what it asks for, cannot be there |
-| ``{"told": "unfit", "id", "nodes", "reason"}`` | no code can be brought to these nodes; without a reason, for now |
-| ``{"told": "unshipped", "id"}`` | nothing is left of that job's code |
-| ``{"told": "no agent", "node", "reason"}`` | none can be started there |
-| ``{"told": "hangs", "node"}`` | its agent has not answered for too long, and was ended; another one is started |
-| ``{"told": "other version", "node", "version"}`` | it has another version of Geminid, and is not used |
-| ``{"told": "looked"}`` | it lives, and has looked at the cluster |
-| ``{"told": "trouble", "text"}`` | why it ends |
+What both say to each other is in ``bridgemessages.py``.
 """
 
 from __future__ import annotations
@@ -39,30 +11,29 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import select
 import socket
 import sys
 import threading
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import ray
-from ray._private import state as ray_state
+from msgspec import convert
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from geminid import __version__
-from geminid.serve.executors.line import Line
+from geminid.serve.executors import bridgemessages as b
+from geminid.serve.executors import rayprivate
 from geminid.serve.executors.rayactors import NAMESPACE, end_actor, end_named, in_a_line, why_it_died
 from geminid.serve.executors.rayagent import NodeAgent, lease_name
 from geminid.serve.executors.raynodes import (
     Known,
-    SeenNode,
     accelerator_of,
     bundle_of,
     own_node,
@@ -73,6 +44,9 @@ from geminid.serve.executors.raynodes import (
 from geminid.serve.executors.rayshipping import Shipping
 from geminid.serve.executors.rayslot import GeminidSlot
 from geminid.serve.executors.raywishes import wish, wish_nothing
+
+#: Longest time to wait until the service has taken why this process ends.
+TROUBLE_S = 5.0
 
 #: The cluster is looked at so often.
 LOOK_S = 0.4
@@ -85,7 +59,7 @@ NOTICED_S = 3.0
 LEASE_S, SEAT_S, SEAT_AGAIN_S = 5.0, 60.0, 15.0
 
 #: What is told of a CPU slot before its actor is there: that it has no devices.
-UNSEATED: dict[str, Any] = {"devices": [], "holder": None}
+UNSEATED = b.Seat()
 
 #: A node that seems to be one that we know, started anew, is not used before that is given up, or for so long.
 SUCCESSION_S = 60.0
@@ -114,8 +88,8 @@ class _Question:
 class Bridge:
     """See the module."""
 
-    def __init__(self, line: Line, service: str, known: Known, forsaken_s: float, silent_s: float) -> None:
-        self._line, self._service, self._forsaken_s = line, service, forsaken_s
+    def __init__(self, connection: b.BridgeEnd, service: str, known: Known, forsaken_s: float, silent_s: float) -> None:
+        self._connection, self._service, self._forsaken_s = connection, service, forsaken_s
         self._patient_looks = silent_s / LOOK_S  # not time: we may have stood still ourselves
         self._send_lock = threading.Lock()
         self._leases: dict[str, PlacementGroup] = {}
@@ -129,7 +103,7 @@ class Bridge:
         self._agents: dict[str, Any] = {}
         self._asked: dict[str, _Question] = {}
         self._again_at_s: dict[str, float] = {}
-        self._places: dict[str, dict[str, Any]] = {}
+        self._places: dict[str, b.AgentPlace] = {}
         self._others: dict[str, deque[int]] = {}
         self._resting: set[str] = set()
         self._failed: dict[str, int] = {}  # how often in a row the agent of a node could not be started
@@ -146,26 +120,29 @@ class Bridge:
 
     def serve(self) -> None:
         """Serve until the service hangs up."""
-        self._tell({"told": "looked"})
+        self._tell(b.Looked())
         self._find_leases()
         self._look()  # whatever is asked for is of nodes that it must know
         look_at_s = 0.0
         while True:
-            ready, _, _ = select.select([self._line], [], [], max(0.0, look_at_s - monotonic()))
-            if ready:
-                for document in self._line.receive():
-                    if document["do"] == "end":
+            if self._connection.wait(max(0.0, look_at_s - monotonic())):
+                for request in self._connection.receive():
+                    if isinstance(request, b.End):
                         self._give_all_back()
                         return
-                    self._obey(document)
+                    self._obey(request)
             if monotonic() >= look_at_s:
                 self._look()
-                self._tell({"told": "looked"})
+                self._tell(b.Looked())
                 look_at_s = monotonic() + LOOK_S
 
-    def _tell(self, document: dict[str, Any]) -> None:
+    def _tell(self, answer: b.Answer) -> None:
         with self._send_lock:
-            self._line.send(document)
+            self._send(answer)
+
+    def _send(self, answer: b.Answer) -> None:
+        self._connection.send(answer)
+        self._connection.drain(None)
 
     # --- Nodes ---
 
@@ -173,14 +150,13 @@ class Bridge:
         """Tell of all nodes that are alive, if anything has changed, and of slots of theirs that were taken back."""
         alive = self._without_successors([node for node in ray.nodes() if node["Alive"]])
         self._lose({node["NodeID"] for node in alive})
-        free = ray_state.available_resources_per_node()
-        draining = ray_state.state.get_draining_nodes()
+        free, draining = rayprivate.free_resources(), rayprivate.draining_nodes()
         self._know(alive)
         self._tell_nodes(self._see(alive, free, draining))
 
     def _see(
         self, alive: list[dict[str, Any]], free: Mapping[str, Mapping[str, float]], draining: Collection[str]
-    ) -> list[SeenNode]:
+    ) -> list[b.SeenNode]:
         """The nodes that have slots, of all that are alive."""
         with self._lock:
             ours = Counter(slot.rpartition("/")[0] for slot in self._leases)
@@ -198,7 +174,7 @@ class Bridge:
             free_slots = 0.0 if unit == "CPU" and self._known.typed else min(there.get(part, 0.0) for part in bundle)
             others = self._others_on(node["NodeID"], slots - ours[name], free_slots)
             seen.append(
-                SeenNode(
+                b.SeenNode(
                     id=node["NodeID"],
                     name=name,
                     address=node["NodeManagerAddress"],
@@ -217,13 +193,13 @@ class Bridge:
             )
         return seen
 
-    def _tell_nodes(self, seen: list[SeenNode]) -> None:
+    def _tell_nodes(self, seen: list[b.SeenNode]) -> None:
         """Tell of the nodes, if anything is otherwise than it was told last."""
         if seen != self._said:
             self._said = seen
             again = None if self._found else self._sit_again()
             self._found = True
-            self._tell({"told": "nodes", "nodes": [asdict(node) for node in seen], "found": again})
+            self._tell(b.Nodes(nodes=seen, found=again))
 
     def _without_successors(self, alive: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Nodes that were started anew are to have the names of what they were before, which Ray will give up soon."""
@@ -246,7 +222,7 @@ class Bridge:
         counts.append(max(0, not_ours - math.floor(free + 1e-6)))
         return min(counts)
 
-    def _agent_on(self, node_id: str, name: str) -> dict[str, Any] | None:
+    def _agent_on(self, node_id: str, name: str) -> b.AgentPlace | None:
         """Where the agent of a node is; None if it is being started, or there is to be none."""
         if node_id in self._resting or monotonic() < self._again_at_s.get(node_id, 0.0):
             return None
@@ -270,7 +246,7 @@ class Bridge:
         done, _ = ray.wait([asked.answer], timeout=0)
         place = None
         try:
-            place = ray.get(asked.answer) if done else None
+            place = convert(ray.get(asked.answer), b.AgentPlace) if done else None
         except ray.exceptions.ActorUnavailableError:  # that it did not answer is no answer
             asked.answer = self._agents[node_id].place.remote()
         except ray.exceptions.RayError as problem:  # it ended: another one is made at the next look, or later
@@ -280,12 +256,12 @@ class Bridge:
             return None
         if place is None and asked.looks > self._patient_looks:
             self._end_agent(node_id)
-            self._tell({"told": "hangs", "node": name})
+            self._tell(b.Hangs(node=name))
             return None
-        if place is not None and place["version"] != __version__:
+        if place is not None and place.version != __version__:
             self._end_agent(node_id)
             self._again_at_s[node_id] = monotonic() + OTHER_VERSION_S
-            self._tell({"told": "other version", "node": name, "version": place["version"]})
+            self._tell(b.OtherVersion(node=name, version=place.version))
             return None
         if place is not None:
             del self._asked[node_id]
@@ -298,7 +274,7 @@ class Bridge:
         failed = self._failed[node_id] = self._failed.get(node_id, 0) + 1
         if failed > 1:
             self._again_at_s[node_id] = monotonic() + min(AGENT_S * 2.0 ** (failed - 2), AGENT_LIMIT_S)
-            self._tell({"told": "no agent", "node": name, "reason": reason})
+            self._tell(b.NoAgent(node=name, reason=reason))
 
     def _rest(self, node_id: str) -> None:
         """End the agent of a node until it is needed again, and whatever keeps the environments of jobs there."""
@@ -316,31 +292,30 @@ class Bridge:
 
     # --- Slots ---
 
-    def _obey(self, document: dict[str, Any]) -> None:
-        match document["do"]:
-            case "lease" if not {slot.rpartition("/")[0] for slot in document["slots"]} <= self._units.keys():
-                slots = document["slots"]
-                self._tell({"told": "refused", "id": document["id"], "slots": slots, "withheld": False})
-            case "lease":
-                self._resting -= {self._units[slot.rpartition("/")[0]][0] for slot in document["slots"]}
-                self._pool.submit(self._lease, document["id"], document["slots"])
-            case "ship" if not set(document["nodes"]) <= self._units.keys():
-                self._tell({"told": "unfit", "id": document["id"], "nodes": document["nodes"], "reason": ""})
-            case "ship":
-                self._shipping.bring(document["id"], document["job"], Path(document["code"]), document["nodes"])
-            case "unship":
-                self._shipping.remove(document["id"], document["job"])
-            case "release":
-                for slot in document["slots"]:
+    def _obey(self, request: b.Request) -> None:
+        match request:
+            case b.Lease(slots=slots) if not {slot.rpartition("/")[0] for slot in slots} <= self._units.keys():
+                self._tell(b.Refused(id=request.id, slots=slots, withheld=False))
+            case b.Lease(slots=slots):
+                self._resting -= {self._units[slot.rpartition("/")[0]][0] for slot in slots}
+                self._pool.submit(self._lease, request.id, slots)
+            case b.Ship(nodes=nodes) if not set(nodes) <= self._units.keys():
+                self._tell(b.Unfit(id=request.id, nodes=nodes, reason=""))
+            case b.Ship():
+                self._shipping.bring(request.id, request.job, Path(request.code), request.nodes)
+            case b.Unship():
+                self._shipping.remove(request.id, request.job)
+            case b.Release():
+                for slot in request.slots:
                     self._release(slot)
-            case "wish":
-                wish(self._service, document["wished"])
-            case "wish nothing":
+            case b.RequestCapacity(bundles=None):
                 wish_nothing(self._service)
-            case "rest" if document["node"] in self._units:
-                self._rest(self._units[document["node"]][0])
-            case "replace" if document["node"] in self._units:
-                self._end_agent(self._units[document["node"]][0])
+            case b.RequestCapacity(bundles=bundles):
+                wish(self._service, bundles or [])
+            case b.Rest(node=node) if node in self._units:
+                self._rest(self._units[node][0])
+            case b.Replace(node=node) if node in self._units:
+                self._end_agent(self._units[node][0])
 
     def _lease(self, number: int, slots: list[str]) -> None:
         """Hold slots, all or none of them."""
@@ -369,12 +344,12 @@ class Bridge:
             for slot in missing:
                 self._release(slot, groups.get(slot))
             self._said = None
-            self._tell({"told": "refused", "id": number, "slots": late, "withheld": withheld})
+            self._tell(b.Refused(id=number, slots=late, withheld=withheld))
             return
         with self._send_lock:  # what is told of losses comes before, or after
             with self._lock:
                 held = {slot: seat for slot, seat in held.items() if slot in self._leases}
-            self._line.send({"told": "leased", "id": number, "held": held})
+            self._send(b.Leased(id=number, held=held))
         if later:
             self._sit_later(groups)
 
@@ -401,7 +376,7 @@ class Bridge:
             bundle_label_selector=[{"ray.io/node-id": node_id}],
         )
 
-    def _sit(self, groups: Mapping[str, PlacementGroup], patience_s: float = SEAT_S) -> dict[str, Any]:
+    def _sit(self, groups: Mapping[str, PlacementGroup], patience_s: float = SEAT_S) -> dict[str, b.Seat]:
         """Have an actor in each of some slots that are held for us; who they are, and what they have.
 
         Slots are left out of it that were given back meanwhile, and those that nobody could sit down in.
@@ -432,10 +407,10 @@ class Bridge:
         asked = {slot: actor.seat.remote() for slot, actor in actors.items()}
         if asked:
             ray.wait(list(asked.values()), num_returns=len(asked), timeout=patience_s)
-        seats: dict[str, Any] = {}
+        seats: dict[str, b.Seat] = {}
         for slot, answer in asked.items():
             try:
-                seats[slot] = ray.get(answer, timeout=0)
+                seats[slot] = convert(ray.get(answer, timeout=0), b.Seat)
             except ray.exceptions.RayError as problem:
                 if slot in self._ours(groups):  # otherwise it was given back meanwhile
                     print(f"geminid: nobody sits in {slot}: {in_a_line(problem)}", file=sys.stderr, flush=True)
@@ -450,12 +425,12 @@ class Bridge:
 
     def _sit_later(self, groups: Mapping[str, PlacementGroup]) -> None:
         """Have actors in slots that are used already; those that cannot be sat in are given up."""
-        held: dict[str, Any] = {}
+        held: dict[str, b.Seat] = {}
         try:
             held = self._sit(groups)
         except Exception as problem:  # whatever it is, nobody else would know that nobody sits there
             print(f"geminid: nobody sits in {', '.join(groups)}: {in_a_line(problem)}", file=sys.stderr, flush=True)
-        self._tell({"told": "seated", "held": held})
+        self._tell(b.Seated(held=held))
         if len(held) == len(groups):
             return
         sleep(NOTICED_S)
@@ -468,7 +443,7 @@ class Bridge:
             self._release(slot)
         here = [slot for slot in lost if self._units.get(slot.rpartition("/")[0], ("",))[0] not in gone]
         if here:  # of the others it is told that their nodes are gone
-            self._tell({"told": "lost", "slots": here, "reason": "nobody could sit there"})
+            self._tell(b.Lost(slots=here, reason="nobody could sit there"))
             self._said = None
 
     def _lose(self, alive: set[str]) -> None:
@@ -486,7 +461,7 @@ class Bridge:
             print(f"geminid: taken back by Ray: {', '.join(lost)}: {reason}", file=sys.stderr, flush=True)
             for slot in lost:
                 self._release(slot)
-            self._tell({"told": "lost", "slots": lost, "reason": reason})
+            self._tell(b.Lost(slots=lost, reason=reason))
             self._said = None
 
     def _how_it_ended(self, slot: str, stay: Any) -> str | None:
@@ -528,13 +503,13 @@ class Bridge:
                 else:
                     remove_placement_group(known)
 
-    def _sit_again(self) -> dict[str, Any]:
+    def _sit_again(self) -> dict[str, b.Seat]:
         """By whom the slots are held that an earlier bridge held; those that cannot be sat in are given up.
 
         Those who sit there answer at once. Whoever does not was stopped, or was being started when the head of the
         cluster ended, which Ray never gets over: only a new placement group will do.
         """
-        self._tell({"told": "looked"})
+        self._tell(b.Looked())
         groups = {slot: group for slot, group in self._leases.items() if slot.rpartition("/")[0] in self._units}
         found = self._sit(groups, SEAT_AGAIN_S)
         for slot in self._leases.keys() - found.keys():
@@ -553,17 +528,18 @@ class Bridge:
 
 def main(address: str, service: str, forsaken_s: float, silent_s: float, descriptor: int) -> None:
     """Join the cluster and serve; whatever goes wrong is told, and ends this process."""
-    line = Line(socket.socket(fileno=descriptor), timeout_s=None)
+    connection = b.bridge_end(socket.socket(fileno=descriptor))
     try:
-        line.send({"told": "looked"})  # joining may take long
+        connection.send(b.Looked())  # joining may take long
         place = {} if (own := own_node(address)) is None else {"_node_ip_address": own}
         ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="error", **place)
-        Bridge(line, service, Known.recalled(service), forsaken_s, silent_s).serve()
+        Bridge(connection, service, Known.recalled(service), forsaken_s, silent_s).serve()
     except (EOFError, BrokenPipeError):
         pass  # the service is gone; agents and slots stay for the next one
     except BaseException as problem:
         with contextlib.suppress(OSError):
-            line.send({"told": "trouble", "text": in_a_line(problem)})
+            connection.send(b.Trouble(text=in_a_line(problem)))
+            connection.drain(TROUBLE_S)
     os._exit(0)  # Ray's own way out may wait for a raylet that is gone
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import logging
 import os
 import secrets
 import time
@@ -20,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from geminid.serve.executors.shim import write
+from geminid.train.shim import write
 
 #: In a job's folder: what it needs besides its files, in Ray's words.
 DESCRIPTION = "runtime_env.yaml"
@@ -33,9 +32,6 @@ NAMING_FILES = ("pip", "uv", "conda")
 
 #: With these, Ray knows more fields of environments than are its own.
 PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
-
-#: What Ray has to say of folders that it packs is nobody's concern here.
-QUIET = logging.Logger("geminid.serve.quiet", logging.CRITICAL)
 
 
 class CannotPack(ValueError):
@@ -135,22 +131,20 @@ def pack(folder: Path, excludes: list[str], target: Path) -> None:
         CannotPack: it is larger than what Ray takes.
         OSError: it cannot be read, or there is no room for it.
     """
-    from ray._private import ray_constants
-    from ray._private.runtime_env.packaging import GCS_STORAGE_MAX_SIZE, _dir_travel, _get_excludes, create_package
+    from geminid.serve.executors.rayprivate import MAX_PACKAGE_BYTES, create_package, visit_package
 
-    leave_out = ray_constants.get_runtime_env_default_excludes() + list(excludes)
     size = 0
 
     def count(path: Path) -> None:
         nonlocal size
         size += path.stat().st_size if path.is_file() else 0
-        if size >= GCS_STORAGE_MAX_SIZE:
-            most = f"the {GCS_STORAGE_MAX_SIZE >> 20} MiB that Ray brings to nodes"
+        if size >= MAX_PACKAGE_BYTES:
+            most = f"the {MAX_PACKAGE_BYTES >> 20} MiB that Ray brings to nodes"
             instead = f"leave files out by name in .gitignore, .rayignore or the excludes of a {DESCRIPTION} in it"
             raise CannotPack(f"has more than {most}: {instead}")
 
-    _dir_travel(folder, [_get_excludes(folder, leave_out)], count, include_gitignore=True, logger=QUIET)
-    create_package(str(folder), target, include_gitignore=True, excludes=leave_out, logger=QUIET)
+    visit_package(folder, excludes, count)
+    create_package(folder, excludes, target)
 
 
 def digest(package: Path, environment: dict[str, Any]) -> str:

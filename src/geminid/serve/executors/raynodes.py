@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
-from ray.experimental import internal_kv
-
 from geminid.serve.executors.machine import is_of_this_machine
+from geminid.serve.executors.rayprivate import kv_delete, kv_get, kv_put, node_addresses
 
 #: The resource that says how many CPU slots a node has.
 SLOTS = "geminid_slot"
@@ -22,33 +20,6 @@ ACCELERATOR_LABEL, ACCELERATOR = "ray.io/accelerator-type", "accelerator_type:"
 
 #: The head is asked for its nodes for so long.
 NODES_S = 10.0
-
-#: Where Ray keeps what is known of nodes.
-KV_NAMESPACE = b"geminid"
-
-
-@dataclass(frozen=True, slots=True)
-class SeenNode:
-    """A node with slots.
-
-    ``unit`` is the resource that a slot is one of, ``bundle`` all that Ray holds for one, ``accelerator`` what Ray
-    calls its GPU type; ``others`` are slots that others hold; ``resting`` nodes have no agent for now.
-    """
-
-    id: str
-    name: str
-    address: str
-    gpu_type: str
-    slots: int
-    unit: str
-    bundle: dict[str, float]
-    accelerator: str | None
-    rack: str | None = None
-    zone: str | None = None
-    others: int = 0
-    draining: bool = False
-    resting: bool = False
-    agent: dict[str, Any] | None = field(default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +37,7 @@ class Known:
     @classmethod
     def recalled(cls, service: str) -> Known:
         """What an earlier bridge of a service knew."""
-        kept = internal_kv._internal_kv_get(cls._key(service), namespace=KV_NAMESPACE)
+        kept = kv_get(cls._key(service))
         plain = json.loads(kept) if kept else {}
         names, cpu_nodes = plain.get("names", {}), frozenset(plain.get("cpu_nodes", ()))
         return cls(names, bool(plain.get("typed", False)), cpu_nodes)
@@ -74,16 +45,16 @@ class Known:
     def keep(self, service: str) -> None:
         """Write it down."""
         plain = {"names": self.names, "typed": self.typed, "cpu_nodes": sorted(self.cpu_nodes)}
-        internal_kv._internal_kv_put(self._key(service), json.dumps(plain).encode(), True, namespace=KV_NAMESPACE)
+        kv_put(self._key(service), json.dumps(plain).encode())
 
     @classmethod
     def forget(cls, service: str) -> None:
         """The service ends: the next one is free to see it otherwise."""
-        internal_kv._internal_kv_del(cls._key(service), namespace=KV_NAMESPACE)
+        kv_delete(cls._key(service))
 
     @staticmethod
-    def _key(service: str) -> bytes:
-        return f"geminid/{service}/nodes".encode()
+    def _key(service: str) -> str:
+        return f"geminid/{service}/nodes"
 
     def after(self, alive: list[dict[str, Any]]) -> Known:
         """What is known with these nodes, and no others."""
@@ -155,10 +126,7 @@ def own_node(address: str) -> str | None:
     host = address.rpartition(":")[0]
     if not host:
         return None
-    known = ray._raylet.GcsClient(address=address).get_all_node_info(timeout=NODES_S).values()
-    alive = [node for node in known if node.state == ray.core.generated.gcs_pb2.GcsNodeInfo.ALIVE]
-    alive.sort(key=lambda node: (not node.is_head_node, node.node_manager_address))
-    addresses = [node.node_manager_address for node in alive]
+    addresses = node_addresses(address, NODES_S)
     if host in addresses:
         return host if is_of_this_machine(host) else None
     return next(filter(is_of_this_machine, addresses), None)

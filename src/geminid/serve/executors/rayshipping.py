@@ -19,17 +19,14 @@ from time import monotonic, time_ns
 from typing import Any
 
 import ray
-from ray._private.runtime_env.packaging import (
-    RAY_PKG_PREFIX,
-    package_exists,
-    pin_runtime_env_uri,
-    upload_package_to_gcs,
-)
+from msgspec import convert
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from geminid.serve.executors import bridgemessages as b
 from geminid.serve.executors.rayactors import GONE, NAMESPACE, could_not_begin, end_named, in_a_line
 from geminid.serve.executors.rayagent import own_path, python_path
 from geminid.serve.executors.raycode import CodeStore
+from geminid.serve.executors.rayprivate import upload_package
 
 #: Bringing code to a node, with what has to be installed for it, may take so long.
 SHIP_S = 900.0
@@ -73,7 +70,7 @@ class Shipping:
     def __init__(
         self,
         service: str,
-        tell: Callable[[dict[str, Any]], None],
+        tell: Callable[[b.Answer], None],
         node_id_of: Callable[[str], str],
         agent_of: Callable[[str], Any],
         agents: Callable[[], Iterable[Any]],
@@ -114,7 +111,8 @@ class Shipping:
         end_named(lambda name: name.count("/") == 2 and fnmatchcase(name, ours))
 
     def _bring(self, shipment: _Shipment, before: Future[None] | None) -> None:
-        told: dict[str, Any] = {"told": "shipped", "places": {}}
+        places: dict[str, b.CodePlace] = {}
+        failure: b.Unshippable | b.Unfit | None = None
         waiting: dict[str, Any] = {}
         try:
             if before is not None:
@@ -122,47 +120,46 @@ class Shipping:
             if not shipment.given_up:
                 waiting = self._ask_for(shipment)
         except (FileNotFoundError, ValueError, TypeError) as problem:  # it will never do
-            told = _unshippable(problem, shipment.nodes, certain=True)
+            failure = _unshippable(shipment, problem, shipment.nodes, certain=True)
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: code could not be brought: {in_a_line(problem)}", file=sys.stderr, flush=True)
-            told = {"told": "unfit", "nodes": shipment.nodes, "reason": ""}
+            failure = b.Unfit(id=shipment.number, nodes=shipment.nodes, reason="")
         deadline_s = monotonic() + SHIP_S
-        while waiting and told["told"] == "shipped" and not shipment.given_up:
+        while waiting and failure is None and not shipment.given_up:
             ready, _ = ray.wait(list(waiting.values()), timeout=GIVEN_UP_S)
             for name in [name for name, place in waiting.items() if place in ready]:
-                told = self._answered(shipment, name, waiting.pop(name), told)
-                if told["told"] != "shipped":
+                came = self._answered(shipment, name, waiting.pop(name))
+                if not isinstance(came, b.CodePlace):
+                    failure = came
                     break
-            if waiting and monotonic() > deadline_s:
+                places[name] = came
+            if failure is None and waiting and monotonic() > deadline_s:
                 late = TimeoutError(f"it took longer than {SHIP_S:g} s")
-                told = _unshippable(late, sorted(waiting), certain=False)
-        if told["told"] == "shipped":
+                failure = _unshippable(shipment, late, sorted(waiting), certain=False)
+        if failure is None:
             self._vain.pop(shipment.job, None)
-        if told["told"] == "unshippable":
+        if isinstance(failure, b.Unshippable):
             self._tries[shipment.job] = self._tries.get(shipment.job, 0) + 1
         if not shipment.given_up:
-            self._tell({**told, "id": shipment.number})
+            self._tell(failure or b.Shipped(id=shipment.number, places=places))
 
-    def _answered(self, shipment: _Shipment, node: str, answer: Any, told: dict[str, Any]) -> dict[str, Any]:
-        """What is to be told after a node's answer."""
+    def _answered(self, shipment: _Shipment, node: str, answer: Any) -> b.CodePlace | b.Unshippable | b.Unfit:
+        """Where a node has a job's code, or why it has not."""
         try:
-            return {**told, "places": {**told["places"], node: ray.get(answer)}}
+            return convert(ray.get(answer), b.CodePlace)
         except GONE as problem:
             # Otherwise its node is gone, or is about to go; if it does not, something else must be wrong.
             vain = self._vain[shipment.job] = self._vain.get(shipment.job, 0) + 1
             if (shipment.environment and could_not_begin(problem)) or vain > MOST_IN_VAIN:
-                return _unshippable(problem, [node], certain=False)
-            return {"told": "unfit", "nodes": [node], "reason": ""}
+                return _unshippable(shipment, problem, [node], certain=False)
+            return b.Unfit(id=shipment.number, nodes=[node], reason="")
         except OSError as problem:  # it has no room, or its folder was removed: others may
             with suppress(Exception):  # another one is made the next time
                 self._end_code(shipment.job, self._node_id_of(node))
-            return {
-                "told": "unfit",
-                "nodes": [node],
-                "reason": f"no code could be brought to {node}: {in_a_line(problem)}",
-            }
+            reason = f"no code could be brought to {node}: {in_a_line(problem)}"
+            return b.Unfit(id=shipment.number, nodes=[node], reason=reason)
         except Exception as problem:  # what it asks for cannot be had there
-            return _unshippable(problem, [node], certain=False)
+            return _unshippable(shipment, problem, [node], certain=False)
 
     def _ask_for(self, shipment: _Shipment) -> dict[str, Any]:
         """Have a job's code on some nodes, with the environment that it asks for from Ray; what will be their answers.
@@ -172,10 +169,7 @@ class Shipping:
         try is of another environment to it.
         """
         job, code = shipment.job, shipment.code
-        uri = f"gcs://{RAY_PKG_PREFIX}{code.name}"  # whose name stands for what is in it
-        pin_runtime_env_uri(uri)
-        if not package_exists(uri):
-            upload_package_to_gcs(uri, code.read_bytes())
+        uri = upload_package(code)  # whose name stands for what is in it
         environment = CodeStore(code.parent).environment(code.stem)
         unpacked = {name: self._agent_of(name).unpack.remote(job, uri, shipment.at) for name in shipment.nodes}
         if not environment:
@@ -214,7 +208,7 @@ class Shipping:
     def _tell_removed(self, number: int, removed: Sequence[Any]) -> None:
         if removed:
             ray.wait(removed, num_returns=len(removed), timeout=UNSHIP_S)
-        self._tell({"told": "unshipped", "id": number})
+        self._tell(b.Unshipped(id=number))
 
 
 class _Code:
@@ -227,7 +221,7 @@ class _Code:
         return {**unpacked, "environment": environment}
 
 
-def _unshippable(problem: Exception, nodes: Sequence[str], *, certain: bool) -> dict[str, Any]:
+def _unshippable(shipment: _Shipment, problem: Exception, nodes: Sequence[str], *, certain: bool) -> b.Unshippable:
     """That a job's code, with what it asks for, cannot be had on some nodes; ``certain`` if it could nowhere."""
     reason = f"its code could not be brought to {', '.join(sorted(nodes))}: {in_a_line(problem)}"
-    return {"told": "unshippable", "nodes": sorted(nodes), "reason": reason, "certain": certain}
+    return b.Unshippable(id=shipment.number, nodes=sorted(nodes), reason=reason, certain=certain)

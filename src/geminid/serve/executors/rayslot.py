@@ -15,7 +15,7 @@ from typing import Any
 
 from geminid.serve.executors.nodeserver import PROCESSES
 from geminid.serve.executors.rayagent import agent_folder
-from geminid.train.launcher import started_at
+from geminid.train.identity import identity_of
 
 #: So often, it looks whose process has the slot.
 LOOK_S = 1.0
@@ -31,9 +31,8 @@ class GeminidSlot:
         """The devices of this slot, none if it is a CPU slot; and the process that holds it."""
         import ray
 
-        pid = os.getpid()
         devices = [str(device) for device in ray.get_gpu_ids()]
-        return {"devices": devices, "holder": {"pid": pid, "started_at": started_at(pid)}}
+        return {"devices": devices, "holder": identity_of(os.getpid())}
 
     async def user(self) -> dict[str, Any] | None:
         """The job, the worker and the process that has the slot; None if none does."""
@@ -41,7 +40,7 @@ class GeminidSlot:
 
     async def stay(self) -> None:
         """For whoever wants to hear of its end; meanwhile it says whose slot it is."""
-        import ray
+        from geminid.serve.executors.rayprivate import set_process_title
 
         told: dict[str, Any] | None = None
         while True:
@@ -50,7 +49,7 @@ class GeminidSlot:
                 told = user
                 whose = "nobody" if user is None else f"{user['job']}/{user['worker']}"
                 print(f"slot {self._index} of {self._path.parent.name}: {user or whose}", flush=True)
-                ray._raylet.setproctitle(f"ray::GeminidSlot {whose}")
+                set_process_title(f"ray::GeminidSlot {whose}")
             await asyncio.sleep(LOOK_S)
 
     def _user(self) -> dict[str, Any] | None:

@@ -6,38 +6,36 @@ comes any more, will find it: a request that nobody takes back would have nodes 
 
 from __future__ import annotations
 
-from typing import Any
-
 from ray.autoscaler.sdk import request_resources
-from ray.autoscaler.v2.utils import is_autoscaler_v2
-from ray.experimental import internal_kv
 
-from geminid.serve.executors.raynodes import ACCELERATOR, ACCELERATOR_LABEL, KV_NAMESPACE
+from geminid.serve.executors.bridgemessages import Bundle
+from geminid.serve.executors.raynodes import ACCELERATOR, ACCELERATOR_LABEL
+from geminid.serve.executors.rayprivate import has_autoscaler_v2, kv_delete, kv_get, kv_put
 
 
-def wish(service: str, wished: list[dict[str, Any]]) -> None:
+def wish(service: str, wished: list[Bundle]) -> None:
     """Have Ray's autoscaler make room: GPU types are labels to its second version, and resources to the first."""
-    internal_kv._internal_kv_put(_key(service), b"1", True, namespace=KV_NAMESPACE)
+    kv_put(_key(service), b"1")
     bundles: list[dict[str, float]] = []
     selectors: list[dict[str, str]] = []
-    by_label = is_autoscaler_v2()
+    by_label = has_autoscaler_v2()
     for kind in wished:
-        bundle, selector = dict(kind["bundle"]), {}
-        if kind["accelerator"] is not None and by_label:
-            selector = {ACCELERATOR_LABEL: kind["accelerator"]}
-        elif kind["accelerator"] is not None:
-            bundle[ACCELERATOR + kind["accelerator"]] = 0.001
-        bundles += [bundle] * kind["slots"]
-        selectors += [selector] * kind["slots"]
+        bundle, selector = dict(kind.bundle), {}
+        if kind.accelerator is not None and by_label:
+            selector = {ACCELERATOR_LABEL: kind.accelerator}
+        elif kind.accelerator is not None:
+            bundle[ACCELERATOR + kind.accelerator] = 0.001
+        bundles += [bundle] * kind.slots
+        selectors += [selector] * kind.slots
     request_resources(bundles=bundles, bundle_label_selectors=selectors)
 
 
 def wish_nothing(service: str) -> None:
     """Take back what a service has asked for, if it has."""
-    if internal_kv._internal_kv_get(_key(service), namespace=KV_NAMESPACE):
+    if kv_get(_key(service)):
         request_resources(bundles=[], bundle_label_selectors=[])
-        internal_kv._internal_kv_del(_key(service), namespace=KV_NAMESPACE)
+        kv_delete(_key(service))
 
 
-def _key(service: str) -> bytes:
-    return f"geminid/{service}/wished".encode()
+def _key(service: str) -> str:
+    return f"geminid/{service}/wished"

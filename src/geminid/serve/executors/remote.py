@@ -15,11 +15,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import secrets
-import selectors
 import signal
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
@@ -27,11 +25,15 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import msgspec
+
+from geminid.serve.executors import nodemessages as m
 from geminid.serve.executors.collected import Collected
-from geminid.serve.executors.line import PatientLine
 from geminid.serve.executors.machine import SLOTS
 from geminid.serve.executors.nodeserver import FENCE_S, LOGS_ON_THE_WAY_BYTES, PING_S
 from geminid.train.launcher import AdoptedProcess, Launch
+from geminid.wire.codec import ProtocolError
+from geminid.wire.reactor import Reactor
 
 #: A line that broke is opened again after so long, and an attempt takes at most so long.
 AGAIN_S, ATTEMPT_S = 0.2, 2.0
@@ -47,6 +49,8 @@ TICK_S = 0.1
 
 #: So much of all logs together is taken in a second.
 LOGS_PER_S_BYTES = 16 << 20
+
+PING = m.Ping()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,23 @@ class NodeSilent:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeRefused:
+    """A node's server does not talk with this service, for this reason: it is of another version."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CodeGone:
     """What was brought to a node for a job to run is not there any more: nothing could be started on these slots."""
 
     job_id: str
     node: str
     slots: frozenset[str]
+
+
+NodeEvent = NodeHere | NodeGone | NodeEnded | NodeSilent | NodeRefused | CodeGone
 
 
 @dataclass(slots=True)
@@ -93,7 +108,7 @@ class _Doubt:
     until_s: float
     place: tuple[str, int] | None
     probe_at_s: float = 0.0
-    probe: PatientLine | None = None
+    probe: m.ServiceEnd | None = None
 
 
 @dataclass(slots=True)
@@ -106,13 +121,13 @@ class _Node:
     host: str
     port: int
     token: str
-    line: PatientLine | None = None
+    line: m.ServiceEnd | None = None
     greeted: bool = False
     open_by_s: float = inf
     here: bool = False
     running: set[str] = field(default_factory=set)
     ended: dict[str, int] = field(default_factory=dict)
-    unsent: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    unsent: dict[str, m.Start] = field(default_factory=dict)
     again_at_s: float = 0.0
     unanswered: int = 0
     logs_bytes: int = 0
@@ -122,7 +137,7 @@ class RemoteProcess:
     """A process on a node."""
 
     def __init__(
-        self, nodes: Nodes, node: str, key: str, log: Path, pid: int = 0, start: Mapping[str, Any] | None = None
+        self, nodes: Nodes, node: str, key: str, log: Path, pid: int = 0, start: m.Start | None = None
     ) -> None:
         self._nodes, self.node, self.key, self.log, self.pid = nodes, node, key, log, pid
         self.start = start
@@ -139,7 +154,7 @@ class RemoteProcess:
         known = {"node": self.node, "key": self.key, "pid": self.pid, "log": str(self.log)}
         if self.start is None or not self.is_repeatable:
             return known
-        return {**known, "start": self.start, "server": self._nodes.server(self.node)}
+        return {**known, "start": msgspec.to_builtins(self.start), "server": self._nodes.server(self.node)}
 
     def begin(self) -> None:
         """Have its node start it, once: whoever is to know of it has written it down."""
@@ -156,7 +171,7 @@ class RemoteProcess:
     def signal(self, number: signal.Signals) -> None:
         """Have its node send it a signal. On a node that is gone, there is nothing left to end."""
         if self._code is None and self._nodes.knows(self.node):
-            self._nodes.tell(self.node, {"do": "signal", "key": self.key, "signal": int(number)})
+            self._nodes.tell(self.node, m.Signal(key=self.key, signal=number))
         elif number == signal.SIGKILL:
             self.over(AdoptedProcess.UNKNOWN_CODE, f"node {self.node} is gone")
 
@@ -179,18 +194,19 @@ class Nodes:
 
     ``folder_on`` says where a job's code was brought to on a node, if it was, and ``holders_on`` by which process there
     each of its slots is held. A server that has not answered for ``silent_s`` hangs.
-    ``on_well`` is told, before anybody hears of its end, which worker has left word that its script ended well.
+    ``on_end`` is told, before anybody hears of its end, how a process ended, whether it left word that its script ended
+    well after training, and its last report if it led.
     """
 
     def __init__(
         self,
-        on_event: Callable[[NodeHere | NodeGone | NodeEnded | NodeSilent | CodeGone], None],
+        on_event: Callable[[NodeEvent], None],
         folder_on: Callable[[str, str], str | None] = lambda job, node: None,
-        holders_on: Callable[[str], Mapping[str, Mapping[str, Any] | None]] = lambda node: {},
+        holders_on: Callable[[str], Mapping[str, m.Identity | None]] = lambda node: {},
         silent_s: float = SILENT_S,
-        on_well: Callable[[str], None] = lambda key: None,
+        on_end: Callable[[str, int, bool, str], None] = lambda key, code, well, report: None,
     ) -> None:
-        self._on_event, self._folder_on, self._holders_on, self._on_well = on_event, folder_on, holders_on, on_well
+        self._on_event, self._folder_on, self._holders_on, self._on_end = on_event, folder_on, holders_on, on_end
         self._silent_s = silent_s
         self._nodes: dict[str, _Node] = {}
         self._processes: dict[str, RemoteProcess] = {}
@@ -198,9 +214,7 @@ class Nodes:
         self._printing: dict[str, None] = {}
         self._look_at_s = self._ping_at_s = 0.0
         self._lock = threading.RLock()
-        self._selector = selectors.DefaultSelector()
-        self._commands: deque[Callable[[], None]] = deque()
-        self._wake_in, self._wake_out = socket.socketpair()
+        self._reactor = Reactor()
         self._closing = False
         self._changed = threading.Condition(self._lock)
         self._thread = threading.Thread(target=self._serve, name="geminid nodes", daemon=True)
@@ -261,8 +275,8 @@ class Nodes:
 
     def end(self, key: str, node: str) -> None:
         """End a process that nobody watches."""
-        self.tell(node, {"do": "follow", "key": key, "offset": 1 << 62})
-        self.tell(node, {"do": "signal", "key": key, "signal": int(signal.SIGKILL)})
+        self.tell(node, m.Follow(key=key, offset=1 << 62))
+        self.tell(node, m.Signal(key=key, signal=signal.SIGKILL))
 
     def end_strangers(self, node: str) -> None:
         """End the processes of a node that nobody here watches."""
@@ -277,9 +291,9 @@ class Nodes:
         """Have a node know who holds its slots; it is told at the beginning of every line as well."""
         self._do(lambda: self._hold(node))
 
-    def tell(self, node: str, document: Mapping[str, Any]) -> None:
+    def tell(self, node: str, request: m.Request) -> None:
         """Send something to a node's server, if there is a line."""
-        self._do(lambda: self._send(node, document))
+        self._do(lambda: self._send(node, request))
 
     # --- For supervisors ---
 
@@ -294,25 +308,24 @@ class Nodes:
         node, job = launch.slot.rpartition("/")[0], launch.name.partition("/")[0]
         key = f"{launch.name}.{secrets.token_hex(4)}"
         brought = self._folder_on(job, node)
-        document = {
-            "do": "start",
-            "key": key,
-            "command": list(launch.command),
-            "environment": dict(launch.environment),
-            "folder": brought or ("" if launch.folder == Path() else str(launch.folder)),
-            "brought": brought is not None,
-            "slots": [slot for slot in launch.environment.get(SLOTS, "").split(",") if slot],
-        }
-        process = RemoteProcess(self, node, key, launch.log, start=document)
+        start = m.Start(
+            key=key,
+            command=list(launch.command),
+            environment=dict(launch.environment),
+            folder=brought or ("" if launch.folder == Path() else str(launch.folder)),
+            brought=brought is not None,
+            slots=[slot for slot in launch.environment.get(SLOTS, "").split(",") if slot],
+        )
+        process = RemoteProcess(self, node, key, launch.log, start=start)
         with self._lock:
             self._processes[key] = process
         return process
 
     def begin(self, process: RemoteProcess) -> None:
         """Start an announced process. A node's server starts it once, however often it is told to."""
-        document = process.start
-        assert document is not None
-        self._do(lambda: self._begin(process, document))
+        start = process.start
+        assert start is not None
+        self._do(lambda: self._begin(process, start))
 
     def server(self, node: str) -> str | None:
         """By what a node's server is told from an earlier one of the same node; None if there is none."""
@@ -333,7 +346,8 @@ class Nodes:
         process_there = self.adopt(identity)
         if process_there is not None or not begin or self.server(identity["node"]) != identity["server"]:
             return process_there
-        process = RemoteProcess(self, identity["node"], identity["key"], Path(identity["log"]), start=identity["start"])
+        start = msgspec.convert(identity["start"], m.Start)
+        process = RemoteProcess(self, identity["node"], identity["key"], Path(identity["log"]), start=start)
         with self._lock:
             self._processes[process.key] = process
         self.begin(process)
@@ -348,7 +362,7 @@ class Nodes:
                 return None
             process = self._processes[key] = RemoteProcess(self, node, key, log, identity["pid"])
         process.collected.recall()
-        self.tell(node, {"do": "follow", "key": key, "offset": process.collected.bytes})
+        self.tell(node, m.Follow(key=key, offset=process.collected.bytes))
         return process
 
     def drop(self, process: RemoteProcess) -> None:
@@ -365,17 +379,11 @@ class Nodes:
     # --- The thread ---
 
     def _do(self, command: Callable[[], None]) -> None:
-        self._commands.append(command)
-        with contextlib.suppress(OSError):
-            self._wake_out.send(b"\0")
+        self._reactor.call_soon(command)
 
     def _serve(self) -> None:
-        self._selector.register(self._wake_in, selectors.EVENT_READ, lambda: self._wake_in.recv(4096))
         while not self._closing:
-            for key, _ in self._selector.select(TICK_S):
-                key.data()
-            while self._commands:
-                self._commands.popleft()()
+            self._reactor.step(TICK_S)
             now_s = monotonic()
             if now_s >= self._look_at_s:  # not whenever one of thousands says something
                 self._look_at_s = now_s + TICK_S
@@ -391,7 +399,7 @@ class Nodes:
             if now_s >= self._ping_at_s:
                 self._ping_at_s = now_s + PING_S
                 for name, node in list(self._nodes.items()):
-                    self._send(name, {"do": "ping"})
+                    self._send(name, PING)
                     node.unanswered += 1  # not the time: we may have stood still ourselves
                     if node.unanswered > self._silent_s / PING_S:
                         node.unanswered = 0
@@ -399,9 +407,8 @@ class Nodes:
         lines = [node.line for node in self._nodes.values()] + [doubt.probe for doubt in self._doubts.values()]
         for line in lines:
             if line is not None:
-                line.close()
-        for part in (self._selector, self._wake_in, self._wake_out):
-            part.close()
+                self._close(line)
+        self._reactor.close()
 
     def _replace(self, name: str, node: _Node) -> None:
         """A new server on a node: whatever the last one had is gone."""
@@ -413,14 +420,15 @@ class Nodes:
     def _connect(self, name: str, node: _Node) -> None:
         """Begin to open a line; nobody waits for it."""
         try:
-            node.line = PatientLine.to(node.host, node.port, self._selector, lambda line: self._hear(name, node, line))
+            line = node.line = m.connect(node.host, node.port)
         except ConnectionRefusedError:
             self._refused(name)
         except OSError:
             node.again_at_s = monotonic() + AGAIN_S
         else:
             node.open_by_s = monotonic() + ATTEMPT_S
-            self._send(name, {"token": node.token})
+            self._reactor.watch(line, lambda: self._hear(name, node, line))
+            self._send(name, m.Hello(token=node.token))
 
     def _refused(self, name: str) -> None:
         """Nobody listens where a node's server was."""
@@ -440,7 +448,7 @@ class Nodes:
     def _give_up(self, name: str) -> None:
         node = self._nodes.get(name)
         if node is not None:
-            self._send(name, {"do": "end"})
+            self._send(name, m.End())
             self._lose(name)
             self._begin_doubt(name, (node.host, node.port))
 
@@ -453,7 +461,7 @@ class Nodes:
             if node is not None and more_bytes > 0:
                 node.logs_bytes -= more_bytes
                 left_bytes -= more_bytes
-                self._send(name, {"do": "more", "bytes": more_bytes})
+                self._send(name, m.More(bytes=more_bytes))
             if left_bytes <= 0:
                 return
             del self._printing[name]
@@ -473,16 +481,18 @@ class Nodes:
     def _probe(self, name: str, doubt: _Doubt, host: str, port: int) -> None:
         """Look whether nobody listens there any more, on a machine that answers; nobody waits for it."""
         if doubt.probe is not None:
-            doubt.probe.close()
+            self._close(doubt.probe)
             doubt.probe = None
         try:
-            doubt.probe = PatientLine.to(host, port, self._selector, lambda line: self._probed(name, line))
+            probe = doubt.probe = m.connect(host, port)
         except ConnectionRefusedError:
             self._settle(name)
         except OSError:
             pass  # later, perhaps
+        else:
+            self._reactor.watch(probe, lambda: self._probed(name, probe))
 
-    def _probed(self, name: str, line: PatientLine) -> None:
+    def _probed(self, name: str, line: m.ServiceEnd) -> None:
         doubt = self._doubts.get(name)
         if doubt is None or doubt.probe is not line:
             return
@@ -490,8 +500,8 @@ class Nodes:
             line.receive()
         except ConnectionRefusedError:
             self._settle(name)
-        except (OSError, EOFError, ValueError):
-            line.close()
+        except (OSError, EOFError, ProtocolError):
+            self._close(line)
             doubt.probe = None
 
     def _settle(self, name: str) -> None:
@@ -502,94 +512,107 @@ class Nodes:
     def _end_doubt(self, name: str) -> None:
         doubt = self._doubts.pop(name, None)
         if doubt is not None and doubt.probe is not None:
-            doubt.probe.close()
+            self._close(doubt.probe)
 
     def _hang_up(self, node: _Node) -> None:
         if node.line is not None:
-            node.line.close()
+            self._close(node.line)
             node.line = None
         node.again_at_s = 0.0 if node.greeted else monotonic() + AGAIN_S
         node.greeted, node.logs_bytes = False, 0
 
-    def _send(self, name: str, document: Mapping[str, Any]) -> None:
+    def _close(self, line: m.ServiceEnd) -> None:
+        self._reactor.unwatch(line)
+        line.close()
+
+    def _send(self, name: str, request: m.Request) -> None:
         node = self._nodes.get(name)
         if node is not None and node.line is not None:
             try:
-                node.line.send(document)
+                node.line.send(request)
             except ConnectionRefusedError:
                 self._refused(name)
-            except OSError:
+            except (OSError, ProtocolError):
                 self._hang_up(node)
 
     def _hold(self, name: str) -> None:
         holders = self._holders_on(name)
         if holders:
-            self._send(name, {"do": "hold", "slots": dict(holders)})
+            self._send(name, m.Hold(slots=dict(holders)))
 
-    def _begin(self, process: RemoteProcess, document: Mapping[str, Any]) -> None:
+    def _begin(self, process: RemoteProcess, start: m.Start) -> None:
         if process.node not in self._nodes:
             process.over(AdoptedProcess.UNKNOWN_CODE, f"node {process.node} is not there")
         else:
             node = self._nodes[process.node]
             node.running.add(process.key)
             if node.greeted:
-                self._send(process.node, document)
+                self._send(process.node, start)
             else:
-                node.unsent[process.key] = document
+                node.unsent[process.key] = start
 
-    def _hear(self, name: str, node: _Node, line: PatientLine) -> None:
+    def _hear(self, name: str, node: _Node, line: m.ServiceEnd) -> None:
         if node.line is not line:
             return
         try:
-            for document in line.receive():
-                self._listen(name, node, document)
+            for answer in line.receive():
+                self._listen(name, node, answer)
         except ConnectionRefusedError:
             self._refused(name)
-        except (OSError, EOFError, ValueError, KeyError):
+        except (OSError, EOFError, ProtocolError):
             self._hang_up(node)
 
-    def _listen(self, name: str, node: _Node, document: Mapping[str, Any]) -> None:
-        if document["told"] == "here":
-            self._greet(name, node, document)
-            return
-        if document["told"] == "pong":  # nothing else shows that it hears, least of all logs
-            node.unanswered = 0
-            return
-        key = document["key"]
+    def _listen(self, name: str, node: _Node, answer: m.Answer) -> None:
+        match answer:
+            case m.Here():
+                self._greet(name, node, answer)
+            case m.Refused(reason=reason):
+                self._on_event(NodeRefused(name, reason))
+            case m.Pong():  # nothing else shows that it hears, least of all logs
+                node.unanswered = 0
+            case m.Started(key=key, pid=pid):
+                with self._lock:
+                    process = self._processes.get(key)
+                if process is not None:
+                    process.pid = pid
+            case m.Log():
+                self._take_log(name, node, answer)
+            case m.Ended():
+                self._take_end(name, node, answer)
+
+    def _take_log(self, name: str, node: _Node, log: m.Log) -> None:
+        piece = log.text.encode("latin-1", "replace")
+        node.logs_bytes += len(piece)
+        if node.logs_bytes >= LOGS_ON_THE_WAY_BYTES // 4:
+            self._printing[name] = None
+        with self._lock:
+            process = self._processes.get(log.key)
+        if process is not None:
+            process.collected.take(log.offset, piece)
+
+    def _take_end(self, name: str, node: _Node, ended: m.Ended) -> None:
+        key = ended.key
+        self._on_end(key, ended.code, ended.well, ended.report)
         with self._lock:
             process = self._processes.get(key)
-        match document["told"]:
-            case "started" if process is not None:
-                process.pid = int(document["pid"])
-            case "log":
-                piece = document["text"].encode("latin-1")
-                node.logs_bytes += len(piece)
-                if node.logs_bytes >= LOGS_ON_THE_WAY_BYTES // 4:
-                    self._printing[name] = None
-                if process is not None:
-                    process.collected.take(int(document["offset"]), piece)
-            case "ended":
-                if document["well"]:
-                    self._on_well(key)
-                with self._lock:
-                    node.running.discard(key)
-                    if process is None:
-                        node.ended[key] = document["code"]
-                if process is not None:
-                    node.ended.pop(key, None)
-                    if document.get("codeless") and process.start is not None:  # told before anybody hears of its end
-                        slots = frozenset(f"{name}/{index}" for index in process.start["slots"])
-                        self._on_event(CodeGone(key.partition("/")[0], name, slots))
-                    process.on_end(int(document["code"]), document["reason"])
-                    process.over(int(document["code"]), document["reason"])
-                self._send(name, {"do": "forget", "key": key})
+            node.running.discard(key)
+            if process is None:
+                node.ended[key] = ended.code
+        if process is not None:
+            node.ended.pop(key, None)
+            if ended.codeless and process.start is not None:  # told before anybody hears of its end
+                slots = frozenset(f"{name}/{index}" for index in process.start.slots)
+                self._on_event(CodeGone(key.partition("/")[0], name, slots))
+            process.on_end(ended.code, ended.reason)
+            process.over(ended.code, ended.reason)
+        self._send(name, m.Forget(key=key))
 
-    def _greet(self, name: str, node: _Node, document: Mapping[str, Any]) -> None:
-        for key in document["well"]:
-            self._on_well(key)
+    def _greet(self, name: str, node: _Node, here: m.Here) -> None:
+        for key, code in here.ended.items():
+            self._on_end(key, code, key in here.well, here.reports.get(key, ""))
         with self._changed:
             first, node.here, node.greeted, node.unanswered = not node.here, True, True, 0
-            node.running, node.ended = set(document["running"]), dict(document["ended"])
+            node.running, node.ended = set(here.running), dict(here.ended)
             mine = [one for one in self._processes.values() if one.node == name and one.key not in node.unsent]
             self._changed.notify_all()
         self._hold(name)
@@ -599,7 +622,7 @@ class Nodes:
         node.unsent = {}
         for process in mine:
             if process.key in node.running or process.key in node.ended:
-                self._send(name, {"do": "follow", "key": process.key, "offset": process.collected.bytes})
+                self._send(name, m.Follow(key=process.key, offset=process.collected.bytes))
             elif not first:
                 process.over(AdoptedProcess.UNKNOWN_CODE, "it was gone when the line to its node was back")
         if first:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import selectors
 import signal
-import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic
 
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.remote import RemoteProcess
 from geminid.train.launcher import how_it_ended
+from geminid.wire.reactor import shared_reactor
 
 #: Whoever is to end is told again so often: a line that is cut carries nothing.
 AGAIN_S = 2.0
@@ -27,7 +27,9 @@ class RemoteCommand:
         self._stopping = False
         self._asked = asked
         self.exit: PlainExit | None = None
-        threading.Thread(target=self._watch, args=(ended,), name="watch a command", daemon=True).start()
+        self._ended, self._left = ended, set(processes)
+        for process in processes:
+            shared_reactor().watch(process, partial(self._over, process), urgent=True)
 
     @property
     def pids(self) -> list[int]:
@@ -53,19 +55,15 @@ class RemoteCommand:
         for process in self._processes:
             process.signal(signal.SIGKILL)
 
-    def _watch(self, ended: Callable[[RemoteCommand], None]) -> None:
-        with selectors.DefaultSelector() as left:
-            for process in self._processes:
-                left.register(process, selectors.EVENT_READ, process)
-            while left.get_map():
-                for ready, _ in left.select():
-                    process = ready.data
-                    left.unregister(process)
-                    code = process.exit_code() or 0
-                    if code != 0 and self.exit is None:
-                        problem = process.reason or how_it_ended(code)
-                        self.exit = PlainExit(code, problem, self._asked)
-                        self.kill()
-                    process.close()
-        self.exit = self.exit or PlainExit(0, "", self._asked)
-        ended(self)
+    def _over(self, process: RemoteProcess) -> None:
+        """One of them has ended; in the thread of the reactor."""
+        shared_reactor().unwatch(process)
+        code = process.exit_code() or 0
+        if code != 0 and self.exit is None:
+            self.exit = PlainExit(code, process.reason or how_it_ended(code), self._asked)
+            self.kill()
+        process.close()
+        self._left.discard(process)
+        if not self._left:
+            self.exit = self.exit or PlainExit(0, "", self._asked)
+            self._ended(self)

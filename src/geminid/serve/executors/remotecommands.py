@@ -11,8 +11,8 @@ from pathlib import Path
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.remote import Nodes, RemoteProcess
 from geminid.serve.executors.remotecommand import RemoteCommand
-from geminid.serve.executors.shim import write
 from geminid.train.launcher import Launch
+from geminid.train.shim import write
 
 PLAIN = "plain.json"
 

@@ -13,32 +13,38 @@ Within an executor a slot has one name, which says its node as well if there are
 
 from __future__ import annotations
 
-import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol
 
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
-from geminid.job import JobSpec
+from geminid.goodput.topology import link_slowdown
+from geminid.job import FoundKind, JobKind, JobSpec
 from geminid.jobstate import JobPhase
 from geminid.serve import records as r
+from geminid.serve.aside import move_aside, new_aside
+from geminid.serve.client import INHERITED
 from geminid.serve.executors.base import Happening
 from geminid.serve.executors.jobsbyslot import JobsBySlot
-from geminid.serve.executors.machine import uses_library
+from geminid.serve.executors.kinds import kind_of
 from geminid.serve.executors.plain import PlainExit
-from geminid.serve.livejob import LiveJob
+from geminid.serve.livejob import BEFORE_THE_END, LiveJob
 from geminid.serve.logfiles import rotate
 from geminid.train import jobevents as j
-from geminid.train.launcher import Launcher
-from geminid.train.room import SHORTAGES
+from geminid.train.disk_full import SHORTAGES, meeting_folder
+from geminid.train.environment import clean_environment
+from geminid.train.launcher import Launcher, how_it_ended, written_exit_code
+from geminid.train.messages import Progress
+from geminid.train.setaside import CHECKPOINTS
 from geminid.train.supervisor import JobSpec as WorkerSpec
 from geminid.train.supervisor import Patience, Supervisor
-from geminid.train.takeover import ended_well, forget_end
+from geminid.train.takeover import Handover, ended_well, exit_file_of, forget_end, last_report
 
 #: Progress is told so often: in the first seconds on new slots, and later.
 REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0
@@ -55,6 +61,9 @@ ORPHANS_S = 600.0
 #: A job that cannot come to the slots that it was planned for is left as it is: at first so long, and then twice as
 #: long each time, but no longer than that.
 HELD_S, LONGEST_HELD_S = 30.0, 600.0
+
+#: Why a job is over of whose end nobody was told.
+AWAY = "it ended while the service was away"
 
 #: Where the folders of jobs are, in the service's.
 JOBS = "jobs"
@@ -117,6 +126,8 @@ class _Elastic:
     records say it holds; ``settled`` tells whether they say that it trains on them, and ``lost`` whether a worker was
     lost since it was formed. ``left`` are slots that it was to train on before, where a worker may still be started: as
     long as of what was asked of the supervisor something is ``unheard``. ``refused`` is why it could not grow just now.
+    A job that is ``alone`` is one process on all slots that were asked for: it has not called ``geminid.init()`` yet;
+    it is ``upgraded`` when it has.
     """
 
     supervisor: Supervisor
@@ -129,6 +140,8 @@ class _Elastic:
     settled: bool = False
     told_ready: bool = False
     stopping: bool = False
+    alone: bool = False
+    upgraded: bool = False
     saved: bool = False
     lost: bool = False
     formed_at_s: float = 0.0
@@ -222,6 +235,10 @@ class SupervisedExecutor(ABC):
         """How a job's workers are run."""
 
     @abstractmethod
+    def _lone_environment(self, job: LiveJob, slots: tuple[str, ...]) -> Mapping[str, str]:
+        """What the one process of a job has in its environment that may still turn out to be elastic."""
+
+    @abstractmethod
     def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
         """Start a plain command."""
 
@@ -277,14 +294,17 @@ class SupervisedExecutor(ABC):
         """What the command ``python`` stands for: that of whoever submits it."""
         return submitters
 
+    def inherited(self, submitters: Mapping[str, str]) -> dict[str, str]:
+        """What a job has of its submitter's environment."""
+        return {name: submitters[name] for name in INHERITED if name in submitters}
+
     def delay_of(self, job_id: str) -> str:
         """What a job waits for whose slots are free: nothing, here."""
         return ""
 
-    def is_elastic(self, spec: JobSpec) -> bool:
-        """A job with a range of sizes was made for it; of others, the script tells by importing the library."""
-        ranged = spec.max_slots is not None and not spec.has_fixed_size
-        return ranged or uses_library(spec.command, spec.working_dir)
+    def kind_of(self, spec: JobSpec) -> FoundKind:
+        """How a job is to be launched, as far as its specification and its script tell."""
+        return kind_of(spec)
 
     def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives, end what nobody wants, tell what is gone."""
@@ -293,12 +313,17 @@ class SupervisedExecutor(ABC):
         holding = {job.id: job for job in jobs if job.phase.holds_slots}
         for job in holding.values():
             told += self._recover(job)
+            if job.id not in self._running:
+                self._tidy(job.id)
         self._end_others()
         return told
 
     def run(self, job: LiveJob, placement: Placement) -> list[r.Record]:
         """Have a job run on these slots, as soon as they are free."""
         self._wanted[job.id] = (job, tuple(self._slot(node, index) for node, index in placement.slots()))
+        running = self._running.get(job.id)
+        if isinstance(running, _Elastic):
+            running.supervisor.need(job.spec.min_slots)
         return self._lead(job.id)
 
     def stop(self, job: LiveJob, reason: str, *, save: bool = True) -> list[r.Record]:
@@ -349,6 +374,14 @@ class SupervisedExecutor(ABC):
         for job_id in due[:MOST_LOGS]:
             rotate(self.folder_of(job_id) / "logs")
 
+    def _tidy(self, job_id: str) -> None:
+        """A job's processes are gone: its logs keep to their size, and nothing of it stays in memory."""
+        folder = self.folder_of(job_id)
+        rotate(folder / "logs")
+        left = Handover.read(folder)
+        if left is not None:
+            shutil.rmtree(meeting_folder(folder, left.token), ignore_errors=True)
+
     def take(self, happening: Happening) -> list[r.Record]:
         """What a supervisor or a watcher told means this for the jobs."""
         if isinstance(happening, _Told):
@@ -372,6 +405,8 @@ class SupervisedExecutor(ABC):
         else:
             return []
         self._account(happening.job_id)
+        if happening.job_id not in self._running:
+            self._tidy(happening.job_id)
         return told + self._lead(happening.job_id) + self._lead_suitors()
 
     def close(self, *, detach: bool) -> None:
@@ -401,6 +436,10 @@ class SupervisedExecutor(ABC):
     def folder_of(self, job_id: str) -> Path:
         """The folder of a job: its socket, checkpoints and logs."""
         return self._folder / JOBS / job_id
+
+    def checkpoints_of(self, job_id: str) -> Path | str:
+        """Where the checkpoints of a job are: a folder, or an fsspec URL."""
+        return self.folder_of(job_id) / CHECKPOINTS
 
     def _placed(self, slots: Iterable[str]) -> Placement:
         return Placement.of_slots(map(self._where, slots))
@@ -459,8 +498,8 @@ class SupervisedExecutor(ABC):
             return [starting]
         if running.stopping:
             return []
-        if isinstance(running, _Plain):
-            if running.slots == slots:
+        if isinstance(running, _Plain) or running.alone:
+            if (running.slots if isinstance(running, _Plain) else running.asked) == slots:
                 return []
             why = f": {job.why}" if job.why else ""
             moving = r.JobStopping(job_id=job_id, reason=f"it has to move to other slots{why}")
@@ -500,12 +539,13 @@ class SupervisedExecutor(ABC):
     def _begin(self, job: LiveJob, slots: tuple[str, ...]) -> None:
         folder = self.folder_of(job.id)
         if job.state.first_started_at_s is None and folder.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of another job, whose log is gone: not this one's checkpoints
+            move_aside(folder, new_aside(self._folder) / JOBS)  # what is in it is not known to be of this job
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if job.elastic:
+        if job.kind is not JobKind.PLAIN:
             forget_end(folder)
-            supervisor = self._supervise(job, adopt=False)
-            running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots), unheard=1)
+            alone = not job.elastic
+            supervisor = self._supervise(job, adopt=False, **({"lone_slots": slots} if alone else {}))
+            running = self._running[job.id] = _Elastic(supervisor, asked=slots, told=set(slots), unheard=1, alone=alone)
             self._todo.append((job.id, lambda: self._resize(job.id, running, begin=True)))
         else:
             self._forget_exit(job.id)
@@ -516,7 +556,7 @@ class SupervisedExecutor(ABC):
         if begin:
             running.supervisor.__enter__()
         try:
-            running.supervisor.resize(running.asked)
+            running.supervisor.resize(running.asked[:1] if running.alone else running.asked)
         except ValueError:  # more slots than its largest batch can be divided over: it stays as it is
             running.asked = running.formed or running.asked
             running.was_heard()
@@ -533,10 +573,14 @@ class SupervisedExecutor(ABC):
         elif running.command is not None:
             running.command.stop(self._patience.grace)
 
-    def _supervise(self, job: LiveJob, *, adopt: bool) -> Supervisor:
+    def _supervise(self, job: LiveJob, *, adopt: bool, lone_slots: tuple[str, ...] = ()) -> Supervisor:
         made: list[Supervisor] = []
+        spec = self._spec(job)
+        if lone_slots:
+            environment = partial(self._lone_environment, job, lone_slots)
+            spec = replace(spec, lone_slots=lone_slots, lone_environment=environment)
         supervisor = Supervisor(
-            self._spec(job),
+            spec,
             on_event=lambda event: self._post(_Told(job.id, made[0], event)),
             launcher=self._launcher,
             adopt=adopt,
@@ -576,6 +620,14 @@ class SupervisedExecutor(ABC):
         match event:
             case j.WorkerStarted(worker=worker, slot=slot):
                 running.workers[worker] = slot
+                if running.alone:
+                    return [r.JobFormed(job_id=job_id, placement=self._placed(running.asked))]
+            case j.InitCalled() if running.alone:
+                running.alone, running.upgraded = False, True
+                if len(running.asked) > 1:  # it is the worker of the first; the others get theirs
+                    running.unheard += 1
+                    self._todo.append((job_id, lambda: self._resize(job_id, running)))
+                return [elastic_now(job_id)]
             case j.WorkerEnded(worker=worker, slot=slot, reason=reason, expected=expected):
                 running.workers.pop(worker, None)
                 told: list[r.Record] = []
@@ -588,7 +640,8 @@ class SupervisedExecutor(ABC):
                 return self._holds_fewer(job_id, running)
             case j.GroupFormed():
                 # Of a job that was taken over, a report may come before all of its workers have told that they began.
-                restored = event.restored and (running.lost or not running.formed)
+                begins = running.upgraded and not running.formed  # it ran before, and did not train
+                restored = event.restored and (running.lost or not running.formed) and not begins
                 running.lost = False
                 running.formed = tuple(sorted(event.slots, key=self._where))
                 running.formed_at_s, running.told, running.settled = monotonic(), set(running.formed), True
@@ -606,23 +659,9 @@ class SupervisedExecutor(ABC):
             case j.FirstStepDone() if len(running.formed) > self._refusals.get(job_id, _Refusals()).slots:
                 self._refusals.pop(job_id, None)
             case j.Reported(progress=progress):
-                running.unreported = r.JobProgressed(
-                    job_id=job_id,
-                    progress=progress.progress,
-                    samples=progress.samples,
-                    step=progress.step,
-                    epoch=progress.epoch,
-                    slots=progress.size,
-                    nodes=len({self._where(slot)[0] for slot in running.formed}) or 1,
-                    per_slot_batch=progress.plan.per_slot_batch,
-                    accumulation_steps=progress.plan.accumulation_steps,
-                    accumulation_s=progress.accumulation_s,
-                    step_s=progress.step_s,
-                    squared_gradient=progress.squared_gradient,
-                    variance=progress.variance,
-                    learning_rate_factor=progress.learning_rate_factor,
-                    metrics=progress.metrics,
-                )
+                nodes = {self._where(slot)[0] for slot in running.formed}
+                slowdown = link_slowdown(self.cluster, nodes & self.cluster.node_index.keys())
+                running.unreported = replace(progressed(job_id, progress, len(nodes) or 1), link_slowdown=slowdown)
                 return [*self._ready(job_id, running), *self._formed_before(job_id, running), *self._report(running)]
             case j.CheckpointWritten(checkpoint=checkpoint):
                 running.saved = running.saved or running.stopping
@@ -633,6 +672,9 @@ class SupervisedExecutor(ABC):
                     seconds=checkpoint.seconds,
                 )
                 return [*self._report(running, now=True), written]
+            case j.JobEnded() if running.alone:
+                del self._running[job_id]
+                return self._lone_over(job_id, running, event)
             case j.JobEnded(state=state, reason=reason, short=short, failures=failures, apart=apart):
                 del self._running[job_id]
                 apart = apart and self._has_trained(job_id)
@@ -641,11 +683,15 @@ class SupervisedExecutor(ABC):
                     how = "lost"
                 if how == "failed" and (short or apart):
                     how = "unstarted"
+                if event.hold:
+                    how, reason = "held", f"{reason}, with 'geminid resume {job_id} --from-scratch'"
                 if how in ("succeeded", "failed"):
                     self._refusals.pop(job_id, None)
                 if how != "stopped":
                     self._wanted.pop(job_id, None)
-                why = reason if how in ("failed", "unstarted") else running.reason
+                why = reason if how in ("failed", "unstarted", "held") else running.reason
+                if how == "succeeded" and event.early:
+                    why = ended_early(initialised=event.initialised, slots=len(running.told), times=len(running.told))
                 if apart:
                     ended = r.JobEnded(job_id=job_id, how=how, reason="its workers could not work together")
                     reason = why[:400] + _way_out({self._where(slot)[0] for slot in running.told})
@@ -654,6 +700,17 @@ class SupervisedExecutor(ABC):
                     told = [r.JobEnded(job_id=job_id, how=how, reason=why[:500], failures=failures)]
                 return [*self._report(running, now=True), *told]
         return []
+
+    def _lone_over(self, job_id: str, running: _Elastic, event: j.JobEnded) -> list[r.Record]:
+        """How the one process of a job ended that has not called ``geminid.init()``: as that of a plain command."""
+        if event.state is j.JobPhase.STOPPED and running.stopping:
+            return [_stopped(job_id)]
+        self._wanted.pop(job_id, None)
+        if event.state is j.JobPhase.FINISHED:
+            why = ended_early(initialised=False, slots=len(running.asked))
+            return [r.JobEnded(job_id=job_id, how="succeeded", reason=why)]
+        how = "lost" if event.state is j.JobPhase.STOPPED else "unstarted" if event.short else "crashed"
+        return [r.JobEnded(job_id=job_id, how=how, reason=(event.reason or running.reason)[:500])]
 
     def _holds_fewer(self, job_id: str, running: _Elastic) -> list[r.Record]:
         """A job has left slots, if it has: that is told before others are let onto them."""
@@ -745,18 +802,22 @@ class SupervisedExecutor(ABC):
     def _recover(self, job: LiveJob) -> list[r.Record]:
         """Take over a job that held slots when the last service ended."""
         told: list[r.Record] = []
-        if job.elastic:
+        if job.kind is not JobKind.PLAIN:
             if job.phase is not JobPhase.STOPPING and ended_well(self.folder_of(job.id)):
-                return [r.JobEnded(job_id=job.id, how="succeeded", reason="it ended while the service was away")]
+                return [*self._last_report(job), r.JobEnded(job_id=job.id, how="succeeded", reason=AWAY)]
+            left = Handover.read(self.folder_of(job.id))
             workers = self._live_workers(job.id)
             if not workers:
-                return [
-                    r.JobEnded(job_id=job.id, how="lost", reason="its processes were gone when the service came back")
-                ]
-            supervisor = self._supervise(job, adopt=True)
-            held = tuple(sorted(workers.values(), key=self._where))
+                return self._gone_meanwhile(job, left)
+            alone = not job.elastic and left is not None and bool(left.lone_slots)
+            if not (job.elastic or alone):  # it called geminid.init() just before the last service ended
+                told.append(elastic_now(job.id))
+            supervisor = self._supervise(job, adopt=True, **({"lone_slots": left.lone_slots} if alone and left else {}))
+            held = left.lone_slots if alone and left else tuple(sorted(workers.values(), key=self._where))
             asked = tuple(slot for slot in held if self._is_here(slot))
-            self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(held))
+            self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(held), alone=alone)
+            if alone and job.phase is JobPhase.STARTING:
+                told.append(r.JobFormed(job_id=job.id, placement=self._placed(held)))
             supervisor.forsake(lambda slot: not self._is_here(slot) or not (slot in held or self._has_code(job, slot)))
             supervisor.__enter__()
             before = job.state.placement
@@ -780,6 +841,70 @@ class SupervisedExecutor(ABC):
             self._end(self._running[job.id], save=True)
         self._account(job.id)
         return told
+
+    def _last_report(self, job: LiveJob) -> list[r.Record]:
+        """How far a job had come when training was over, which nobody was there to hear."""
+        left = Handover.read(self.folder_of(job.id))
+        report = None if left is None or not left.members else last_report(self.folder_of(job.id), left.members[0])
+        place = job.state.placement
+        return [] if report is None else [progressed(job.id, report, 1 if place is None else len(place.node_names))]
+
+    def _gone_meanwhile(self, job: LiveJob, left: Handover | None) -> list[r.Record]:
+        """What became of a job without live processes, by what the shim of its leader wrote down."""
+        leader = None if left is None else next(iter(left.members or left.workers), None)
+        code = None if leader is None else written_exit_code(exit_file_of(self.folder_of(job.id), leader))
+        if code == 0 and job.phase is not JobPhase.STOPPING:
+            slots = 1 if job.state.placement is None else job.state.placement.num_slots
+            if report := self._last_report(job):  # training was over
+                return [*report, r.JobEnded(job_id=job.id, how="succeeded", reason=AWAY)]
+            initialised = left is not None and not left.lone_slots and bool(left.members)
+            times = 1 if left is not None and left.lone_slots else slots
+            reason = f"{ended_early(initialised=initialised, slots=slots, times=times)}; {AWAY}"
+            return [r.JobEnded(job_id=job.id, how="succeeded", reason=reason)]
+        if code is not None and left is not None and left.lone_slots:
+            if job.phase is JobPhase.STOPPING:
+                return [_stopped(job.id)]
+            reason = f"it {how_it_ended(code)} while the service was away"
+            return [r.JobEnded(job_id=job.id, how="crashed", reason=reason)]
+        return [r.JobEnded(job_id=job.id, how="lost", reason="its processes were gone when the service came back")]
+
+
+def progressed(job_id: str, report: Progress, nodes: int) -> r.JobProgressed:
+    """What a leader reported, on so many nodes."""
+    return r.JobProgressed(
+        job_id=job_id,
+        progress=report.progress,
+        samples=report.samples,
+        step=report.step,
+        epoch=report.epoch,
+        slots=report.size,
+        nodes=nodes,
+        per_slot_batch=report.plan.per_slot_batch,
+        accumulation_steps=report.plan.accumulation_steps,
+        accumulation_s=report.accumulation_s,
+        step_s=report.step_s,
+        squared_gradient=report.squared_gradient,
+        variance=report.variance,
+        learning_rate_factor=report.learning_rate_factor,
+        metrics=report.metrics,
+    )
+
+
+def elastic_now(job_id: str) -> r.Record:
+    """A job of unknown kind is elastic."""
+    return r.JobKindKnown(job_id=job_id, job_kind=JobKind.ELASTIC.value, reason="the script called geminid.init()")
+
+
+def ended_early(*, initialised: bool, slots: int, times: int = 1) -> str:
+    """What is to be said of a job whose script ended well, and not by having trained to its end.
+
+    ``times`` is how many processes ran it: one on every slot, if it was submitted as elastic.
+    """
+    if initialised:
+        return BEFORE_THE_END
+    many = "1 slot" if slots == 1 else f"{slots} slots"
+    ran = f"it ran {times} times, once on each slot," if times > 1 else f"it ran on {many}"
+    return f"finished without calling geminid.init(): {ran} and could not be resized; submit it with --kind plain"
 
 
 def _problem(problem: Exception) -> str:
@@ -823,8 +948,6 @@ def worker_options(spec: JobSpec) -> dict[str, Any]:
 
 
 def job_environment(job: LiveJob, *, cpu: bool) -> dict[str, str]:
-    """The service's own environment without what is the service's alone, and what the job asks for."""
-    base = {name: value for name, value in os.environ.items() if not name.startswith("GEMINID_")}
-    if cpu:
-        base.setdefault("OMP_NUM_THREADS", "1")
-    return {**base, **dict(job.spec.env)}
+    """What the processes of a job have on this machine: what the job asks for, and nothing of the service's own."""
+    threads = {"OMP_NUM_THREADS": "1"} if cpu else {}
+    return {**clean_environment(), **threads, **dict(job.spec.env)}

@@ -18,9 +18,11 @@ class WarmLauncher:
     whoever has this launcher. It has the descriptors to ``hold`` open until they have ended.
     """
 
-    def __init__(self, *, keep: bool = False, hold: Sequence[int] = ()) -> None:
-        self._keep, self._hold = keep, hold
-        self._zygote: Zygote | None = Zygote(keep=True, hold=hold) if keep else None
+    def __init__(
+        self, *, keep: bool = False, hold: Sequence[int] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._keep, self._hold, self._environment = keep, hold, environment
+        self._zygote: Zygote | None = self._warm_up() if keep else None
         self._lock = threading.Lock()
 
     @property
@@ -32,7 +34,7 @@ class WarmLauncher:
         """Start a worker; afresh, if there is no warm process to be had."""
         for _ in range(2):
             with self._lock:
-                zygote = self._zygote = self._zygote or Zygote(keep=self._keep, hold=self._hold)
+                zygote = self._zygote = self._zygote or self._warm_up()
             try:
                 return zygote.start(launch)
             except FileNotFoundError:
@@ -45,6 +47,9 @@ class WarmLauncher:
         if self._keep:
             raise OSError("the process that workers are forked from cannot be started")
         return PlainLauncher().start(launch)
+
+    def _warm_up(self) -> Zygote:
+        return Zygote(keep=self._keep, hold=self._hold, environment=self._environment)
 
     def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
         """Watch a worker that an earlier launcher started."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+
+from geminid.serve.executors.bridgemessages import Bundle, RequestCapacity
 
 
 class Wishes:
@@ -12,10 +13,10 @@ class Wishes:
     A service that does not scale takes back whatever one before it may have wished for.
     """
 
-    def __init__(self, send: Callable[[Mapping[str, Any]], int | None], *, scales: bool) -> None:
+    def __init__(self, send: Callable[[RequestCapacity], int | None], *, scales: bool) -> None:
         self._send, self.scales = send, scales
         self._kinds: dict[str, tuple[Mapping[str, float], str | None]] = {}
-        self._wished: list[Mapping[str, Any]] | None = None
+        self._wished: list[Bundle] | None = None
         self._is_told = False
 
     def learn(self, gpu_type: str, bundle: Mapping[str, float], accelerator: str | None) -> None:
@@ -24,11 +25,11 @@ class Wishes:
 
     def make(self, slots_by_type: Mapping[str, int]) -> None:
         """Wish for these slots, and for nothing else; of a type that was never here, for whatever Ray calls so."""
-        wished: list[Mapping[str, Any]] = []
+        wished: list[Bundle] = []
         for gpu_type, slots in sorted(slots_by_type.items()):
             never = ({"geminid_slot": 1.0}, None) if gpu_type == "cpu" else ({"GPU": 1.0}, gpu_type.upper())
             bundle, accelerator = self._kinds.get(gpu_type, never)
-            wished.append({"bundle": bundle, "accelerator": accelerator, "slots": slots})
+            wished.append(Bundle(bundle=dict(bundle), accelerator=accelerator, slots=slots))
         if wished != self._wished:
             self._wished, self._is_told = wished, False
 
@@ -40,5 +41,4 @@ class Wishes:
         """Tell the bridge what it does not know yet."""
         if self._is_told or (self.scales and self._wished is None):
             return
-        told = {"do": "wish nothing"} if self._wished is None else {"do": "wish", "wished": self._wished}
-        self._is_told = self._send(told) is not None
+        self._is_told = self._send(RequestCapacity(bundles=self._wished)) is not None

@@ -21,7 +21,8 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.throughput import MODELS, Shape
 from geminid.gputypes import CATALOGUE
-from geminid.sim.application import Application, GradientTruth, StepTimeTruth
+from geminid.network import Path
+from geminid.sim.application import Application, GradientTruth, LossCurve, StepTimeTruth
 from geminid.sim.profiles.bytype import ByType
 
 #: The type that computing times were measured on.
@@ -54,7 +55,7 @@ class FittedTruth(StepTimeTruth):
         self._model = MODELS[model]
         self._parameters = np.array([parameters[p.name] for p in self._model.parameters])
         self._most_slots = most_slots
-        self._known: dict[tuple[tuple[int, ...], int], tuple[float, float]] = {}
+        self._known: dict[tuple[tuple[int, ...], int, float], tuple[float, float]] = {}
 
     @property
     def most_slots(self) -> int:
@@ -63,10 +64,17 @@ class FittedTruth(StepTimeTruth):
 
     def step_times(self, placement: Sequence[int], per_slot_batch: int) -> tuple[float, float]:
         """Seconds of an accumulation step and of a synchronising step; the second time, from memory."""
-        key = (tuple(placement), per_slot_batch)
+        return self._step_times(placement, per_slot_batch, 1.0)
+
+    def step_times_over(self, placement: Sequence[int], per_slot_batch: int, path: Path) -> tuple[float, float]:
+        """The same over another path than within a rack: the formulas know links, overlap included."""
+        return self._step_times(placement, per_slot_batch, path.slowdown)
+
+    def _step_times(self, placement: Sequence[int], per_slot_batch: int, slowdown: float) -> tuple[float, float]:
+        key = (tuple(placement), per_slot_batch, slowdown)
         times = self._known.get(key)
         if times is None:
-            shape = Shape.of(len(placement), sum(placement), per_slot_batch, max(placement))
+            shape = Shape.of(len(placement), sum(placement), per_slot_batch, max(placement), slowdown)
             predicted = self._model.step_times(self._parameters, shape)
             accumulation_s = float(predicted.accumulation_s)
             times = self._known[key] = (accumulation_s, max(accumulation_s, float(predicted.step_s)))
@@ -144,6 +152,7 @@ class _Model:
     fixed_memory: int
     sample_memory: int
     noise: Mapping[str, float]
+    loss: LossCurve
     host_wait_s: float
     host_per_sample_s: float
     overlap: float
@@ -151,8 +160,8 @@ class _Model:
 
     @classmethod
     def read(cls, reader: Reader) -> _Model:
-        batch, step, memory, noise, host = (
-            reader.nested(part) or reader for part in ("batch", "step", "memory", "noise", "host")
+        batch, step, memory, noise, host, loss = (
+            reader.nested(part) or reader for part in ("batch", "step", "memory", "noise", "host", "loss")
         )
         return cls(
             parameters=reader.number("parameters", above=0),
@@ -168,6 +177,12 @@ class _Model:
             fixed_memory=memory.size("fixed"),
             sample_memory=memory.size("sample"),
             noise={name: noise.number(name, above=0) for name in ("start", "end", "shape")},
+            loss=LossCurve(
+                start=loss.number("start", above=0),
+                end=loss.number("end", at_least=0),
+                steepness=loss.number("steepness", above=0),
+                exponential=loss.boolean("exponential", False),
+            ),
             host_wait_s=host.duration("wait"),
             host_per_sample_s=host.duration("per_sample"),
             overlap=reader.number("overlap", at_least=1),
@@ -187,6 +202,8 @@ def _application(name: str, model: _Model, gpus: Mapping[str, _Gpu]) -> Applicat
         truth=ByType({t: FittedTruth(_parameters(model, gpus[t], gpus[REFERENCE])) for t in usable}),
         limits=ByType(usable),
         rescale_s=model.rescale_s,
+        loss=model.loss,
+        gradient_bytes=GRADIENT_BYTES * model.parameters,
     )
 
 

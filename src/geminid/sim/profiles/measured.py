@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from geminid.goodput.efficiency import GradientStats
+from geminid.gputypes import LinkClass
+from geminid.network import Path
 from geminid.sim.application import GradientTruth, StepTimeTruth
 
 if TYPE_CHECKING:
@@ -56,8 +58,17 @@ class MeasuredTruth(StepTimeTruth):
       and synchronising does not.
     """
 
-    def __init__(self, placements: Rows[tuple[Placement, int]], shapes: Rows[Shape] = ()) -> None:
-        """Take times by placement and per-slot batch, and by shape; what was measured repeatedly counts by its mean."""
+    def __init__(
+        self,
+        placements: Rows[tuple[Placement, int]],
+        shapes: Rows[Shape] = (),
+        tiers: Mapping[LinkClass, MeasuredTruth] | None = None,
+    ) -> None:
+        """Take times by placement and per-slot batch, and by shape; what was measured repeatedly counts by its mean.
+
+        ``tiers`` are measurements across racks or zones, where there are any.
+        """
+        self._tiers = dict(tiers or {})
         known = _averaged(((canonical(placement), batch), times) for (placement, batch), times in placements)
         self._placements = _curves(known)
         self._measured = _measured_shapes(known, shapes)
@@ -76,6 +87,17 @@ class MeasuredTruth(StepTimeTruth):
         if times is None:
             times = self._known[key] = self._interpolate(canonical(key[0]), per_slot_batch)
         return times
+
+    def step_times_over(self, placement: Sequence[int], per_slot_batch: int, path: Path) -> Times:
+        """The same over another path: as measured on its tier, else in proportion to the bandwidths."""
+        measured = self._tiers.get(path.tier)
+        if measured is not None and len(placement) > 1:
+            return measured.step_times(placement, per_slot_batch)
+        return super().step_times_over(placement, per_slot_batch, path)
+
+    def measured_on(self, tier: LinkClass) -> bool:
+        """Whether there are measurements of this tier."""
+        return tier in self._tiers
 
     def _interpolate(self, placement: Placement, per_slot_batch: int) -> Times:
         curve = self._placements.get(placement)

@@ -21,8 +21,9 @@ import numpy as np
 from geminid.documents import Document
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem, Reader, check_integer, check_number
 from geminid.goodput.batchplan import BatchLimits
-from geminid.sim.application import Application
-from geminid.sim.csvfile import COUNT, NON_NEGATIVE, POSITIVE, Row, read_csv
+from geminid.gputypes import LinkClass
+from geminid.sim.application import Application, LossCurve
+from geminid.sim.csvfile import COUNT, NON_NEGATIVE, POSITIVE, Column, Row, read_csv
 from geminid.sim.measurements import PLACEMENT
 from geminid.sim.profiles.bytype import ByType
 from geminid.sim.profiles.measured import MeasuredTruth, Placement, Shape, Times, ValidationRuns
@@ -47,6 +48,8 @@ class Settings(Document):
         speed_divisor: By what goodput is divided.
         pinned_slots: On how many slots adaptive policies run it, if that is not theirs to choose.
         pinned_batch_size: With which total batch size they do.
+        gradient_bytes: What a step synchronises; else it follows from the time that takes within a rack.
+        loss: What its jobs report as their training loss; else they report none.
     """
 
     initial_batch_size: int | None = None
@@ -58,6 +61,8 @@ class Settings(Document):
     speed_divisor: float = 1.0
     pinned_slots: int | None = None
     pinned_batch_size: int | None = None
+    gradient_bytes: int | None = None
+    loss: LossCurve | None = None
 
     def __post_init__(self) -> None:
         counts = ("initial_batch_size", "max_batch_size", "min_per_slot_batch", "epochs", "pinned_slots")
@@ -65,7 +70,7 @@ class Settings(Document):
             *check_number("rescale", self.rescale_s, at_least=0),
             *check_number("speed_divisor", self.speed_divisor, above=0),
         ]
-        for name in (*counts, "pinned_batch_size"):
+        for name in (*counts, "pinned_batch_size", "gradient_bytes"):
             if getattr(self, name) is not None:
                 problems += check_integer(name, getattr(self, name), at_least=1)
         for gpu_type, largest in self.max_per_slot_batch.items():
@@ -77,6 +82,7 @@ class Settings(Document):
     @classmethod
     def read(cls, reader: Reader) -> Self | None:
         """Read an application file; every field may be left out."""
+        loss = reader.nested("loss")
         return reader.attempt(
             lambda: cls(
                 initial_batch_size=reader.integer("initial_batch_size", None),
@@ -88,14 +94,17 @@ class Settings(Document):
                 speed_divisor=reader.number("speed_divisor", 1.0),
                 pinned_slots=reader.integer("pinned_slots", None),
                 pinned_batch_size=reader.integer("pinned_batch_size", None),
+                gradient_bytes=reader.size("gradient_bytes", None),
+                loss=None if loss is None else LossCurve.read(loss),
             )
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set."""
-        named = {"rescale": self.rescale_s, "max_per_slot_batch": dict(self.max_per_slot_batch) or None}
+        named: dict[str, Any] = {"rescale": self.rescale_s, "max_per_slot_batch": dict(self.max_per_slot_batch) or None}
         if set(self.max_per_slot_batch) == {""}:
             named["max_per_slot_batch"] = self.max_per_slot_batch[""]
+        named["loss"] = None if self.loss is None else self.loss.to_dict()
         fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("rescale_s", *named)}
         return {name: value for name, value in (fields | named).items() if value is not None}
 
@@ -206,8 +215,11 @@ def _application(folder: Path, settings: Settings) -> Application:
     limits: dict[str, BatchLimits] = {}
     for path in sorted(folder.glob("placements*.csv")):
         gpu_type = path.stem.partition("-")[2]
-        placements = _placements(path)
-        truth[gpu_type] = MeasuredTruth(placements, _shapes(folder / path.name.replace("placements", "scalability", 1)))
+        by_tier = _placements(path)
+        placements = by_tier.pop(LinkClass.RACK)
+        tiers = {tier: MeasuredTruth(rows) for tier, rows in by_tier.items()}
+        shapes = _shapes(folder / path.name.replace("placements", "scalability", 1))
+        truth[gpu_type] = MeasuredTruth(placements, shapes, tiers)
         batches = [batch for (_, batch), _ in placements]
         most = settings.max_per_slot_batch
         limits[gpu_type] = _limits(
@@ -229,6 +241,8 @@ def _application(folder: Path, settings: Settings) -> Application:
         speed_divisor=settings.speed_divisor,
         pinned_slots=settings.pinned_slots,
         pinned_batch=settings.pinned_batch_size,
+        gradient_bytes=settings.gradient_bytes,
+        loss=settings.loss,
     )
 
 
@@ -278,11 +292,21 @@ def _validation_runs(folder: Path, epochs: int | None) -> dict[int, list[Row]]:
 _TIMES = {"local_bsz": COUNT, "step_time": POSITIVE, "sync_time": NON_NEGATIVE}
 
 
-def _placements(path: Path) -> list[tuple[tuple[Placement, int], Times]]:
-    rows = read_csv(path, {"placement": PLACEMENT, **_TIMES})
-    if not rows:
-        raise InvalidInput([Problem(path.name, NOT_SHOWN, "has no measurements")])
-    return [((row["placement"], row["local_bsz"]), _times(path, row)) for row in rows]
+_CROSSED = Column(LinkClass, "must be rack, zone or cluster: the smallest part that held all nodes", required=False)
+
+
+def _placements(path: Path) -> dict[LinkClass, list[tuple[tuple[Placement, int], Times]]]:
+    """Measured placements by the tier that they crossed; a file without such a column was measured within a rack."""
+    rows = read_csv(path, {"placement": PLACEMENT, "tier": _CROSSED, **_TIMES})
+    by_tier: dict[LinkClass, list[tuple[tuple[Placement, int], Times]]] = {LinkClass.RACK: []}
+    for row in rows:
+        tier = row.cells.get("tier", LinkClass.RACK)
+        tier = LinkClass.RACK if tier is LinkClass.NODE else tier
+        by_tier.setdefault(tier, []).append(((row["placement"], row["local_bsz"]), _times(path, row)))
+    if not by_tier[LinkClass.RACK]:
+        expected = "has no measurements within a rack" if rows else "has no measurements"
+        raise InvalidInput([Problem(path.name, NOT_SHOWN, expected)])
+    return by_tier
 
 
 def _shapes(path: Path) -> list[tuple[Shape, Times]]:

@@ -50,11 +50,13 @@ const data = (() => {
     const allocations = raw.allocations.map(([type, ...pairs]) => {
       let slots = 0;
       const nodes = [];
+      const indices = [];
       for (let k = 0; k < pairs.length; k += 2) {
         slots += pairs[k + 1];
+        indices.push(pairs[k]);
         nodes.push([overview.nodes[pairs[k]] ?? `node ${pairs[k]}`, pairs[k + 1]]);
       }
-      return { type, slots, nodes };
+      return { type, slots, nodes, indices };
     });
     return { ...raw, first, start, works, end, rescaled, allocations, mergedBelow: raw.merged_below };
   }

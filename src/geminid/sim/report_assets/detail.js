@@ -29,6 +29,10 @@ function showDetail(scroll) {
     ["Slots asked for", count(data.jobs.asked[job])],
     ["GPU time", duration(table.gpu_s[job])],
     ["Rescales", count(table.rescales[job])],
+    ["Communication", table.communication[job] === null ? "–" : `${percent(table.communication[job] / 1000)} of work`],
+    ...(data.sync_times[data.jobs.application[job]]
+      ? [["Synchronisation times", data.sync_times[data.jobs.application[job]]]]
+      : []),
     ["Finish-time fairness", table.ftf[job] === null ? "–" : table.ftf[job].toFixed(2)],
   ];
   panel.replaceChildren(

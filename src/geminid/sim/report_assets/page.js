@@ -18,6 +18,7 @@ function setPolicy(policy) {
         : `To keep this page small, changes of the batch size alone by less than a factor of ${merged} are merged under this policy.`;
   arrange({ keepRows: true });
   soon(drawTimeline);
+  soon(drawRacks);
   soon(drawCdf);
   if (state.job !== null) showDetail(false);
 }
@@ -155,6 +156,7 @@ function begin() {
   fillSpentTable();
   byId("spent-legend").replaceChildren(...partsLegend());
   makeUsePanels();
+  showRacks();
   controls();
   listenToTimeline();
   if (data.policies.length) setPolicy(state.policy);

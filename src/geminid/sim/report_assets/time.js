@@ -23,6 +23,7 @@ function showAllTime() {
 function drawTimes() {
   drawUse();
   drawTimeline();
+  drawRacks();
   for (const node of document.querySelectorAll("[data-range]"))
     node.textContent = !state.time ? "" : `${clock(state.time[0])} to ${clock(state.time[1])}`;
   for (const node of document.querySelectorAll("[data-reset-time]")) node.disabled = !state.time;

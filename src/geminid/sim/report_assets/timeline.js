@@ -70,6 +70,9 @@ function palette(lines) {
     const colours = data.types.map((_, i) => cssColour(`type-${i % 8}`));
     return { colours, names: data.types.map((t) => t.name), level: (i) => lines.allocations[lines.at[i]].type };
   }
+  if (view.colour === "tier") {
+    return { colours: tierColours(), names: tiersShown(), level: (i) => tierOf(lines.allocations[lines.at[i]]) };
+  }
   if (view.colour === "useful") {
     const names = ["under 20 %", "20 to 40 %", "40 to 60 %", "60 to 80 %", "over 80 %"];
     return {

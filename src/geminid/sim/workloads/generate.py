@@ -155,7 +155,7 @@ def generate_workload(
     sizes: Mapping[SizeCategory, float] = SIZE_SHARES,
     slots: Mapping[int, float] = SLOT_SHARES,
     adaptivity: Mapping[Adaptivity, float] = ALL_ADAPTIVE,
-    arrivals: Arrivals = Arrivals(),  # noqa: B008 (it is frozen)
+    arrivals: Arrivals = Arrivals(),
     name: str = "generated",
 ) -> Workload:
     """Generate a workload.

@@ -90,6 +90,7 @@ def _job(values: Mapping[str, Any]) -> TraceJob:
         slo_s=given.get("slo"),
         slo_factor=given.get("slo_factor"),
         owner=given.get("owner", ""),
+        opportunistic=given.get("opportunistic", False),
     )
 
 
@@ -146,6 +147,12 @@ def _stripped(parse: Callable[[str], Any], expected: str) -> Column:
     return Column(lambda text: parse(text.strip()), expected)
 
 
+def _true_or_false(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError
+    return text.lower() == "true"
+
+
 _A_WHOLE_NUMBER: Final = (int, "must be a whole number")
 _A_NUMBER: Final = (float, "must be a number")
 _DURATION: Final = (parse_duration, f"must be {A_DURATION}")
@@ -163,6 +170,7 @@ COLUMNS: Final = {
     "slo": _optional(*_DURATION),
     "slo_factor": _optional(*_A_NUMBER),
     "owner": _optional(str, ""),
+    "opportunistic": _optional(_true_or_false, "must be true or false"),
 }
 
 
@@ -240,6 +248,7 @@ def _read_job(reader: Reader) -> TraceJob:
         "slo": reader.duration("slo", None),
         "slo_factor": reader.number("slo_factor", None),
         "owner": reader.text("owner", None),
+        "opportunistic": reader.boolean("opportunistic", None),
     }
     return _job(fields)
 
@@ -270,6 +279,7 @@ def _plain(job: TraceJob, write_seconds: Callable[[float], object]) -> dict[str,
         "slo": seconds(job.slo_s),
         "slo_factor": job.slo_factor,
         "owner": job.owner or None,
+        "opportunistic": job.opportunistic or None,
     }
     plain = {name: value for name, value in plain.items() if value is not None}
     if job.adaptivity is _usual_adaptivity(plain):

@@ -1,0 +1,367 @@
+"""Dally: jobs wait a while for slots that are close together, and give up places that the network makes useless.
+
+Sharma et al., "GPU Cluster Scheduling for Network-Sensitive Deep Learning", 2024 (arXiv 2401.16492).
+
+- **Delay scheduling.** A job takes slots of a single node only, until it has waited for T(node); then also slots of a
+  single rack, until T(rack), and so on up to the whole cluster. Levels that can never hold it are skipped. Jobs are
+  served in the order of their submission, each on the slots it asks for; whoever finds no place is passed over.
+- **Auto-tuned timers.** T(level, slots) is the mean of the last waits after which jobs of that size got a place at that
+  level, plus ``k`` standard deviations. The option of that level counts as a few waits, so that the first jobs, which
+  find an empty cluster and wait for nothing, do not set the timer to zero for all that follow.
+- **Network-sensitive preemption.** The score of a running job is the time that it has computed over the time since it
+  got its slots: low where synchronising or pausing takes most of it. A job with a low score that stands further apart
+  than it need moves to a better place if there is one; else it makes way for a waiting job that would stand closer
+  together on its slots, and have more slots than its own times its score: more slots compute then. It waits itself for
+  a better place, with its timers set anew. The lowest scores go first.
+
+Inferred and unverified. The abstract and third-party notes name the three parts and the results; the levels, the score
+and the form of the timers are from memory of the paper, everything else is our reading: that timers count from the same
+moment (not one after the other), how many waits the options count for, when to preempt (``below``, ``quantum``) and
+that the queue is in order of submission. Times of computing are those that jobs report where they stand; of jobs
+without any, all of the time after the pause counts as computing, so that they are never preempted. Where GPU types are
+mixed, a job takes the dearest that has room at the level, as the policies do that know nothing of speeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, pstdev
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from geminid.cluster import Cluster
+from geminid.gputypes import LinkClass
+from geminid.network import WHERE
+from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
+from geminid.policies.options import AtLeast, AtMost, OrInfinite, Positive
+
+#: How many waits the option of a level counts for in the mean.
+WAITS_OF_OPTION = 3
+
+#: Slack when comparing times.
+INSTANT_S = 1e-6
+
+Timer = Annotated[float, AtLeast(0.0), OrInfinite()]
+
+
+@dataclass(slots=True)
+class Dally(Policy):
+    """Delay scheduling: a job waits for slots of one node, then of one rack, then takes any.
+
+    It accepts only a place on one node until it has waited for the timer of that level and of its number of slots, then
+    one in a rack until the timer of that, and so on; levels that can never hold it are skipped. With ``auto`` the
+    timers follow the waits after which jobs got such places: their mean plus ``k`` standard deviations. Jobs for which
+    the network leaves little time to compute move to better places, or make way for others who would stand closer
+    together (``preempt``). Timers of 0 mean no consolidation, of inf full consolidation.
+    """
+
+    name = "dally"
+    paper = "Sharma et al., arXiv 2401.16492"
+    objective = "slots close together within a tuned delay; jobs that the network starves are moved"
+    needs_reports = True
+    meanings: ClassVar[Mapping[str, str]] = {
+        "node": "seconds to wait for one node; with auto, what the timer starts from",
+        "rack": "the same for one rack, from the same moment",
+        "zone": "the same for one zone",
+        "auto": "tune the timers by the waits of jobs that got their place",
+        "k": "standard deviations above the mean wait",
+        "window": "waits that the mean is over",
+        "preempt": "move jobs that the network leaves little time to compute",
+        "below": "share of computing time below which a job may be moved",
+        "quantum": "seconds for which a job runs at least before it is moved",
+    }
+
+    node_s: Timer = 600.0
+    rack_s: Timer = 1800.0
+    zone_s: Timer = 3600.0
+    auto: bool = True
+    k: Annotated[float, AtLeast(0.0)] = 2.0
+    window: Annotated[int, AtLeast(1)] = 100
+    preempt: bool = True
+    below: Annotated[float, AtLeast(0.0), AtMost(1.0)] = 0.5
+    quantum_s: Positive = 600.0
+    _waits: dict[tuple[LinkClass, int], deque[float]] = field(default_factory=dict)
+    _tuned_s: dict[tuple[LinkClass, int], float] = field(default_factory=dict)
+    _since_s: dict[str, float] = field(default_factory=dict)
+    _running: set[str] = field(default_factory=set)
+
+    def decide(self, view: ClusterView) -> Decision:
+        """Serve the queue in order, then see to jobs that the network starves."""
+        self._update(view)
+        places = Places.of(view)
+        assignments: dict[str, Allocation] = {}
+        reasons: dict[str, str] = {}
+        waiting = []
+        for job in view.jobs:
+            if not job.allocation or not places.keep(job.allocation):
+                waiting.append(job)
+                if job.allocation:
+                    assignments[job.id] = ()
+        waiting = self._serve(view, places, waiting, assignments, reasons)
+        if self.preempt and places.levels[-1] is not LinkClass.NODE:
+            self._preempt(view, places, waiting, assignments, reasons)
+        return Decision(assignments, reasons, self._wake_at_s(view, places, assignments), others_stay=True)
+
+    def timer_s(self, level: LinkClass, slots: int) -> float:
+        """How long a job of so many slots waits for a place at a level before it accepts the next."""
+        start_s = self._option_s(level)
+        tuned_s = self._tuned_s.get((level, slots)) if self.auto and start_s < math.inf else None
+        return start_s if tuned_s is None else tuned_s
+
+    def _option_s(self, level: LinkClass) -> float:
+        return {LinkClass.NODE: self.node_s, LinkClass.RACK: self.rack_s, LinkClass.ZONE: self.zone_s}.get(level, 0.0)
+
+    # --- The queue ---
+
+    def _update(self, view: ClusterView) -> None:
+        """Since when everybody has been waiting, or running."""
+        active = {job.id for job in view.jobs}
+        self._since_s = {job_id: since_s for job_id, since_s in self._since_s.items() if job_id in active}
+        running = {job.id for job in view.jobs if job.allocation}
+        for job in view.jobs:
+            if job.id not in self._since_s:
+                self._since_s[job.id] = view.now_s if job.allocation else job.facts.submitted_s
+            elif (job.id in running) != (job.id in self._running):  # a node failed, or a command was not carried out
+                self._since_s[job.id] = view.now_s
+        self._running = running
+
+    def _serve(
+        self,
+        view: ClusterView,
+        places: Places,
+        waiting: Sequence[JobView],
+        assignments: dict[str, Allocation],
+        reasons: dict[str, str],
+    ) -> list[JobView]:
+        """Place whoever finds a place at a level that it accepts by now; returns the others."""
+        hopeless: set[tuple[int, frozenset[str] | None, LinkClass]] = set()
+        left = []
+        for job in waiting:
+            level, until_s = self._accepts(job, places, view.now_s)
+            kind = (job.facts.requested_slots, job.facts.gpu_types, level)
+            found = None if kind in hopeless else places.find(job, level)
+            if found is None:
+                hopeless.add(kind)
+                left.append(job)
+                if until_s is not None:
+                    timer_s = until_s - self._since_s[job.id]
+                    limit = "however long it takes" if timer_s == math.inf else f"for {timer_s:.0f} s at most"
+                    reasons[job.id] = f"waits for {job.facts.requested_slots} slots {WHERE[level]}, {limit}"
+                continue
+            at, allocation = found
+            places.take(allocation)
+            self._start(job, at, view.now_s)
+            assignments[job.id] = allocation
+        return left
+
+    def _start(self, job: JobView, level: LinkClass, now_s: float) -> None:
+        key = (level, job.facts.requested_slots)
+        waits = self._waits.setdefault(key, deque(maxlen=self.window))
+        waits.append(now_s - self._since_s[job.id])
+        self._tuned_s[key] = fmean([*waits, *[self._option_s(level)] * WAITS_OF_OPTION]) + self.k * pstdev(waits)
+        self._since_s[job.id] = now_s
+        self._running.add(job.id)
+
+    def _accepts(self, job: JobView, places: Places, now_s: float) -> tuple[LinkClass, float | None]:
+        """The widest level that a job accepts by now, and when it will accept the next (None if it accepts any)."""
+        levels = places.levels_for(job)
+        since_s, until_s = self._since_s[job.id], -math.inf
+        for level in levels[:-1]:
+            until_s = max(until_s, since_s + self.timer_s(level, job.facts.requested_slots))
+            if now_s < until_s - INSTANT_S:
+                return level, until_s
+        return levels[-1], None
+
+    def _wake_at_s(self, view: ClusterView, places: Places, assignments: Mapping[str, Allocation]) -> float | None:
+        """When the first of those who wait will accept more than now."""
+        waiting = (job for job in view.jobs if not assignments.get(job.id, job.allocation))
+        ends = [until_s for job in waiting if (until_s := self._accepts(job, places, view.now_s)[1]) is not None]
+        first_s = min(ends, default=math.inf)
+        return first_s if first_s < math.inf else None
+
+    # --- Preemption ---
+
+    def score(self, job: JobView, now_s: float) -> float:
+        """The time that a running job has computed over the time since it got its slots."""
+        held_s = now_s - self._since_s[job.id]
+        worked_s = min(held_s, max(now_s - max(job.paused_until_s, self._since_s[job.id]), 0.0))
+        return worked_s / held_s * compute_share(job) if held_s > 0 else 1.0
+
+    def _preempt(
+        self,
+        view: ClusterView,
+        places: Places,
+        waiting: Sequence[JobView],
+        assignments: dict[str, Allocation],
+        reasons: dict[str, str],
+    ) -> None:
+        """Move jobs that hardly compute to better places, or let those who would compute there have their slots."""
+        victims = []
+        for job in view.jobs:
+            if not job.allocation or job.id in assignments or view.now_s < self._since_s[job.id] + self.quantum_s:
+                continue
+            at = places.level(job.allocation)
+            if at is not places.levels_for(job)[0]:
+                score = self.score(job, view.now_s)
+                if score < self.below:
+                    victims.append((score, job.id, at, job))
+        left = list(waiting)
+        for score, job_id, at, job in sorted(victims, key=lambda victim: victim[:2]):
+            places.give_back(job.allocation)
+            closer = places.levels[: places.levels.index(at)]
+            told = f"computes for {100 * score:.0f} % of its time {WHERE[at]}"
+            found = places.find(job, closer[-1])
+            if found is not None:
+                places.take(found[1])
+                assignments[job_id] = found[1]
+                reasons[job_id] = f"moves to slots {WHERE[found[0]]}: it {told}"
+                self._since_s[job_id] = view.now_s
+                continue
+            swapped = next(
+                (
+                    (other, place)
+                    for other in left
+                    if other.facts.requested_slots > score * job.slots
+                    and (place := self._closer(other, places, closer))
+                ),
+                None,
+            )
+            if swapped is None:
+                places.take(job.allocation)
+                continue
+            other, (level, allocation) = swapped
+            places.take(allocation)
+            left.remove(other)
+            reasons.pop(other.id, None)
+            self._start(other, level, view.now_s)
+            assignments[other.id] = allocation
+            assignments[job_id] = ()
+            reasons[job_id] = f"makes way for {other.id}, which then is {WHERE[level]}: it {told}"
+            self._since_s[job_id] = view.now_s
+            self._running.discard(job_id)
+
+    def _closer(self, job: JobView, places: Places, levels: Sequence[LinkClass]) -> tuple[LinkClass, Allocation] | None:
+        """A place at one of these levels."""
+        possible = [level for level in places.levels_for(job) if level in levels]
+        return places.find(job, possible[-1]) if possible else None
+
+
+def compute_share(job: JobView) -> float:
+    """The share of an iteration that computing takes where a job stands, as it has measured; 1 before it has."""
+    seen = job.observed
+    limits = job.facts.limits.get(job.gpu_type or "")
+    if seen is None or limits is None:
+        return 1.0
+    total = job.facts.requested_batch or limits.initial
+    passes = max(-(-total // (job.slots * limits.largest_per_slot)), 1)
+    computing_s = passes * seen.accumulation_s
+    return min(computing_s / (computing_s - seen.accumulation_s + seen.step_s), 1.0)
+
+
+@dataclass(slots=True)
+class Places:
+    """Free slots while they are handed out, and where in the cluster they are."""
+
+    cluster: Cluster
+    free: NDArray[np.int64]
+    levels: tuple[LinkClass, ...]
+    nodes: Mapping[str, NDArray[np.int64]]
+    most: Mapping[str, Mapping[LinkClass, int]]
+    _levels: dict[tuple[int, frozenset[str] | None], Sequence[LinkClass]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, view: ClusterView) -> Places:
+        """With all usable slots free."""
+        cluster = view.cluster
+        levels = (LinkClass.NODE, *cluster.links.tiers)
+        nodes = {name: np.array(indices) for name, indices in cluster.nodes_of_type.items()}
+        dearest = sorted(nodes, key=lambda name: -cluster.gpu_type(name).relative_cost)
+        usable = np.array(view.usable_slots, dtype=np.int64)
+        whole = np.array(view.slots_in_service, dtype=np.int64)
+        most = {name: {level: _most(cluster, nodes[name], whole, level) for level in levels} for name in dearest}
+        return cls(cluster, usable, levels, nodes, most)
+
+    def keep(self, allocation: Allocation) -> bool:
+        """Take the slots of a running job if they are still there."""
+        there = all(self.free[node] >= slots for node, slots in allocation)
+        if there:
+            self.take(allocation)
+        return there
+
+    def take(self, allocation: Allocation) -> None:
+        """Hand slots out."""
+        for node, slots in allocation:
+            self.free[node] -= slots
+
+    def give_back(self, allocation: Allocation) -> None:
+        """Take slots back."""
+        for node, slots in allocation:
+            self.free[node] += slots
+
+    def level(self, allocation: Allocation) -> LinkClass:
+        """How far apart the slots of an allocation are."""
+        return self.cluster.links.tier([node for node, _ in allocation])
+
+    def levels_for(self, job: JobView) -> Sequence[LinkClass]:
+        """The levels whose nodes in service can hold a job, if nobody else were there; at least the whole cluster."""
+        kind = (job.facts.requested_slots, job.facts.gpu_types)
+        if kind not in self._levels:
+            slots, types = job.facts.requested_slots, self._types(job)
+            able = [level for level in self.levels if any(self.most[name][level] >= slots for name in types)]
+            self._levels[kind] = able or self.levels[-1:]
+        return self._levels[kind]
+
+    def find(self, job: JobView, widest: LinkClass) -> tuple[LinkClass, Allocation] | None:
+        """A place for a job, the closest together first and not wider than a level; the level, and the slots."""
+        slots = job.facts.requested_slots
+        for level in self.levels[: self.levels.index(widest) + 1]:
+            for name in self._types(job):
+                nodes = self.nodes[name]
+                groups = _groups(self.cluster, nodes, level)
+                free = np.bincount(groups, weights=self.free[nodes]).astype(np.int64)
+                able = np.flatnonzero(free >= slots)
+                if len(able):
+                    inside = nodes[groups == able[np.argmin(free[able])]]
+                    return self._filled(inside, slots)
+        return None
+
+    def _filled(self, nodes: NDArray[np.int64], slots: int) -> tuple[LinkClass, Allocation]:
+        """The slots of the emptiest of some nodes, which have enough; within racks first, where there are several."""
+        racks = self.cluster.node_rack[nodes]
+        in_rack = np.bincount(racks, weights=self.free[nodes])
+        order = nodes[np.lexsort((nodes, -self.free[nodes], -in_rack[racks]))]
+        parts = []
+        for node in order.tolist():
+            part = min(int(self.free[node]), slots)
+            if part > 0:
+                parts.append((node, part))
+                slots -= part
+        allocation = tuple(sorted(parts))
+        return self.level(allocation), allocation
+
+    def _types(self, job: JobView) -> list[str]:
+        """The GPU types that a job may use, the dearest first."""
+        allowed = job.facts.gpu_types
+        return [name for name in self.most if allowed is None or name in allowed]
+
+
+def _groups(cluster: Cluster, nodes: NDArray[np.int64], level: LinkClass) -> NDArray[np.int64]:
+    """Which node, rack or zone each node belongs to, or all to the cluster, as small numbers."""
+    match level:
+        case LinkClass.NODE:
+            return np.arange(len(nodes))
+        case LinkClass.RACK:
+            return cluster.node_rack[nodes]
+        case LinkClass.ZONE:
+            return cluster.node_zone[nodes]
+    return np.zeros(len(nodes), dtype=np.int64)
+
+
+def _most(cluster: Cluster, nodes: NDArray[np.int64], slots: NDArray[np.int64], level: LinkClass) -> int:
+    """The slots in service of the largest node, rack or zone that some nodes are in."""
+    return int(np.bincount(_groups(cluster, nodes, level), weights=slots[nodes]).max())

@@ -1,0 +1,142 @@
+"""What request handlers share, and the dependencies through which FastAPI hands it to them.
+
+All dependencies are coroutines: FastAPI would run plain functions in a thread pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from geminid.serve.api.jobviews import JobViews
+from geminid.serve.auth import Identity, Tokens, changes
+from geminid.serve.forecast import Forecaster
+from geminid.serve.jobnames import NotOneJob, named_job
+from geminid.serve.livejob import LiveJob
+from geminid.serve.logfiles import Tails
+from geminid.serve.refusals import Refusals
+from geminid.serve.service import Refused, Service
+
+#: Refusals are summed up for the operator after this time.
+REFUSALS_SUMMARY_S = 60.0
+
+
+@dataclass(slots=True)
+class ApiContext:
+    """A service and what its interface remembers between requests.
+
+    ``shut_down`` ends the service; its argument says whether jobs keep running. While ``is_ending`` no request is kept
+    waiting.
+    """
+
+    service: Service
+    tokens: Tokens
+    home: Path
+    url: str
+    shut_down: Callable[[bool], None]
+    is_ending: Callable[[], bool]
+    forecaster: Forecaster = field(init=False)
+    views: JobViews = field(init=False)
+    refusals: Refusals = field(init=False)
+    tails: Tails = field(default_factory=Tails)
+    started_s: float = field(default_factory=time.monotonic)
+    _seen_tokens: list[Identity] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forecaster = Forecaster(self.service)
+        self.views = JobViews(self.service, self.forecaster)
+        self.refusals = Refusals(
+            self.audit, lambda close: asyncio.get_running_loop().call_later(REFUSALS_SUMMARY_S, close)
+        )
+        self._seen_tokens = self.tokens.all()
+
+    def audit(self, sentence: str) -> None:
+        """Note something for the operator."""
+        with contextlib.suppress(Refused):  # the service is ending
+            self.service.note("audit", sentence)
+
+    def audit_token_changes(self) -> None:
+        """Note which tokens were made or revoked since the last request."""
+        now = self.tokens.all()
+        if now != self._seen_tokens:
+            for sentence in changes(self._seen_tokens, now):
+                self.audit(sentence)
+            self._seen_tokens = now
+
+    def find_job(self, given: str, caller: Identity) -> LiveJob:
+        """The job with an identifier or a name.
+
+        Raises:
+            Refused: no job has it, or several do.
+        """
+        try:
+            return named_job(self.service.published.state.jobs, given, caller.user, self.service.clock.now_s())
+        except NotOneJob as problem:
+            raise Refused(422 if problem.ambiguous else 404, str(problem)) from None
+
+    def latest(self, job: LiveJob) -> LiveJob:
+        """The job as it is now."""
+        return self.service.published.state.jobs.get(job.id, job)
+
+
+def context_of(request: Request) -> ApiContext:
+    """The context of the application that a request was sent to."""
+    context: ApiContext = request.app.state.context
+    return context
+
+
+def may_read(caller: Identity, job: LiveJob) -> bool:
+    """Whether a caller may see a job's command and output, and change the job: its owner and admins may."""
+    return caller.is_admin or job.spec.owner == caller.user
+
+
+async def _context(request: Request) -> ApiContext:
+    return context_of(request)
+
+
+Context = Annotated[ApiContext, Depends(_context)]
+
+
+async def _caller(request: Request) -> Identity:
+    identity: Identity = request.state.identity
+    return identity
+
+
+#: Whose token the request has.
+Caller = Annotated[Identity, Depends(_caller)]
+
+
+async def _admin(caller: Caller) -> str:
+    if not caller.is_admin:
+        raise Refused(403, "only an admin may do this")
+    return caller.user
+
+
+#: The user's name, of requests that only admins may send.
+Admin = Annotated[str, Depends(_admin)]
+
+
+async def _named_job(context: Context, caller: Caller, job_id: str) -> LiveJob:
+    return context.find_job(job_id, caller)
+
+
+#: The job that the path names, by its identifier or its name.
+NamedJob = Annotated[LiveJob, Depends(_named_job)]
+
+
+async def _own_job(caller: Caller, job: NamedJob) -> LiveJob:
+    if not may_read(caller, job):
+        owner = job.spec.owner
+        raise Refused(403, f"job {job.id} belongs to {owner}, and only {owner} and admins may change it")
+    return job
+
+
+#: The job that the path names, if the caller may change it.
+OwnJob = Annotated[LiveJob, Depends(_own_job)]

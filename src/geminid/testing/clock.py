@@ -1,0 +1,16 @@
+"""A clock for tests."""
+
+from __future__ import annotations
+
+from geminid.serve.clock import Clock
+
+
+class ManualClock(Clock):
+    """A clock that shows ``at_s`` until a test changes it."""
+
+    def __init__(self, at_s: float = 0.0) -> None:
+        self.at_s = at_s
+
+    def now_s(self) -> float:
+        """The time that was set."""
+        return self.at_s
