@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 import time
 from pathlib import Path
 
@@ -144,6 +145,32 @@ def test_init_makes_a_job_elastic_which_is_then_resized_while_it_runs(live):
     job = live.over(job_id)
     assert (job["phase"], job["failures"]) == ("succeeded", 0), job
     assert live.exactly_once("counted", 200, 30)
+
+
+def test_sizes_that_are_set_before_init_take_effect_after_it(live, tmp_path):
+    """Importing a framework takes seconds, in which nobody knows yet whether the job can be resized."""
+    counting = str(SCRIPTS / "counting.py")
+    slowly = ["counted-late", "--samples", "200", "--epochs", "30", "--pause", "0.05", "--until", "hurry"]
+    script = f"""
+        import os, runpy, sys, time
+        import geminid
+        open("began", "w").close()
+        while not os.path.exists("go"):
+            time.sleep(0.05)
+        sys.argv = [{counting!r}, *{slowly!r}]
+        runpy.run_path({counting!r}, run_name="__main__")
+    """
+    job_id = submit(live, tmp_path, textwrap.dedent(script), "--max-slots", 1).split()[1]
+    live.until(job_id, lambda job: job["phase"] == "running" and (tmp_path / "began").exists())
+    assert live.run("set", job_id, "--min-slots", 2, "--max-slots", 2).returncode == 0
+    waits = live.job(job_id)
+    assert (waits["kind"], waits["slots"]) == ("unknown", 1)
+    assert "its size changes when its script has called geminid.init()" in waits["story"][-1]["text"]
+    (tmp_path / "go").touch()
+    grown = live.until(job_id, lambda job: job["slots"] == 2 and job["samples"] > 0)
+    assert (grown["kind"], grown["failures"]) == ("elastic", 0)
+    (tmp_path / "hurry").touch()
+    assert live.over(job_id)["phase"] == "succeeded"
 
 
 def test_the_kind_that_is_given_counts(live, tmp_path):

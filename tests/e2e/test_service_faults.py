@@ -218,8 +218,7 @@ def test_flapping_slots_and_sizes_do_not_make_a_storm_of_resizes():
     """Row 18: a slot comes and goes many times a second; a job that has changed is left alone for a while."""
     with Live(slots=2) as live:
         job = live.patient("a", "--max-batch", 16, min_slots=2)
-        live.until(job, lambda job: job["slots"] == 2 and job["phase"] == "running")
-        before = live.job(job)["rescales"]
+        before = live.until(job, lambda job: job["slots"] == 2 and job["samples"] > 0)["rescales"]
         live.client.patch(f"jobs/{job}", {"min_slots": 1})
         for number in range(40):
             live.client.post(f"slots/local/1/{'uncordon' if number % 2 else 'cordon'}")

@@ -316,12 +316,8 @@ class Service:
                 raise Refused(409, f"job {job_id} is over: it {ENDS[job.phase]}")
             if not given:
                 raise Refused(422, "nothing was given to change: priority, min_slots or max_slots")
-            if not job.elastic and (min_slots is not None or max_slots is not None):
-                if job.kind is JobKind.PLAIN:
-                    raise Refused(409, f"job {job_id} is a plain command, whose size cannot change")
-                if job.phase.holds_slots:
-                    told = f"job {job_id} has not called geminid.init() yet: its size can change after that"
-                    raise Refused(409, told)
+            if job.kind is JobKind.PLAIN and (min_slots is not None or max_slots is not None):
+                raise Refused(409, f"job {job_id} is a plain command, whose size cannot change")
             changed = replace(job.spec, **given)  # checks the values
             found = self.executor.check(changed)
             if problems := [problem for problem in found if {problem.field, *problem.involves} & given.keys()]:

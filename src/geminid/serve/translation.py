@@ -39,9 +39,11 @@ def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
         most = min(most, spec.max_slots)
     if limits is not None:
         most = min(most, limits.largest // limits.smallest_per_slot)
-    if not job.elastic:  # of unknown kind: it has a range of sizes, and cannot be resized yet
-        most = min(most, spec.min_slots)
-    least = min(spec.min_slots, max(most, 1))
+    least = spec.min_slots
+    if not job.elastic:  # plain, or of unknown kind: one process, which cannot be resized (yet)
+        least = spec.min_slots if job.target is None else job.target.num_slots
+        most = min(most, least)
+    least = min(least, max(most, 1))
     adaptivity = spec.adaptivity
     if adaptivity is Adaptivity.FIXED_BATCH and limits is not None and limits.largest > limits.initial:
         adaptivity = Adaptivity.ADAPTIVE  # the script allows what the file left open
