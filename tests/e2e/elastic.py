@@ -7,9 +7,9 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from geminid.train.jobevents import JobEvent
-from geminid.train.launcher import Launcher
-from geminid.train.supervisor import JobSpec, Patience, Supervisor
+from geminid.process.launch import Launcher
+from geminid.supervise.events import JobEvent
+from geminid.supervise.supervisor import JobSpec, Patience, Supervisor
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -89,7 +89,7 @@ class OnRay(Live):
         """The process of the service that talks with Ray."""
         children = Path(f"/proc/{self.pid}/task").glob("*/children")
         pids = [int(pid) for path in children for pid in path.read_text().split()]
-        return next(pid for pid in pids if "raybridge" in command_of(pid))
+        return next(pid for pid in pids if "bridge_process" in command_of(pid))
 
     def stop_agent(self, node: str) -> None:
         """Have a node's agent hang."""

@@ -8,8 +8,8 @@ from elastic import Job
 
 from geminid.bench.live_jobs import BenchmarkFailed
 from geminid.bench.rescale import _Job
-from geminid.train.jobevents import JobEnded, JobPhase
-from geminid.train.launcher import PlainLauncher
+from geminid.process.launch import PlainLauncher
+from geminid.supervise.events import JobEnded, JobPhase
 
 
 def test_whoever_waits_for_the_end_of_a_job_has_heard_its_last_event(tmp_path):

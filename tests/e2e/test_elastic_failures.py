@@ -12,10 +12,10 @@ from time import monotonic, sleep
 import pytest
 from elastic import PATIENCE, Job, exactly_once
 
-from geminid.train.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
-from geminid.train.jobevents import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, JobPhase, WorkerEnded
-from geminid.train.launcher import MEMORY, Launch, LimitedLauncher, PlainLauncher
-from geminid.train.takeover import Handover
+from geminid.process.launch import MEMORY, Launch, LimitedLauncher, PlainLauncher
+from geminid.supervise.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
+from geminid.supervise.events import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, JobPhase, WorkerEnded
+from geminid.supervise.handover import Handover
 from geminid.train.zygote import Zygote
 from waiting import until
 

@@ -18,10 +18,10 @@ from elastic import PATIENCE, SCRIPTS, Job, every_sample_once, exactly_once, sam
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from geminid.train import channel
+from geminid.process.launch import Launch
+from geminid.supervise import channel
+from geminid.supervise.events import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
 from geminid.train.checkpoint import BadCheckpoint, read
-from geminid.train.jobevents import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
-from geminid.train.launcher import Launch
 from geminid.train.storage import CheckpointFolder
 from geminid.train.zygote import Zygote
 from waiting import until

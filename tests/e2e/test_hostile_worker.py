@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from live import SCRIPTS, Live
 from msgspec.structs import fields
 
-from geminid.train import messages
-from geminid.train.messages import FromWorker, Plan
+from geminid.supervise import protocol
+from geminid.supervise.protocol import FromWorker, Plan
 from waiting import until
 
 #: How many conversations are tried at most and at least, and for how long.
@@ -93,7 +93,7 @@ def repeated(line: str, name: str, value: object) -> str:
     return f"{line[:-1]}, {json.dumps(name)}: {json.dumps(value)}}}"
 
 
-SPOKEN = [kind for kind in get_args(FromWorker) if kind is not messages.Hello]
+SPOKEN = [kind for kind in get_args(FromWorker) if kind is not protocol.Hello]
 LINES = st.one_of(*(spoken(kind) for kind in SPOKEN), st.text(max_size=30), st.just("[" * 5000), st.just("9" * 100_000))
 
 
@@ -139,7 +139,7 @@ class Liars:
         line.settimeout(5.0)
         try:
             line.connect(str(folder / "control"))
-            line.sendall(messages.encode(messages.Hello(token=known["token"], worker=worker, pid=known["pid"])))
+            line.sendall(protocol.encode(protocol.Hello(token=known["token"], worker=worker, pid=known["pid"])))
             if b"welcome" not in line.recv(4096):
                 raise ConnectionRefusedError
         except BaseException:

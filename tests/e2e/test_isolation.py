@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from live import Live
 
-from geminid.serve.logfiles import LARGEST_LOG_BYTES
-from geminid.train.disk_full import meeting_folder
+from geminid.process.disk_full import meeting_folder
+from geminid.process.logfiles import LARGEST_LOG_BYTES
 from waiting import until
 
 SECRET = "hunter2-of-the-operator"

@@ -18,18 +18,18 @@ import pytest
 from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase, JobState
+from geminid.node.machine import NODE, Device, machine
+from geminid.process.descendants import MARK
+from geminid.process.shim import PROCESS
 from geminid.serve import records as r
 from geminid.serve.documents import late_s, status_document
 from geminid.serve.executors.local import LocalExecutor
-from geminid.serve.executors.machine import NODE, Device, machine
 from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
 from geminid.serve.executors.supervised import _Elastic, _Told
 from geminid.serve.livejob import LiveJob
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
-from geminid.train import jobevents as j
-from geminid.train.descendants import MARK
-from geminid.train.shim import PROCESS
+from geminid.supervise import events as j
 from waiting import until
 
 PLACE = Placement.of({NODE: [0]})

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from geminid.serve.executors import nodelog, nodeserver, remote, remotecommand
-from geminid.serve.executors.machine import SLOTS
-from geminid.serve.executors.nodelog import KEPT_BYTES, STEP_BYTES, NodeLog
-from geminid.serve.executors.nodemessages import Identity
-from geminid.serve.executors.nodeserver import NodeServer
+from geminid.node import agent
+from geminid.node import log as nodelog
+from geminid.node.agent import NodeServer
+from geminid.node.log import KEPT_BYTES, STEP_BYTES, NodeLog
+from geminid.node.machine import SLOTS
+from geminid.node.messages import Identity
+from geminid.process.identity import started_at
+from geminid.process.launch import SLOT_GONE, Launch
+from geminid.serve.executors import remote, remotecommand
 from geminid.serve.executors.remote import CodeGone, NodeEnded, NodeGone, NodeHere, NodeRefused, Nodes, NodeSilent
 from geminid.serve.executors.remotecommand import RemoteCommand
-from geminid.train.identity import started_at
-from geminid.train.launcher import SLOT_GONE, Launch
 from waiting import until
 
 
@@ -366,7 +368,7 @@ def test_a_service_hears_why_it_is_refused():
 FAMILY = "sleep 600 & echo $! > $0.new; setsid sleep 600 & echo $! >> $0.new; mv $0.new $0; wait"
 
 SERVER = (
-    "import sys, os; from pathlib import Path; from geminid.serve.executors.nodeserver import NodeServer\n"
+    "import sys, os; from pathlib import Path; from geminid.node.agent import NodeServer\n"
     "server = NodeServer('127.0.0.1', Path(sys.argv[1]), 'secret', dict(os.environ))\n"
     "print(server.address[1], server._warm.pid, flush=True); server.serve()"
 )
@@ -491,7 +493,7 @@ def test_what_may_run_on_a_node_that_nobody_reaches_is_waited_for(monkeypatch):
 
 def test_a_service_whose_machine_has_vanished_is_not_waited_for_for_ever(tmp_path, monkeypatch):
     """Its line stays open, and nothing is heard on it."""
-    monkeypatch.setattr(nodeserver, "DEAF_S", 0.3)
+    monkeypatch.setattr(agent, "DEAF_S", 0.3)
     server = NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ, forsaken_s=0.3)
     thread = threading.Thread(target=server.serve)
     thread.start()

@@ -19,8 +19,8 @@ from live import SCRIPTS, check_invariants
 from onray import OnRay, command_of
 
 import geminid
-from geminid.serve.executors.ray import AGENTS_S
-from geminid.serve.executors.rayagent import agent_folder
+from geminid.serve.executors.ray.agent import agent_folder
+from geminid.serve.executors.ray.executor import AGENTS_S
 from geminid.testing.ray_cluster import LoopbackCluster
 from waiting import until_equal
 
@@ -38,7 +38,7 @@ FREE = "ray.available_resources().get('geminid_slot')"
 STRAY = """
 import pathlib, time
 from geminid.serve.executors.remote import Nodes
-from geminid.train.launcher import Launch
+from geminid.process.launch import Launch
 node_id = next(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeName"] == "{node}")
 agents = [one for one in ray.util.list_named_actors(True) if one["name"].endswith("/" + node_id)]
 place = ray.get(ray.get_actor(**agents[0]).place.remote())

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from geminid.cli.torchrun import processes_asked_for
-from geminid.train import shim
-from geminid.train.environment import clean_environment
-from geminid.train.launcher import Launch, PlainLauncher, adopted
+from geminid.process import shim
+from geminid.process.environment import clean_environment
+from geminid.process.launch import Launch, PlainLauncher, adopted
 from waiting import until
 
 #: Forks twice and leaves its session, so that nobody is its parent but a subreaper; what it runs has no environment.

@@ -6,7 +6,7 @@ import signal
 import pytest
 from elastic import Job, every_sample_once, samples_in_the_last_version
 
-from geminid.train.jobevents import CheckpointWritten, FirstStepDone, GroupFormed
+from geminid.supervise.events import CheckpointWritten, FirstStepDone, GroupFormed
 from geminid.train.zygote import Zygote
 
 

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 
-from geminid.train.channel import CONTROL, Address
+from geminid.supervise.channel import CONTROL, Address
 
 SCRIPT = """
 import os, time

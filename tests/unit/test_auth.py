@@ -12,9 +12,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from geminid.process.identity import started_at
 from geminid.serve.auth import DamagedTokens, Tokens, challenge_of, changes, first_token
 from geminid.serve.client import Client, ServiceError
-from geminid.train.identity import started_at
 
 
 def test_tokens_that_are_made_at_the_same_time_are_all_there(tmp_path):

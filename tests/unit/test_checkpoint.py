@@ -21,10 +21,10 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
+from geminid.supervise.setaside import set_checkpoints_aside
 from geminid.train import rng
 from geminid.train.checkpoint import BadCheckpoint, read, take_snapshot, write
 from geminid.train.saving import BackgroundWriter
-from geminid.train.setaside import set_checkpoints_aside
 from geminid.train.state_codec import CannotSave, put_together, take_apart
 from geminid.train.storage import AllDamaged, CannotLoad, CheckpointFolder, checkpoints_at
 

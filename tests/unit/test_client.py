@@ -11,9 +11,9 @@ import sys
 
 import pytest
 
+from geminid.process.identity import started_at
 from geminid.serve import client
 from geminid.serve.client import NO_SERVICE, Client, ServiceError
-from geminid.train.identity import started_at
 
 
 @pytest.fixture

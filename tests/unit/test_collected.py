@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
+from geminid.process.logfiles import rotate
 from geminid.serve.executors.collected import Collected
-from geminid.serve.logfiles import rotate
 
 
 def send(collected: Collected, output: bytes, pieces: int = 3) -> None:

@@ -1,7 +1,7 @@
 """Who is in a job's group: decisions about membership, without any process."""
 
-from geminid.train.group import CannotWork, ElasticGroup, EndWorker, Standing, StartWorker, Tell
-from geminid.train.messages import Form
+from geminid.supervise.group import CannotWork, ElasticGroup, EndWorker, Standing, StartWorker, Tell
+from geminid.supervise.protocol import Form
 
 
 def started(actions):

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from geminid.train.group import Standing
-from geminid.train.hangs import Seen, busy, deadlocked, hung, late, more_patient, waiting
-from geminid.train.jobspec import Patience
+from geminid.supervise.group import Standing
+from geminid.supervise.hangs import Seen, busy, deadlocked, hung, late, more_patient, waiting
+from geminid.supervise.spec import Patience
 
 PATIENCE = Patience(hang=10.0, step=20.0, free=60.0, stall=900.0, form=60.0, grace=30.0)
 WAITING = Seen(worker="w1", standing=Standing.MEMBER, silent_s=0.1, phase="synchronising", phase_s=100.0, usual_s=0.1)

@@ -9,8 +9,8 @@ import sys
 import psutil
 import pytest
 
-from geminid.train.identity import identity_of, is_running, is_stopped, still_runs
-from geminid.train.interfaces import interfaces_with
+from geminid.process.identity import identity_of, is_running, is_stopped, still_runs
+from geminid.process.interfaces import interfaces_with
 
 
 @pytest.fixture

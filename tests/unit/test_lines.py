@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import pytest
 
-from geminid.train import lines, messages
-from geminid.train.channel import Address
-from geminid.train.lines import MAX_QUEUED, MOST_STRANGERS, Known, Lines
+from geminid.supervise import connections, protocol
+from geminid.supervise.channel import Address
+from geminid.supervise.connections import MAX_QUEUED, MOST_STRANGERS, Known, Lines
 from geminid.wire.reactor import Reactor
 
 
@@ -27,13 +27,13 @@ class Job:
         self.queued = 0
         self.workers = {name: Known(cast(Any, None), "0", f"token of {name}") for name in ("w1", "w2")}
         self.greeted: list[str] = []
-        self.heard: list[messages.Message] = []
+        self.heard: list[protocol.Message] = []
         self.lines = Lines(
             self.listener,
             self.reactor,
             self.workers,
             job="x",
-            welcome=messages.Welcome(heartbeat_s=1.0, orphan_s=1.0, report_s=1.0),
+            welcome=protocol.Welcome(heartbeat_s=1.0, orphan_s=1.0, report_s=1.0),
             on_hello=lambda hello: self.greeted.append(hello.worker),
             on_message=lambda worker, known, message: self.heard.append(message),
             queued=lambda: self.queued,
@@ -58,7 +58,7 @@ class Job:
         return opened
 
     def hello(self, worker: str) -> bytes:
-        return messages.encode(messages.Hello(token=self.workers[worker].token, worker=worker, pid=1))
+        return protocol.encode(protocol.Hello(token=self.workers[worker].token, worker=worker, pid=1))
 
     @property
     def open_lines(self) -> int:
@@ -98,7 +98,7 @@ def test_the_last_words_of_a_worker_are_heard_behind_a_flood_that_does_not_end(j
     """Whoever keeps connecting does not keep the supervisor, which also looks after a worker that has ended."""
     opened = [job.connect() for _ in range(20)]
     last = job.connect()
-    last.sendall(job.hello("w1") + messages.encode(messages.Failed(reason="out of luck")))
+    last.sendall(job.hello("w1") + protocol.encode(protocol.Failed(reason="out of luck")))
     last.close()
     accepted = 0
     accept = job.listener.accept
@@ -117,7 +117,7 @@ def test_the_last_words_of_a_worker_are_heard_behind_a_flood_that_does_not_end(j
     monkeypatch.setattr(job.lines, "_pause_accepting", lambda: None)
     job.lines.hear_last_words("w1")
     monkeypatch.undo()
-    assert messages.Failed(reason="out of luck") in job.heard
+    assert protocol.Failed(reason="out of luck") in job.heard
     assert job.open_lines <= MOST_STRANGERS + 2 * len(job.workers)
     for one in opened:
         one.close()
@@ -132,12 +132,12 @@ def test_without_descriptors_it_waits_instead_of_trying_again_and_again(job, mon
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     try:
         assert job.attend(rounds=20) == 1  # it would be ready all 20 times
-        now_s[0] += 2 * lines.ACCEPT_PAUSE_S
+        now_s[0] += 2 * connections.ACCEPT_PAUSE_S
         assert job.attend(rounds=20) == 1
         assert job.greeted == []
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    now_s[0] += 2 * lines.ACCEPT_PAUSE_S
+    now_s[0] += 2 * connections.ACCEPT_PAUSE_S
     job.attend(lambda: bool(job.greeted), rounds=200)
     assert job.greeted == ["w1"]
     worker.close()
@@ -148,9 +148,9 @@ def test_what_a_supervisor_cannot_handle_yet_is_not_read_and_its_worker_counts_a
     worker.sendall(job.hello("w1"))
     job.attend(lambda: bool(job.greeted))
     job.queued = MAX_QUEUED + 1
-    worker.sendall(messages.encode(messages.Finished(step=1, samples=1)))
+    worker.sendall(protocol.encode(protocol.Finished(step=1, samples=1)))
     job.attend(lambda: bool(job.heard))
-    worker.sendall(messages.encode(messages.Finished(step=2, samples=2)))
+    worker.sendall(protocol.encode(protocol.Finished(step=2, samples=2)))
     assert job.attend(rounds=5) == 0
     job.workers["w1"].heard_at_s = 0.0
     job.lines.tick(60.0)
@@ -164,8 +164,8 @@ def test_what_a_supervisor_cannot_handle_yet_is_not_read_and_its_worker_counts_a
 
 def test_heartbeats_are_kept_with_the_worker_and_passed_on_to_nobody(job):
     worker = job.connect()
-    beat = messages.Heartbeat(generation=1, step=2, phase="forward", phase_s=0.5, usual_s=1.5)
-    worker.sendall(job.hello("w1") + messages.encode(beat))
+    beat = protocol.Heartbeat(generation=1, step=2, phase="forward", phase_s=0.5, usual_s=1.5)
+    worker.sendall(job.hello("w1") + protocol.encode(beat))
     job.attend(lambda: job.workers["w1"].doing.phase == "forward")
     assert job.workers["w1"].doing == beat
     assert job.heard == []

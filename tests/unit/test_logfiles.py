@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from geminid.serve import logfiles
-from geminid.serve.logfiles import LogReader, rotate
+from geminid.process import logfiles
+from geminid.process.logfiles import LogReader, rotate
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from geminid.fields import InvalidInput
-from geminid.serve.executors.machine import chosen_devices, machine, slot_environment
+from geminid.node.machine import chosen_devices, machine, slot_environment
 
 THREE = [
     ("0", "GPU-aaaa-1", "Disabled", "NVIDIA H200"),

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminid.serve.executors import others
-from geminid.serve.executors.others import REFUSED_S, UNFIT_S, OthersSlots
+from geminid.serve.executors import foreign_slots as others
+from geminid.serve.executors.foreign_slots import REFUSED_S, UNFIT_S, OthersSlots
 
 indices = st.sets(st.integers(0, 5))
 

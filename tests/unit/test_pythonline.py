@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from geminid.job import JobKind, JobSpec
+from geminid.process.python_command import PythonLine, is_this_python
 from geminid.serve.executors.kinds import kind_of, uses_library
-from geminid.train.pythonline import PythonLine, is_this_python
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,15 @@ from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.serve import records as r
-from geminid.serve.executors import bridgemessages as b
 from geminid.serve.executors.base import Happening
-from geminid.serve.executors.bridge import Bridge
-from geminid.serve.executors.ray import RayExecutor, _Bridged
+from geminid.serve.executors.ray import messages as b
+from geminid.serve.executors.ray.bridge import Bridge
+from geminid.serve.executors.ray.executor import RayExecutor, _Bridged
 from geminid.serve.executors.remote import CodeGone
 from geminid.serve.executors.supervised import _Told
 from geminid.serve.livejob import LiveJob
+from geminid.supervise.events import WorkerStarted
 from geminid.testing.ray_doubles import ConnectedNodes, PretendSupervisor, seen_node
-from geminid.train.jobevents import WorkerStarted
 
 NODES = msgspec.to_builtins([seen_node("a", 2), seen_node("b", 2)])
 

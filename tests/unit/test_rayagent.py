@@ -2,8 +2,8 @@
 
 import pytest
 
-from geminid.serve.executors.clusteraddress import own_address
-from geminid.serve.executors.rayagent import make_private
+from geminid.serve.executors.ray.address import own_address
+from geminid.serve.executors.ray.agent import make_private
 
 
 def test_a_folder_where_all_may_make_one_must_be_ones_own(tmp_path, monkeypatch):

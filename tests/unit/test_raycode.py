@@ -6,8 +6,8 @@ import zipfile
 
 import pytest
 
-from geminid.serve.executors import raycode
-from geminid.serve.executors.raycode import CannotPack, CodeStore
+from geminid.serve.executors.ray import code as raycode
+from geminid.serve.executors.ray.code import CannotPack, CodeStore
 
 
 @pytest.fixture

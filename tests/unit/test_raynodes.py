@@ -2,8 +2,8 @@
 
 import pytest
 
-from geminid.serve.executors.rayactors import in_a_line
-from geminid.serve.executors.raynodes import Known, successors
+from geminid.serve.executors.ray.actors import in_a_line
+from geminid.serve.executors.ray.nodes import Known, successors
 
 
 def node(node_id: str, name: str, address: str = "", **resources: float) -> dict:

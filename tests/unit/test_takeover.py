@@ -2,7 +2,7 @@
 
 import pytest
 
-from geminid.train.takeover import Handover
+from geminid.supervise.handover import Handover
 
 LEFT = Handover(
     token="secret",

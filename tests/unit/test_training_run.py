@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
 import geminid
+from geminid.supervise.protocol import Plan
 from geminid.train import rng
-from geminid.train.messages import Plan
 from geminid.train.trainstate import _sum_of_bits
 from geminid.train.tuner import Layout
 
@@ -995,7 +995,7 @@ def test_a_script_that_stopped_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_
 
 
 def test_reports_go_to_a_file_where_there_is_no_scheduler(tmp_path, monkeypatch):
-    from geminid.train.messages import decode
+    from geminid.supervise.protocol import decode
 
     monkeypatch.setenv("GEMINID_REPORTS", str(tmp_path / "reports"))
     run, model, optimizer, loader, _ = in_order()

@@ -2,7 +2,7 @@
 
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
-from geminid.train.messages import Plan
+from geminid.supervise.protocol import Plan
 from geminid.train.tuner import Layout, StepTimes, Tuner
 
 

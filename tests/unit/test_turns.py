@@ -11,7 +11,7 @@ from geminid.job import Adaptivity
 from geminid.policies.base import ClusterView, JobFacts, JobView, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve.guard import Guard
-from geminid.serve.turns import turns
+from geminid.serve.reservations import turns
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geminid.serve.executors.unanswered import Request, Unanswered
+from geminid.serve.executors.ray.unanswered import Request, Unanswered
 
 #: Of a bridge that is not there (0), nothing is awaited.
 requests = st.builds(

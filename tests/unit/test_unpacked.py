@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from geminid.serve.executors.unpacked import NotNeeded, UnpackedCode
+from geminid.node.code import NotNeeded, UnpackedCode
 
 FILES = ("first", "second")
 

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from geminid.train import messages
-from geminid.train.channel import Address, admitted
-from geminid.train.messages import (
+from geminid.supervise import protocol
+from geminid.supervise.channel import Address, admitted
+from geminid.supervise.protocol import (
     Form,
     Hello,
     Plan,
@@ -22,14 +22,14 @@ from geminid.train.messages import (
 
 EXAMPLES = [
     Hello(token="t", worker="w1", pid=7),
-    messages.Ready(
+    protocol.Ready(
         initial_batch=8, largest_batch=64, smallest_per_slot=1, largest_per_slot=8, parameter_count=10, work_samples=5
     ),
-    messages.Joined(generation=1, rank=0, size=2, step=3, resumed_at_s=1.5),
-    messages.FirstStep(generation=1, ended_at_s=2.0),
-    messages.Lost(generation=1, reason="gone"),
-    messages.Leaving(generation=2),
-    messages.Heartbeat(generation=1, step=4, phase="training", phase_s=0.25),
+    protocol.Joined(generation=1, rank=0, size=2, step=3, resumed_at_s=1.5),
+    protocol.FirstStep(generation=1, ended_at_s=2.0),
+    protocol.Lost(generation=1, reason="gone"),
+    protocol.Leaving(generation=2),
+    protocol.Heartbeat(generation=1, step=4, phase="training", phase_s=0.25),
     Progress(
         generation=1,
         step=4,
@@ -41,15 +41,15 @@ EXAMPLES = [
         total_batch=8,
         metrics={"loss": 1.0},
     ),
-    messages.Checkpointed(step=1, samples=8, path="/x", size_bytes=9, seconds=0.1, pause_s=0.01),
-    messages.Finished(step=9, samples=72),
-    messages.Finished(step=9, samples=72, cut_short=True),
-    messages.Failed(reason="ValueError"),
-    messages.Welcome(heartbeat_s=0.5, orphan_s=60.0),
-    messages.Refused(job="j1"),
+    protocol.Checkpointed(step=1, samples=8, path="/x", size_bytes=9, seconds=0.1, pause_s=0.01),
+    protocol.Finished(step=9, samples=72),
+    protocol.Finished(step=9, samples=72, cut_short=True),
+    protocol.Failed(reason="ValueError"),
+    protocol.Welcome(heartbeat_s=0.5, orphan_s=60.0),
+    protocol.Refused(job="j1"),
     Form(generation=2, members=("w1", "w2"), rendezvous="file:/x/2", plan=Plan(4, 1)),
     Retune(plan=None),
-    messages.SaveCheckpoint(),
+    protocol.SaveCheckpoint(),
     Stop(save=False),
 ]
 
@@ -84,7 +84,7 @@ def test_what_is_sent_is_what_arrives(message):
         (b'{"kind": "failed", "reason": "' + b"x" * 65_537 + b'"}', "Expected `str` of length <= 65536"),
         (pickle.dumps(Stop()), "not JSON"),
         (b"[" * 100_000, "Expected `object`, got `array`"),
-        (b" " * (messages.LONGEST_LINE_BYTES + 1), "longer than"),
+        (b" " * (protocol.LONGEST_LINE_BYTES + 1), "longer than"),
     ],
 )
 def test_anything_else_is_refused(line, complaint):
@@ -95,7 +95,7 @@ def test_anything_else_is_refused(line, complaint):
 def test_absurd_metrics_are_left_out():
     metrics = {"good": 1, "text": "x", "huge": 10**400, "n" * 100: 2.0}
     assert credible_metrics(metrics) == {"good": 1.0, "n" * 64: 2.0}
-    assert len(credible_metrics({str(i): i for i in range(1000)})) == messages.MOST_METRICS
+    assert len(credible_metrics({str(i): i for i in range(1000)})) == protocol.MOST_METRICS
 
 
 def test_metrics_that_are_not_finite_are_told_by_name_in_valid_json():
@@ -121,8 +121,8 @@ def test_only_the_token_opens_the_door():
 
 def test_what_earlier_versions_did_not_know_is_not_sent_unless_it_is_needed():
     assert b"hold" not in encode(Form(generation=2, members=("w1",), rendezvous="file:/x/2"))
-    assert b"hold" not in encode(messages.Failed(reason="x"))
-    assert b'"hold":true' in encode(messages.Failed(reason="x", hold=True))
+    assert b"hold" not in encode(protocol.Failed(reason="x"))
+    assert b'"hold":true' in encode(protocol.Failed(reason="x", hold=True))
 
 
 def test_what_a_worker_of_the_last_version_sends_is_understood():
@@ -132,7 +132,7 @@ def test_what_a_worker_of_the_last_version_sends_is_understood():
             token="t", worker="w1", pid=7, generation=3
         ),
         b'{"kind":"heartbeat","generation":1,"step":4,"phase":"training","phase_s":0.25,"usual_s":null}': (
-            messages.Heartbeat(generation=1, step=4, phase="training", phase_s=0.25)
+            protocol.Heartbeat(generation=1, step=4, phase="training", phase_s=0.25)
         ),
         b'{"kind":"form","generation":2,"members":["w1","w2"],"rendezvous":"file:/x/2",'
         b'"plan":{"per_slot_batch":4,"accumulation_steps":1},"broken":false}': Form(

@@ -13,17 +13,17 @@ from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from geminid.serve.executors import bridgemessages as b
 from geminid.serve.executors.base import Happening
-from geminid.serve.executors.ray import RayExecutor, _Bridged
+from geminid.serve.executors.ray import messages as b
+from geminid.serve.executors.ray.executor import RayExecutor, _Bridged
 from geminid.serve.executors.supervised import _Elastic, _Told
 from geminid.serve.livejob import LiveJob
+from geminid.supervise import events as j
+from geminid.supervise.supervisor import Supervisor
 from geminid.testing.ray_doubles import ConnectedNodes, GrantingBridge, PretendSupervisor, seen_node
-from geminid.train import jobevents as j
-from geminid.train.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from geminid.serve.executors.raybridge import Bridge as RayBridge
+    from geminid.serve.executors.ray.bridge_process import Bridge as RayBridge
 
 
 class ManyJobs:
@@ -112,10 +112,10 @@ class ManyNodes:
     """A bridge that holds all slots of many nodes."""
 
     def __init__(self, nodes: Sequence[str], slots: int) -> None:
-        from geminid.serve.executors import raybridge
-        from geminid.serve.executors.raynodes import Known
+        from geminid.serve.executors.ray import bridge_process
+        from geminid.serve.executors.ray.nodes import Known
 
-        class Alone(raybridge.Bridge):
+        class Alone(bridge_process.Bridge):
             def _agent_on(self, node_id: str, name: str) -> b.AgentPlace | None:
                 return b.AgentPlace("127.0.0.1", 1, name)
 

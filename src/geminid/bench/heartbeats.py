@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import IO
 
 from geminid.bench.timing import timed
-from geminid.serve.executors.nodeserver import PING_S
+from geminid.node.agent import PING_S
 from geminid.serve.executors.remote import Nodes
+from geminid.supervise import channel
+from geminid.supervise.channel import Address
+from geminid.supervise.protocol import Heartbeat, Hello, encode
+from geminid.supervise.spec import JobSpec, Patience
+from geminid.supervise.supervisor import Supervisor
 from geminid.testing.launcher import PretendLauncher
 from geminid.testing.waiting import wait_until
-from geminid.train import channel
-from geminid.train.channel import Address
-from geminid.train.jobspec import JobSpec, Patience
-from geminid.train.messages import Heartbeat, Hello, encode
-from geminid.train.supervisor import Supervisor
 
 #: Heartbeats of a worker per second.
 BEATS_PER_S = 2.0

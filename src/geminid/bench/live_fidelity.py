@@ -30,11 +30,11 @@ from geminid.bench.live_jobs import BenchmarkFailed, submit, submit_at, wait_for
 from geminid.cluster import Cluster
 from geminid.goodput.efficiency import GradientStats
 from geminid.jobstate import JobState
+from geminid.node.machine import machine
 from geminid.policies.base import ClusterView, Decision
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.client import Client
-from geminid.serve.executors.machine import machine
 from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.livejob import LiveJob
 from geminid.serve.planner import NEWS_S, settled_s
@@ -47,9 +47,9 @@ from geminid.sim.application import GradientTruth
 from geminid.sim.simjob import SimJob, Stint
 from geminid.sim.simulator import Known, Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
+from geminid.supervise.protocol import REPORT_S, TUNE_S
 from geminid.testing.scripts import PRETENDED_ACCELERATOR
 from geminid.testing.service import temporary_service
-from geminid.train.messages import REPORT_S, TUNE_S
 
 #: A number of epochs that no job reaches.
 ENDLESS = 1_000_000

@@ -20,9 +20,9 @@ from itertools import pairwise
 from pathlib import Path
 
 from geminid.bench.live_jobs import BenchmarkFailed
-from geminid.train.jobevents import FirstStepDone, GroupFormed, JobEvent, JobPhase
-from geminid.train.launcher import Launcher, PlainLauncher
-from geminid.train.supervisor import JobSpec, Patience, Supervisor
+from geminid.process.launch import Launcher, PlainLauncher
+from geminid.supervise.events import FirstStepDone, GroupFormed, JobEvent, JobPhase
+from geminid.supervise.supervisor import JobSpec, Patience, Supervisor
 from geminid.train.zygote import Zygote
 
 #: The sizes, in slots, that the job goes through.

@@ -24,13 +24,13 @@ from geminid.bench.timing import timed
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.job import JobSpec
+from geminid.node.agent import PING_S
 from geminid.nodes import NodeGroup
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.clock import Clock
 from geminid.serve.documents import job_document, node_documents
-from geminid.serve.executors.nodeserver import PING_S
-from geminid.serve.executors.ray import heartbeat_s
+from geminid.serve.executors.ray.executor import heartbeat_s
 from geminid.serve.executors.supervised import LOGS_EVERY_S, REPORTS_LATE_S
 from geminid.serve.livejob import LiveJob
 from geminid.serve.planner import NEWS_S, Planner
@@ -38,7 +38,7 @@ from geminid.serve.service import TICK_S
 from geminid.serve.state import ServiceState
 from geminid.serve.store import Store
 from geminid.sim.run import load_policy
-from geminid.train.jobspec import REPORT_S
+from geminid.supervise.spec import REPORT_S
 
 #: Kinds of jobs with different speeds.
 KINDS = 50
@@ -155,7 +155,7 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None, *, 
         add("executor: sizes of logs", 1.0 / LOGS_EVERY_S, many.look_at_logs)
         add("executor: hearing of all nodes", MESSAGES_PER_NODE * nodes_per_s, many.hear_nodes)
     if importlib.util.find_spec("ray") is not None:
-        from geminid.serve.executors.raybridge import LOOK_S
+        from geminid.serve.executors.ray.bridge_process import LOOK_S
 
         with scene.bridge() as bridge:
             add(f"{BRIDGE} its look at all nodes, but for Ray", 1.0 / LOOK_S, bridge.look)

@@ -203,8 +203,8 @@ def down(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
     """End the service; jobs save what they have done, and go on when it is started again."""
+    from geminid.process.identity import is_running
     from geminid.serve.client import LONGEST_END_S, SERVICE, home
-    from geminid.train.identity import is_running
 
     with reporting_trouble():
         pid = 0

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from geminid.fields import MAX_TEXT_LENGTH
+from geminid.process.identity import is_stopped, still_runs
 from geminid.serve.auth import TOKEN, challenge_of
-from geminid.train.identity import is_stopped, still_runs
 
 #: The file in a home folder that says how to reach its service.
 SERVICE = "service.json"

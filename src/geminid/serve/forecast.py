@@ -33,10 +33,10 @@ from geminid.serve.levers import Competition, levers_of
 from geminid.serve.livejob import LiveJob, may_be_resized
 from geminid.serve.minimumrun import MIN_RUN_S
 from geminid.serve.planner import settled_s
+from geminid.serve.reservations import PATIENCE_S
 from geminid.serve.service import Service
 from geminid.serve.state import ServiceState
 from geminid.serve.translation import fits, recall_usage
-from geminid.serve.turns import PATIENCE_S
 from geminid.serve.whatif import WhatIf, forerunners, length_is_known, what_if
 from geminid.sim.run import named_policy
 from geminid.sim.simulator import NoProgress, Simulator

@@ -19,7 +19,7 @@ from geminid.engine.explain import expected_speed
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, decision_of, slots_of
 from geminid.serve.equals import asked_for
 from geminid.serve.minimumrun import Kept, keep_running
-from geminid.serve.turns import PATIENCE_S, turns
+from geminid.serve.reservations import PATIENCE_S, turns
 
 #: A job is given slots that nobody else wants if it should be faster by this much, and lets go of some that nobody else
 #: gets if it should be faster by this much without them. (Policies that take slots for another reason, like costs, do.)

@@ -33,9 +33,9 @@ from geminid.serve.histograms import DECISIONS
 from geminid.serve.livejob import ENDS, LiveJob, observation_of
 from geminid.serve.minimumrun import Runs
 from geminid.serve.reasons import Causes, Change
+from geminid.serve.reservations import PATIENCE_S
 from geminid.serve.state import ServiceState
 from geminid.serve.translation import facts_of, fits, name_slots, recall_usage, view_of
-from geminid.serve.turns import PATIENCE_S
 
 log = logging.getLogger("geminid.serve")
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from geminid.jobstate import JobPhase
 from geminid.serve import records as r
 from geminid.serve.livejob import LiveJob, job_from_dict, printable
-from geminid.train.messages import LARGEST_COUNT
+from geminid.supervise.protocol import LARGEST_COUNT
 
 if TYPE_CHECKING:
     from geminid.serve.state import ServiceState

@@ -23,25 +23,25 @@ from typing import Protocol
 from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput, Problem
+from geminid.node.machine import chosen_devices, machine
+from geminid.process.disk_full import is_full, keep_printing
+from geminid.process.identity import identity_of
 from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import BAD_INPUT, FAILED, SERVICE, Client, ServiceError
 from geminid.serve.executors.base import Executor
 from geminid.serve.executors.local import LocalExecutor
-from geminid.serve.executors.machine import chosen_devices, machine
 from geminid.serve.executors.remote import SILENT_S
 from geminid.serve.executors.supervised import JOBS, ORPHANS_S
 from geminid.serve.lastport import keep_port, listen
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.privacy import check_private
+from geminid.serve.reservations import PATIENCE_S
 from geminid.serve.retention import Retention
 from geminid.serve.service import Service
 from geminid.serve.servicelog import LARGEST_LOG_BYTES, LOG, log_to
 from geminid.serve.store import Store, StoreProblem, StoreTaken, make_home
-from geminid.serve.turns import PATIENCE_S
-from geminid.train.channel import LONGEST_SOCKET_PATH
-from geminid.train.disk_full import is_full, keep_printing
-from geminid.train.identity import identity_of
-from geminid.train.supervisor import Patience
+from geminid.supervise.channel import LONGEST_SOCKET_PATH
+from geminid.supervise.supervisor import Patience
 
 #: What decides if nothing else is said: looks at most every two seconds, at least every twenty, gives free slots to
 #: whoever waits for some at once, and favours owners who have had less than their share (what was used a day ago counts
@@ -209,7 +209,7 @@ def _executor(options: Options, moved_from: str) -> Executor:
         )
     if importlib.util.find_spec("ray") is None:
         raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")
-    from geminid.serve.executors.ray import NoCluster, RayExecutor
+    from geminid.serve.executors.ray.executor import NoCluster, RayExecutor
     from geminid.serve.executors.topology import Topology
 
     try:

@@ -29,6 +29,7 @@ from geminid.fields import InvalidInput, Problem, check_integer, check_name, che
 from geminid.job import JobKind, JobSpec
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Policy
+from geminid.process.python_command import PYTHONS
 from geminid.serve import records as r
 from geminid.serve.client import LONGEST_END_S
 from geminid.serve.clock import Clock
@@ -39,12 +40,11 @@ from geminid.serve.jobnames import IDENTIFIER
 from geminid.serve.livejob import ENDS, LiveJob, StoryLine
 from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
 from geminid.serve.quarantine import implausible, tried
+from geminid.serve.reservations import PATIENCE_S
 from geminid.serve.retention import Retention, remove_folders
 from geminid.serve.state import ServiceState
 from geminid.serve.store import Entry, Store, StoreProblem, StoreTaken
 from geminid.serve.translation import view_of
-from geminid.serve.turns import PATIENCE_S
-from geminid.train.pythonline import PYTHONS
 
 log = logging.getLogger("geminid.serve")
 

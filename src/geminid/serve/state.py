@@ -371,15 +371,15 @@ class ServiceState:
             case r.JobHeld():
                 return self._hold(at_s, job, record)
             case r.JobChanged():
-                asked = {"priority": record.priority, "min_slots": record.min_slots, "max_slots": record.max_slots}
-                changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+                asked = ((name, getattr(record, name)) for name in ("priority", "min_slots", "max_slots"))
+                changes: dict[str, Any] = {name: value for name, value in asked if value is not None}
                 text = ", ".join(f"{name} = {value}" for name, value in changes.items())
                 if (resizes := changes.keys() != {"priority"}) and not job.elastic and state.phase.holds_slots:
                     text += "; its size changes when its script has called geminid.init()"
-                told = job.told(at_s, f"{record.by} set {text}")
                 if resizes:  # what could not be done before may be possible now
-                    told = replace(told, held_until_s=0.0, stays_until_s=0.0, stays_put_until_s=0.0)
-                return replace(told, state=replace(state, spec=replace(job.spec, **changes)))
+                    job = replace(job, held_until_s=0.0, stays_until_s=0.0, stays_put_until_s=0.0)
+                changed = replace(job, state=replace(state, spec=replace(job.spec, **changes)))
+                return changed.told(at_s, f"{record.by} set {text}")
             case _:
                 return job
 

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from geminid.train.launcher import Launch
+from geminid.process.launch import Launch
 
 
 class PretendProcess:

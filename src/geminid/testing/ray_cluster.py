@@ -179,7 +179,7 @@ class LoopbackCluster:
     def drain(self, name: str, within_s: float = 120.0) -> None:
         """Announce to Ray that a node will go away."""
         code = (
-            "from geminid.serve.executors.rayprivate import control_store\n"
+            "from geminid.serve.executors.ray.private import control_store\n"
             "import time\n"
             f"node = next(n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeName'] == {name!r})\n"
             f"control_store().drain_node(node, 2, 'test', int(1000 * (time.time() + {within_s})))\n"

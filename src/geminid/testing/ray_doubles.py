@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
-from geminid.serve.executors import bridgemessages as b
-from geminid.serve.executors.bridge import Bridge
-from geminid.serve.executors.nodemessages import Identity
+from geminid.node.messages import Identity
+from geminid.serve.executors.ray import messages as b
+from geminid.serve.executors.ray.bridge import Bridge
 from geminid.serve.executors.remote import NodeHere, Nodes
 
 

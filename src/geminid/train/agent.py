@@ -19,9 +19,10 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from geminid.train import channel
-from geminid.train.channel import Address, WorkerEnd
-from geminid.train.messages import (
+from geminid.supervise import channel
+from geminid.supervise.channel import Address, WorkerEnd
+from geminid.supervise.handover import leave_report, training_is_over
+from geminid.supervise.protocol import (
     LONGEST_TEXT,
     Failed,
     Finished,
@@ -41,7 +42,6 @@ from geminid.train.messages import (
     Stop,
     Welcome,
 )
-from geminid.train.takeover import leave_report, training_is_over
 from geminid.wire.reactor import Reactor
 
 #: How long to wait before looking for a lost supervisor again.

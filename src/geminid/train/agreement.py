@@ -22,9 +22,9 @@ from torch import Tensor
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.learning_rate import RULES, TrainingPoint
 from geminid.goodput.noise import NoiseEstimate
+from geminid.supervise.protocol import Plan
 from geminid.train.agent import Agent
 from geminid.train.data import LARGEST_CODE
-from geminid.train.messages import Plan
 from geminid.train.norms import NoiseMeter, Reading
 from geminid.train.tuner import Layout, Tuner
 

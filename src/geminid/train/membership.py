@@ -9,10 +9,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from geminid.train import messages, peers, rng, state_transfer
+from geminid.supervise import protocol
+from geminid.supervise.protocol import Form, Plan
+from geminid.train import peers, rng, state_transfer
 from geminid.train.agent import Agent
 from geminid.train.agreement import Place
-from geminid.train.messages import Form, Plan
 from geminid.train.peers import PeersLost, Superseded
 from geminid.train.trainstate import TrainingState
 from geminid.train.tuner import Layout
@@ -65,7 +66,7 @@ class Membership:
         """Somebody is gone: say so, and join the group that the supervisor decides on."""
         self._release()
         if self._agent.form is None:
-            self._agent.send(messages.Lost(generation=self._place.generation, reason=reason))
+            self._agent.send(protocol.Lost(generation=self._place.generation, reason=reason))
         return self.join(self.await_form(), propose)
 
     def join(self, form: Form, propose: Callable[[Plan | None], dict[str, Any]]) -> Entry:
@@ -95,7 +96,7 @@ class Membership:
                 form = agent.form
             except PeersLost as problem:
                 if agent.form is None:
-                    agent.send(messages.Lost(generation=form.generation, reason=str(problem)))
+                    agent.send(protocol.Lost(generation=form.generation, reason=str(problem)))
                 form = self.await_form()
 
     def _is_superseded(self) -> bool:

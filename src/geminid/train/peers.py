@@ -23,9 +23,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from geminid.train.channel import ADDRESS, NODE
-from geminid.train.interfaces import interfaces_with
-from geminid.train.messages import Form
+from geminid.process.interfaces import interfaces_with
+from geminid.supervise.channel import ADDRESS, NODE
+from geminid.supervise.protocol import Form
 
 #: Once all have arrived, forming the group may take this long; after that somebody is presumed dead.
 FORMING_S = 10.0

@@ -24,9 +24,9 @@ from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.throughput import Shape
-from geminid.train.jobevents import JobEvent, JobPhase, Reported
-from geminid.train.messages import Plan, Progress, Ready
-from geminid.train.supervisor import JobSpec, Patience, Supervisor
+from geminid.supervise.events import JobEvent, JobPhase, Reported
+from geminid.supervise.protocol import Plan, Progress, Ready
+from geminid.supervise.supervisor import JobSpec, Patience, Supervisor
 from geminid.train.zygote import Zygote
 
 #: How many per-slot batches are visited on each number of slots.

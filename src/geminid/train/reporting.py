@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from geminid.train import messages
+from geminid.supervise import protocol
+from geminid.supervise.protocol import REPORT_S, TUNE_S, Plan, credible, credible_metrics
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Place
-from geminid.train.messages import REPORT_S, TUNE_S, Plan, credible, credible_metrics
 from geminid.train.norms import NoiseMeter
 from geminid.train.trainstate import TrainingState
 from geminid.train.tuner import StepClock, Tuner
@@ -61,7 +61,7 @@ class Reporter:
         self._reported_at_s = time.monotonic()
         if self._agent is not None and self.metrics:
             metrics = credible_metrics(self.metrics)
-            self._agent.send(messages.Metrics(generation=self._place.generation, metrics=metrics))
+            self._agent.send(protocol.Metrics(generation=self._place.generation, metrics=metrics))
 
     @property
     def _is_due(self) -> bool:
@@ -80,7 +80,7 @@ class Reporter:
             return
         estimate, position = self._meter.estimate, self._state.position
         stats = estimate.stats() if estimate.known else None
-        report = messages.Progress(
+        report = protocol.Progress(
             generation=self._place.generation,
             step=position.step,
             epoch=position.epoch,
@@ -101,4 +101,4 @@ class Reporter:
             self._agent.send(report)
         if self._file is not None:
             with self._file.open("ab") as file:
-                file.write(messages.encode(report))
+                file.write(protocol.encode(report))

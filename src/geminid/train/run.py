@@ -35,14 +35,14 @@ from torch.utils.data import DataLoader
 
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.learning_rate import RULES
-from geminid.train import channel, messages
+from geminid.process.disk_full import keep_printing
+from geminid.supervise import channel, protocol
 from geminid.train.agent import Agent, Identity
-from geminid.train.disk_full import keep_printing
-from geminid.train.ending import STOPPED_EXIT_CODE
 from geminid.train.optim import check_helpers, check_model, fewest_samples, rule_for, warn_of_parameters_left_out
 from geminid.train.peers import abandon_group
 from geminid.train.session import Session
 from geminid.train.settings import Settings, Unit
+from geminid.train.shutdown import STOPPED_EXIT_CODE
 from geminid.train.state_codec import check_saveable
 from geminid.train.storage import AllDamaged, reason
 
@@ -95,7 +95,7 @@ def init(
     )
 
 
-def _whole(name: str, value: Any, least: int | None = 1, most: int | None = messages.LARGEST_COUNT) -> int:
+def _whole(name: str, value: Any, least: int | None = 1, most: int | None = protocol.LARGEST_COUNT) -> int:
     """The value, if it is a whole number that is large enough, and not too large to be counted with.
 
     Raises:
@@ -387,7 +387,7 @@ class Run:
         return self._session.position.progress if self._session is not None else 0.0
 
     @property
-    def batch_plan(self) -> messages.Plan:
+    def batch_plan(self) -> protocol.Plan:
         """The batch plan in use."""
         return self._prepared().plan
 
@@ -430,7 +430,7 @@ class Run:
         if failure is not None:
             print(f"geminid: error: {failure}", file=sys.stderr, flush=True)
             if self._agent is not None:
-                self._agent.send(messages.Failed(reason=failure))
+                self._agent.send(protocol.Failed(reason=failure))
         if self._agent is not None:
             self._agent.close()
         if failure is not None:
@@ -461,7 +461,7 @@ class Run:
             if self._agent is not None:
                 what = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
                 hold = isinstance(problem, AllDamaged)
-                self._agent.send(messages.Failed(reason=lines[0] if hold else what, hold=hold))
+                self._agent.send(protocol.Failed(reason=lines[0] if hold else what, hold=hold))
             usual(kind, problem, trace)
 
         sys.excepthook = hook

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from geminid.train import messages, rng
+from geminid.supervise import protocol
+from geminid.train import rng
 from geminid.train.agent import Agent
 from geminid.train.checkpoint import Snapshot, Written, take_snapshot
 from geminid.train.state_codec import CannotSave, check_saveable
@@ -170,7 +171,7 @@ class Saver:
     def _on_written(self, written: Written) -> None:
         if self._agent is not None:
             self._agent.send(
-                messages.Checkpointed(
+                protocol.Checkpointed(
                     step=written.snapshot.step,
                     samples=written.snapshot.samples,
                     path=str(written.path),

@@ -21,25 +21,26 @@ from torch.utils.data import DataLoader
 
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.noise import NoiseEstimate
-from geminid.train import channel, messages, peers
+from geminid.supervise import channel, protocol
+from geminid.supervise.protocol import Form, Plan
+from geminid.train import peers
 from geminid.train.advice import Advice
 from geminid.train.agent import Agent
 from geminid.train.agreement import Agreement, Codes, Place, code_of
-from geminid.train.course import Course
+from geminid.train.collectives import Together
 from geminid.train.data import source_of
-from geminid.train.ending import Ending
-from geminid.train.feeding import Feed
 from geminid.train.gradients import Gradients
 from geminid.train.membership import Entry, Membership
-from geminid.train.messages import Form, Plan
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import OptimizerSteps, ScalerSteps, ScheduleSteps, fewest_samples, has_batch_norm
 from geminid.train.peers import PeersLost, Stuck
+from geminid.train.progress import Course
 from geminid.train.reporting import Reporter
+from geminid.train.sampler import Feed
 from geminid.train.saving import Saver
 from geminid.train.settings import Settings
 from geminid.train.shares import StepShare
-from geminid.train.together import Together
+from geminid.train.shutdown import Ending
 from geminid.train.trainstate import Position, TrainingState
 from geminid.train.tuner import Tuner
 from geminid.train.watching import Watch
@@ -196,14 +197,14 @@ class Session:
         self._meeting = peers.MeetingPlace(host) if host else None
         self._watch.begin(self.state.model)
         self.agent.send(
-            messages.Ready(
+            protocol.Ready(
                 initial_batch=self.limits.initial,
                 largest_batch=self.limits.largest,
                 smallest_per_slot=self.limits.smallest_per_slot,
                 largest_per_slot=self.limits.largest_per_slot,
                 parameter_count=self._parameter_count,
                 dataset_samples=length,
-                work_samples=work if work is not None and work <= messages.LARGEST_COUNT else None,
+                work_samples=work if work is not None and work <= protocol.LARGEST_COUNT else None,
                 meeting=self._meeting.address if self._meeting is not None else None,
                 by_progress=self.settings.unit == "progress",
             )
@@ -291,7 +292,7 @@ class Session:
         self._watch.end()
         self._enter("finished")
         if self.agent is not None:
-            self.agent.send(messages.Finished(step=self.position.step, samples=self.position.samples))
+            self.agent.send(protocol.Finished(step=self.position.step, samples=self.position.samples))
         self._begun = False
 
     def left(self) -> bool:
@@ -322,7 +323,7 @@ class Session:
         self._leave_group()
         if self.agent is not None:
             position = self.position
-            self.agent.send(messages.Finished(step=position.step, samples=position.samples, cut_short=cut_short))
+            self.agent.send(protocol.Finished(step=position.step, samples=position.samples, cut_short=cut_short))
 
     def save_what_is_left(self) -> Exception | None:
         """The script has ended: save what could not be saved before; why that was not possible, if so."""
@@ -437,7 +438,7 @@ class Session:
             if self._report_first_step:
                 self._report_first_step = False
                 self.agent.send(
-                    messages.FirstStep(generation=self.place.generation, ended_at_s=self._ending.stopped_at_s)
+                    protocol.FirstStep(generation=self.place.generation, ended_at_s=self._ending.stopped_at_s)
                 )
 
     def _wonder_why(self) -> None:
@@ -615,7 +616,7 @@ class Session:
         self._settle_in(entry.proposal)
         self._report_first_step = True
         self.agent.send(
-            messages.Joined(
+            protocol.Joined(
                 generation=self.place.generation,
                 rank=self.place.rank,
                 size=self.place.size,
@@ -727,7 +728,7 @@ class Session:
         """The first batch takes as long as it takes: processes start, and streams are read up to the position."""
         self._enter("opening" if self._feed.opening else "loading")
 
-    def _enter(self, phase: messages.Phase) -> None:
+    def _enter(self, phase: protocol.Phase) -> None:
         self._watch.enter(phase)
 
 

@@ -16,7 +16,7 @@ from geminid.goodput.batchplan import BatchLimits, TunedPlan, best_plan, evaluat
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
-from geminid.train.messages import Plan
+from geminid.supervise.protocol import Plan
 
 
 @dataclass(frozen=True, slots=True)

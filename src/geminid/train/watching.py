@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from geminid.supervise.protocol import Phase
 from geminid.train.agent import Agent
-from geminid.train.messages import Phase
 
 #: What belongs to a pass and should take about as long as it did before; waiting for others does not.
 PARTS: tuple[Phase, ...] = ("loading", "forward", "computing", "stepping")

@@ -32,14 +32,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
-from geminid.train import channel, shim
+from geminid.process import shim
+from geminid.process.descendants import MARK, signal_marked
+from geminid.process.disk_full import keep_printing, open_log
+from geminid.process.environment import clean_environment
+from geminid.process.launch import Launch, PlainLauncher, WorkerProcess, _Watched, adopted
+from geminid.process.python_command import PYTHONS, PythonLine, is_this_python
+from geminid.supervise import channel
+from geminid.supervise.handover import write_end
 from geminid.train.agent import mind_until_init
-from geminid.train.descendants import MARK, signal_marked
-from geminid.train.disk_full import keep_printing, open_log
-from geminid.train.environment import clean_environment
-from geminid.train.launcher import Launch, PlainLauncher, WorkerProcess, _Watched, adopted
-from geminid.train.pythonline import PYTHONS, PythonLine, is_this_python
-from geminid.train.takeover import write_end
 from geminid.wire.codec import Codec, Message, ProtocolError
 from geminid.wire.connection import Connection
 

@@ -15,12 +15,12 @@ from typing import Annotated
 
 from fastapi import Depends, Request
 
+from geminid.process.logfiles import Tails
 from geminid.serve.api.jobviews import JobViews
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecaster
 from geminid.serve.jobnames import NotOneJob, named_job
 from geminid.serve.livejob import LiveJob
-from geminid.serve.logfiles import Tails
 from geminid.serve.refusals import Refusals
 from geminid.serve.service import Refused, Service
 

@@ -15,17 +15,17 @@ from fastapi.responses import JSONResponse
 
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
+from geminid.process.logfiles import last_words
 from geminid.serve import documents, schemas
 from geminid.serve.api.context import ApiContext, Caller, Context, NamedJob, OwnJob, may_read
 from geminid.serve.api.requests import MAX_ENVIRONMENT_LENGTH, JsonBody, body_schema, parse_environment
 from geminid.serve.auth import Identity
 from geminid.serve.client import TOTAL
 from geminid.serve.livejob import LiveJob
-from geminid.serve.logfiles import last_words
 from geminid.serve.queues import existing as existing_queues
 from geminid.serve.queues import why_not_raised, why_not_submitted
 from geminid.serve.service import Refused, Service
-from geminid.train.setaside import set_checkpoints_aside
+from geminid.supervise.setaside import set_checkpoints_aside
 
 #: Forecasts after which a new job with a deadline is answered at the latest: it may start while one is made.
 MAX_FORECASTS_OF_NEW_JOB = 3

@@ -11,9 +11,9 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
+from geminid.process.logfiles import LogReader, Tails
 from geminid.serve.api.context import ApiContext, Caller, Context, NamedJob, may_read
 from geminid.serve.livejob import LiveJob
-from geminid.serve.logfiles import LogReader, Tails
 from geminid.serve.service import Refused
 
 #: Mean time between two looks for new output, for requests that follow a log.

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from geminid.job import FoundKind, JobKind, JobSpec
-from geminid.train.pythonline import PythonLine, runs_inline_code
+from geminid.process.python_command import PythonLine, runs_inline_code
 
 #: Scripts are read up to this size to see whether they use the training library.
 MOST_SCRIPT_BYTES = 1 << 20

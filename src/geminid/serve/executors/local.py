@@ -13,10 +13,15 @@ from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.fields import Problem
 from geminid.job import JobSpec
+from geminid.node.machine import slot_environment
+from geminid.node.zygote_pool import WarmLauncher
+from geminid.process.descendants import signal_marked
+from geminid.process.environment import default_path
+from geminid.process.launch import LimitedLauncher, PlainLauncher
+from geminid.process.python_command import PythonLine
+from geminid.process.shim import end_left_groups
 from geminid.serve import records as r
 from geminid.serve.executors.base import Happening
-from geminid.serve.executors.machine import slot_environment
-from geminid.serve.executors.meeting import meeting_place, place_among
 from geminid.serve.executors.plain import (
     PlainCommand,
     PlainExit,
@@ -28,6 +33,7 @@ from geminid.serve.executors.plain import (
     live_workers,
     slots_of,
 )
+from geminid.serve.executors.rendezvous import meeting_place, place_among
 from geminid.serve.executors.slotnames import SlotNames
 from geminid.serve.executors.supervised import (
     JOBS,
@@ -37,16 +43,10 @@ from geminid.serve.executors.supervised import (
     job_environment,
     worker_options,
 )
-from geminid.serve.executors.warm import WarmLauncher
 from geminid.serve.livejob import LiveJob
-from geminid.train.descendants import signal_marked
-from geminid.train.environment import default_path
-from geminid.train.launcher import LimitedLauncher, PlainLauncher
-from geminid.train.pythonline import PythonLine
-from geminid.train.shim import end_left_groups
-from geminid.train.supervisor import JobSpec as WorkerSpec
-from geminid.train.supervisor import Patience
-from geminid.train.takeover import worker_marks
+from geminid.supervise.handover import worker_marks
+from geminid.supervise.supervisor import JobSpec as WorkerSpec
+from geminid.supervise.supervisor import Patience
 
 #: Where the processes of a plain command reach each other.
 LOOPBACK = "127.0.0.1"

@@ -1,9 +1,9 @@
 """A plain command as a job: one process on all of its slots, which is told to end, and made to.
 
-Its parent is a shim (``train/shim.py``) in a session of its own that writes down how the command ended: neither the end
-of the service nor its coming back disturbs the command, and none is started twice. With it ends whatever it has
-started, in sessions of their own as well (``torchrun`` has its workers in such): all of it is below the shim. Should
-the shim itself be killed, it is known by a mark in its environment.
+Its parent is a shim (``process/shim.py``) in a session of its own that writes down how the command ended: the service
+may end and come back without disturbing the command or starting it twice. When the command ends, so does everything
+that it has started, in other sessions too (``torchrun`` makes such): all of it is below the shim. If the shim itself is
+killed, a mark in the environment identifies its processes.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from time import monotonic
 
 import psutil
 
-from geminid.serve.executors.machine import SLOTS
-from geminid.train import shim
-from geminid.train.descendants import MARK, signal_marked
-from geminid.train.identity import is_running, still_runs
-from geminid.train.launcher import (
+from geminid.node.machine import SLOTS
+from geminid.process import shim
+from geminid.process.descendants import MARK, signal_marked
+from geminid.process.identity import is_running, still_runs
+from geminid.process.launch import (
     SHIM,
     AdoptedProcess,
     Launch,
@@ -37,8 +37,8 @@ from geminid.train.launcher import (
     spawn,
     watched,
 )
-from geminid.train.shim import EXIT, PROCESS, locked, write
-from geminid.train.takeover import Handover
+from geminid.process.shim import EXIT, PROCESS, locked, write
+from geminid.supervise.handover import Handover
 
 
 @dataclass(frozen=True, slots=True)

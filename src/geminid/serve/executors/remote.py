@@ -1,6 +1,6 @@
 """Processes on the nodes of a cluster, as a supervisor sees them: started, watched and signalled from here.
 
-One thread has a line to the :class:`~geminid.serve.executors.nodeserver.NodeServer` of each node. A line that breaks is
+One thread has a line to the :class:`~geminid.node.agent.NodeServer` of each node. A line that breaks is
 opened again: a server that is there tells what became of its processes meanwhile. One that refuses connections is gone,
 and all processes with it: :class:`NodeGone` is told, which is for the executor to act on. It knows which jobs go on
 without them. Of a node that was given up because others say that it is gone, processes may run for a while:
@@ -27,11 +27,11 @@ from typing import Any
 
 import msgspec
 
-from geminid.serve.executors import nodemessages as m
+from geminid.node import messages as m
+from geminid.node.agent import FENCE_S, LOGS_ON_THE_WAY_BYTES, PING_S
+from geminid.node.machine import SLOTS
+from geminid.process.launch import AdoptedProcess, Launch
 from geminid.serve.executors.collected import Collected
-from geminid.serve.executors.machine import SLOTS
-from geminid.serve.executors.nodeserver import FENCE_S, LOGS_ON_THE_WAY_BYTES, PING_S
-from geminid.train.launcher import AdoptedProcess, Launch
 from geminid.wire.codec import ProtocolError
 from geminid.wire.reactor import Reactor
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 
+from geminid.process.launch import how_it_ended
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.remote import RemoteProcess
-from geminid.train.launcher import how_it_ended
 from geminid.wire.reactor import shared_reactor
 
 #: Whoever is to end is told again so often: a line that is cut carries nothing.

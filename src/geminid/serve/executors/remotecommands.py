@@ -8,11 +8,11 @@ import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from geminid.process.launch import Launch
+from geminid.process.shim import write
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.remote import Nodes, RemoteProcess
 from geminid.serve.executors.remotecommand import RemoteCommand
-from geminid.train.launcher import Launch
-from geminid.train.shim import write
 
 PLAIN = "plain.json"
 

@@ -27,6 +27,10 @@ from geminid.configuration import Placement
 from geminid.goodput.topology import link_slowdown
 from geminid.job import FoundKind, JobKind, JobSpec
 from geminid.jobstate import JobPhase
+from geminid.process.disk_full import SHORTAGES, meeting_folder
+from geminid.process.environment import clean_environment
+from geminid.process.launch import Launcher, how_it_ended, written_exit_code
+from geminid.process.logfiles import rotate
 from geminid.serve import records as r
 from geminid.serve.aside import move_aside, new_aside
 from geminid.serve.client import INHERITED
@@ -35,16 +39,12 @@ from geminid.serve.executors.jobsbyslot import JobsBySlot
 from geminid.serve.executors.kinds import kind_of
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.livejob import BEFORE_THE_END, LiveJob
-from geminid.serve.logfiles import rotate
-from geminid.train import jobevents as j
-from geminid.train.disk_full import SHORTAGES, meeting_folder
-from geminid.train.environment import clean_environment
-from geminid.train.launcher import Launcher, how_it_ended, written_exit_code
-from geminid.train.messages import Progress
-from geminid.train.setaside import CHECKPOINTS
-from geminid.train.supervisor import JobSpec as WorkerSpec
-from geminid.train.supervisor import Patience, Supervisor
-from geminid.train.takeover import Handover, ended_well, exit_file_of, forget_end, last_report
+from geminid.supervise import events as j
+from geminid.supervise.handover import Handover, ended_well, exit_file_of, forget_end, last_report
+from geminid.supervise.protocol import Progress
+from geminid.supervise.setaside import CHECKPOINTS
+from geminid.supervise.supervisor import JobSpec as WorkerSpec
+from geminid.supervise.supervisor import Patience, Supervisor
 
 #: Progress is told so often: in the first seconds on new slots, and later.
 REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0

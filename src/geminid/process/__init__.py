@@ -1,0 +1,1 @@
+"""How processes are started, watched and ended: the same for workers, plain commands and agents."""

@@ -1,0 +1,313 @@
+"""Starting worker processes, and watching processes that may not be our own children.
+
+Commands run without a shell, each in a session of its own, below a shim (``shim.py``) that ends with the process, after
+all that it started. What is watched is the shim, through a file descriptor (pidfd) that becomes readable when it ends:
+by then nothing of the process is left. Signals go to the process itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from geminid.process import shim
+from geminid.process.disk_full import open_log
+from geminid.process.identity import identity_of, still_runs
+
+#: The most memory that a process may use, in bytes, where its environment says so.
+MEMORY = "GEMINID_MEMORY_BYTES"
+
+#: How the shim of a process is started; it runs without what is installed for the interpreter.
+SHIM = (sys.executable, "-I", "-S", shim.__file__)
+
+#: How a process is said to have ended that was ended because its slot was taken away; it is nobody's exit code.
+SLOT_GONE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to run: a command (never a shell line), its whole environment, its folder, and where its output goes.
+
+    ``slot`` says where, to launchers that serve several machines; ``name`` whose process it is. How it ended is written
+    to ``exit_file``, if there is one, for whoever takes over.
+    """
+
+    command: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    log: Path
+    slot: str = ""
+    name: str = ""
+    exit_file: Path | None = None
+
+
+class WorkerProcess(Protocol):
+    """A process that is watched."""
+
+    @property
+    def pid(self) -> int:
+        """Its id, which is also that of its session and process group."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What names it for good, as JSON: whoever comes after us finds it by that (``Launcher.adopt``)."""
+
+    def begin(self) -> None:
+        """Let it run: who it is has been written down. Where it can be held until then, it ends if nobody does."""
+
+    def fileno(self) -> int:
+        """Readable when the process has ended."""
+
+    @property
+    def reason(self) -> str:
+        """Why it ended, or did not begin, if its launcher knows more than its exit code; otherwise nothing."""
+
+    def exit_code(self) -> int | None:
+        """The exit code once it has ended (negative: the signal that ended it); None while it runs."""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and everything in its session's process group."""
+
+    def close(self) -> None:
+        """Give back what watching takes."""
+
+
+class Launcher(Protocol):
+    """Something that starts processes."""
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a process, which is then told to ``begin``."""
+
+    def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
+        """Watch a process that an earlier launcher started; None if it is gone."""
+
+    def close(self) -> None:
+        """No more will be started."""
+
+
+class _Watched:
+    """A process, and the shim that it is below, which is watched with a pidfd; one without a shim is watched itself."""
+
+    #: What is said of a process that nobody here may ask for its exit code.
+    UNKNOWN_CODE = 255
+
+    reason = ""
+
+    def __init__(self, pid: int, shim_pid: int | None = None, exit_file: Path | None = None) -> None:
+        self.pid, self._shim_pid, self._exit_file = pid, shim_pid, exit_file
+        self._closed = False
+        self._pidfd = os.pidfd_open(pid if shim_pid is None else shim_pid)
+        self.identity: Mapping[str, Any] = identity_of(pid)
+        if shim_pid is not None:
+            self.identity = {**self.identity, "shim": identity_of(shim_pid), "exit_file": str(exit_file or "")}
+
+    def begin(self) -> None:
+        """It runs already."""
+
+    def fileno(self) -> int:
+        return self._pidfd
+
+    def ended(self) -> bool:
+        """Whether the process has ended, with all that it started."""
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def exit_code(self) -> int | None:
+        if not self.ended():
+            return None
+        code = None if self._exit_file is None else written_exit_code(self._exit_file)
+        return self.UNKNOWN_CODE if code is None else code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to its process group, or to itself if it has none of its own yet.
+
+        Where the process is not asked (it is ended, stopped, or goes on), so is everything that it started.
+        """
+        if self._closed:  # its process id may be another's by now
+            return
+        if self._shim_pid is not None and not self.ended():
+            if number is signal.SIGKILL:  # and all that it started: that is its shim's to do
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    for to_shim in (signal.SIGCONT, shim.END_ALL):
+                        signal.pidfd_send_signal(self._pidfd, to_shim)
+            elif number in (signal.SIGSTOP, signal.SIGCONT):
+                shim.signal_below(self._shim_pid, number)
+                return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            try:
+                leads = os.getpgid(self.pid) == self.pid
+            except ProcessLookupError:  # its parent has asked for its exit code: others of its group may still live
+                leads = True
+            if leads:
+                os.killpg(self.pid, number)
+            elif self._shim_pid is not None:
+                os.kill(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def close(self) -> None:
+        self._closed = True
+        os.close(self._pidfd)
+
+
+class AdoptedProcess(_Watched):
+    """A process that somebody else started; its exit code is what its shim wrote down."""
+
+
+class ChildProcess(_Watched):
+    """A process that we started."""
+
+    def __init__(
+        self,
+        child: subprocess.Popen[bytes],
+        pid: int | None = None,
+        exit_file: Path | None = None,
+    ) -> None:
+        super().__init__(child.pid if pid is None else pid, None if pid is None else child.pid, exit_file)
+        self._child = child
+
+    def exit_code(self) -> int | None:
+        """The exit code, if it has ended."""
+        return self._child.poll()
+
+
+def spawn(command: Sequence[str], launch: Launch, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """Start a command where a launch says, its output appended to the log."""
+    with open(open_log(launch.log), "ab") as log:
+        return subprocess.Popen(
+            list(command),
+            env=dict(launch.environment),
+            cwd=launch.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=pass_fds,
+        )
+
+
+def watched(child: subprocess.Popen[bytes], pid: int | None = None, exit_file: Path | None = None) -> ChildProcess:
+    """Watch a process that was just started; it is ended if nobody can."""
+    try:
+        return ChildProcess(child, pid, exit_file)
+    except OSError:  # no descriptors are left
+        shim.signal_below(child.pid, signal.SIGKILL)
+        child.kill()
+        child.wait()
+        raise
+
+
+class PlainLauncher:
+    """Starts every process afresh."""
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a process whose output is appended to its log."""
+        read, report = os.pipe()
+        try:
+            command = [*SHIM, "--worker", str(launch.exit_file or ""), str(report), *launch.command]
+            child = spawn(command, launch, [report])
+        except BaseException:
+            os.close(read)
+            raise
+        finally:
+            os.close(report)
+        with open(read, "rb") as file:
+            text = file.read()
+        try:
+            told: dict[str, Any] = json.loads(text)
+            pid = told.get("pid")
+            problem = OSError(told.get("errno") or 0, str(told.get("problem")), launch.command[0])
+        except ValueError:
+            pid, problem = None, OSError("its shim ended before it began")
+        if pid is None:
+            child.wait()
+            raise problem
+        return watched(child, pid, launch.exit_file)
+
+    def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
+        """Watch a process of this machine."""
+        return adopted(identity)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class LimitedLauncher:
+    """Starts processes that may use as much memory as their environment says (``MEMORY``): limited before they begin.
+
+    One that cannot be held until then, since its launcher starts it afresh, is limited as soon as there is one.
+    """
+
+    def __init__(self, launcher: Launcher) -> None:
+        self._launcher = launcher
+        self.adopt, self.close = launcher.adopt, launcher.close
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a process and limit it; it may be limited to less already, which stays."""
+        process = self._launcher.start(launch)
+        try:
+            if MEMORY in launch.environment:
+                _, most = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+                wanted = int(launch.environment[MEMORY])
+                limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+                resource.prlimit(process.pid, resource.RLIMIT_DATA, (limit, limit))
+        except ProcessLookupError:
+            pass  # it has ended already
+        except BaseException:
+            process.signal(signal.SIGKILL)
+            process.close()
+            raise
+        return process
+
+
+def adopted(identity: Mapping[str, Any]) -> AdoptedProcess | None:
+    """The process of this machine that was given this identity, if it still runs."""
+    if not still_runs(identity):
+        return None
+    above, exit_file = identity.get("shim"), identity.get("exit_file")
+    try:
+        return AdoptedProcess(
+            identity["pid"],
+            None if above is None else above["pid"],
+            Path(exit_file) if exit_file else None,
+        )
+    except ProcessLookupError:
+        return None
+
+
+def end_left(identity: Mapping[str, Any]) -> None:
+    """End a process that nobody watches any more, if it still runs, and all that it started."""
+    process = adopted(identity)
+    if process is not None:
+        process.signal(signal.SIGKILL)
+        process.close()
+
+
+def written_exit_code(exit_file: Path) -> int | None:
+    """The exit code that a shim wrote down; None if it has not."""
+    try:
+        return int(json.loads(exit_file.read_text(encoding="utf-8"))["code"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def how_it_ended(code: int) -> str:
+    """An exit code in words."""
+    if code == SLOT_GONE:
+        return "was ended because its slot was taken away"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            name = signal.Signals(-code).name
+            return "was killed (SIGKILL)" if name == "SIGKILL" else f"was ended by {name}"
+    return f"ended with exit code {code}"

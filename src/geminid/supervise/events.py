@@ -1,0 +1,173 @@
+"""What a supervisor tells about its job: events as they happen, and a status at any time. Plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from geminid.supervise.protocol import Checkpointed, Plan, Progress, Ready
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStarted:
+    """A worker's process was started."""
+
+    worker: str
+    slot: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class InitCalled:
+    """A job that was one process calls ``geminid.init()``: from now on it can be resized."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEnded:
+    """A worker's process is gone. ``expected`` if it left, finished or was told to stop."""
+
+    worker: str
+    slot: str
+    reason: str
+    expected: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """What ``resize`` asked for is under way: from now on, no worker is started on any slot but these."""
+
+    slots: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFormed:
+    """A generation is complete and trains.
+
+    ``pause_s`` is how long training stood still: from the end of the last step before until training could go on, on
+    the worker where that took longest (each by its own clock). None for the first generation of a job, and after a
+    restart from a checkpoint. ``samples`` is how far its state is.
+    """
+
+    generation: int
+    slots: tuple[str, ...]
+    step: int
+    pause_s: float | None
+    restored: bool
+    stopped_at_s: float | None
+    resumed_at_s: float
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstStepDone:
+    """The first step of a generation has ended on all workers (``ended_at_s``: the machine's monotonic clock)."""
+
+    generation: int
+    ended_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class CouldNotGrow:
+    """Newcomers on these slots live, but the others could not work together with them, and go on without."""
+
+    slots: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """The leader reported step times, noise, progress and metrics."""
+
+    progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointWritten:
+    """A checkpoint is on disk."""
+
+    checkpoint: Checkpointed
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job is over: ``finished``, ``stopped`` or ``failed``. None of its processes is left, and nothing follows.
+
+    ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``short`` it
+    failed because its machine was short of something, such as room on the disk, and may well be tried again.
+    ``failures`` is how many there were without progress in between, if it failed for them. With ``apart`` it failed
+    because its workers, all of which lived, could not work together. With ``hold`` somebody has to do something about
+    the reason before it is tried again. One that finished has done so ``early`` if its
+    script ended well before training was over; it was ``initialised`` if the script had called ``geminid.init()``.
+    """
+
+    state: JobPhase
+    reason: str
+    stopped_at_s: float | None = None
+    short: bool = False
+    failures: int = 0
+    apart: bool = False
+    hold: bool = False
+    early: bool = False
+    initialised: bool = True
+
+
+class JobPhase(StrEnum):
+    """Where a job is in its life with a supervisor."""
+
+    IDLE = "idle"
+    STARTING = "starting"
+    RUNNING = "running"
+    RECOVERING = "recovering"
+    STOPPING = "stopping"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will happen."""
+        return self in (JobPhase.FINISHED, JobPhase.STOPPED, JobPhase.FAILED)
+
+
+JobEvent = (
+    WorkerStarted
+    | InitCalled
+    | WorkerEnded
+    | Resized
+    | GroupFormed
+    | FirstStepDone
+    | CouldNotGrow
+    | Reported
+    | CheckpointWritten
+    | JobEnded
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStatus:
+    """One worker, as it is now."""
+
+    worker: str
+    slot: str
+    pid: int
+    standing: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """A job, as it is now. ``settled``: it trains on exactly the slots that were asked for."""
+
+    phase: JobPhase
+    generation: int = 0
+    slots: tuple[str, ...] = ()
+    settled: bool = False
+    workers: tuple[WorkerStatus, ...] = ()
+    ready: Ready | None = None
+    progress: Progress | None = None
+    checkpoint: Checkpointed | None = None
+    plan: Plan | None = None
+    failures: int = 0
+    reason: str = ""
