@@ -12,7 +12,7 @@ from geminid.nodes import NodeGroup
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
-from geminid.serve.clock import Clock
+from geminid.clock import Clock
 from geminid.serve.planner import Planner
 from geminid.serve.state import ServiceState
 from geminid.sim.run import load_policy

@@ -37,7 +37,9 @@ def test_a_clock_stands_still_until_it_is_set():
     clock = ManualClock(5.0)
     assert clock.now_s() == clock.now_s() == 5.0
     clock.at_s += 1.5
-    assert clock.now_s() == 6.5
+    assert clock.now_s() == clock.monotonic_s() == 6.5
+    clock.sleep(60.0)
+    assert clock.now_s() == 66.5
 
 
 def test_waiting_ends_with_the_condition_or_with_a_sentence():

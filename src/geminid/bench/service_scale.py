@@ -28,7 +28,7 @@ from geminid.node.agent import PING_S
 from geminid.nodes import NodeGroup
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
-from geminid.serve.clock import Clock
+from geminid.clock import Clock
 from geminid.serve.documents import job_document, node_documents
 from geminid.serve.executors.ray.executor import heartbeat_s
 from geminid.serve.executors.supervised import LOGS_EVERY_S, REPORTS_LATE_S

@@ -24,7 +24,7 @@ from geminid.engine.models import ModelKeeper
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, JobFacts, JobView, Policy
 from geminid.serve import records as r
-from geminid.serve.clock import Clock
+from geminid.clock import Clock
 from geminid.serve.cordons import Slot, kept_slots
 from geminid.serve.crowds import Crowds, crowd_of, ranks_of
 from geminid.serve.equals import Lines, equality_of, is_new, most_at_once

@@ -32,7 +32,7 @@ from geminid.policies.base import ClusterView, Policy
 from geminid.process.python_command import PYTHONS
 from geminid.serve import records as r
 from geminid.serve.client import LONGEST_END_S
-from geminid.serve.clock import Clock
+from geminid.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
 from geminid.serve.histograms import DECISIONS, WAITS, Histogram
