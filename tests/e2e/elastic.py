@@ -9,7 +9,8 @@ from pathlib import Path
 
 from geminid.process.launch import Launcher
 from geminid.supervise.events import JobEvent
-from geminid.supervise.supervisor import JobSpec, Patience, Supervisor
+from geminid.supervise.spec import Patience, WorkerSpec
+from geminid.supervise.supervisor import Supervisor
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -29,7 +30,7 @@ class Job(Supervisor):
         command = (sys.executable, str(path), *([str(self.out)] if SCRIPTS in path.parents else []), *map(str, args))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         more.setdefault("patience", PATIENCE)
-        spec = JobSpec(command=command, folder=folder / "job", environment=environment, **more)
+        spec = WorkerSpec(command=command, folder=folder / "job", environment=environment, **more)
         super().__init__(spec, on_event=self.events.append, launcher=launcher, adopt=adopt)
 
     def resized(self, slots: str) -> None:

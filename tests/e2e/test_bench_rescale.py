@@ -25,7 +25,7 @@ def test_whoever_waits_for_the_end_of_a_job_has_heard_its_last_event(tmp_path):
 
 def test_a_job_that_fails_is_reported_with_what_was_expected_what_happened_and_where_to_look(tmp_path):
     job = _Job(tmp_path, PlainLauncher())
-    job.spec = replace(job.spec, command=(sys.executable, "-c", "raise SystemExit('no luck')"), most_failures=0)
+    job.spec = replace(job.spec, command=(sys.executable, "-c", "raise SystemExit('no luck')"), max_failures=0)
     with job, pytest.raises(BenchmarkFailed) as told:
         job.reach(2)
     sentence = str(told.value)

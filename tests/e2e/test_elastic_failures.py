@@ -170,7 +170,7 @@ def test_a_long_evaluation_by_the_leader_is_nobodys_fault(tmp_path, launcher, fr
 def test_a_newcomer_does_not_come_into_the_middle_of_what_survivors_do_between_epochs(tmp_path, launcher):
     """A worker dies while the leader evaluates and a newcomer waits: only those agree who have trained before."""
     options = ("--samples", 64, "--epochs", 3, "--evaluate", 1.5, "--agree")
-    with Job(tmp_path, "counting.py", *options, launcher=launcher, most_failures=1) as job:
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, max_failures=1) as job:
         job.resized("ab")
         job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))
         job.resize(["a", "b", "c"])
@@ -187,7 +187,7 @@ def test_a_newcomer_does_not_come_into_the_middle_of_what_survivors_do_between_e
 def test_a_worker_that_is_stopped_between_epochs_saves_the_beginning_of_the_next(tmp_path, launcher, options):
     """Its peer is gone, and it is told to stop when it wants to agree with it: nobody gets to do the epoch's end."""
     options = ("--samples", 64, "--epochs", 3, "--evaluate", 1.0, "--agree", *options)
-    with Job(tmp_path, "counting.py", *options, launcher=launcher, most_failures=1) as job:
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, max_failures=1) as job:
         job.resized("ab")
         job.wait(lambda status: any(worker.phase == "between" for worker in status.workers))
         leader, other = job.status.workers
@@ -263,12 +263,12 @@ def test_workers_that_fail_again_and_again_are_started_later_and_later(tmp_path,
         return delays_s[-1]
 
     monkeypatch.setattr(Job, "_delay_s", noted_delay_s)
-    with Job(tmp_path, str(script), launcher=launcher, most_failures=3) as job:
+    with Job(tmp_path, str(script), launcher=launcher, max_failures=3) as job:
         job.resize(["a"])
         assert job.ended() == "failed"
     assert len((tmp_path / "starts").read_text().splitlines()) == 4
     assert delays_s == [0.0, 0.0, 1.0, 2.0]
-    with Job(tmp_path, str(script), launcher=launcher, most_failures=30) as job:
+    with Job(tmp_path, str(script), launcher=launcher, max_failures=30) as job:
         job.resize(["a"])
         job.wait(lambda status: status.failures >= 4 and not status.workers)  # the next start is 4 s off
         job.resize(["b"])
@@ -284,7 +284,7 @@ def test_workers_that_live_but_cannot_reach_each_other_are_told_of_and_not_forme
         return {} if healed.exists() else {"GLOO_SOCKET_IFNAME": "no-such-interface"}
 
     counting = ("counting.py", "--samples", 400, "--epochs", 30, "--pause", 0.05, "--until", tmp_path / "enough")
-    with Job(tmp_path, *counting, launcher=launcher, slot_environment=interface, most_failures=0) as job:
+    with Job(tmp_path, *counting, launcher=launcher, slot_environment=interface, max_failures=0) as job:
         job.resized("a")
         job.trained(20)
         job.resize(["a", "b"])
@@ -298,7 +298,7 @@ def test_workers_that_live_but_cannot_reach_each_other_are_told_of_and_not_forme
         job.trained(job.status.progress.samples + 20)
         job.stop()
         assert job.ended() == "stopped"
-    with Job(tmp_path, *counting, launcher=launcher, slot_environment=interface, most_failures=2) as job:
+    with Job(tmp_path, *counting, launcher=launcher, slot_environment=interface, max_failures=2) as job:
         job.resize(["a", "b"])
         assert job.ended() == "failed"
         assert "could not work together" in job.status.reason

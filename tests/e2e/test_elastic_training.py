@@ -51,7 +51,7 @@ def test_newcomers_find_something_to_do_in_epochs_whose_last_step_is_short(tmp_p
     """Nine samples in batches of eight: half of all boundaries come before a step with a single one."""
     until = tmp_path / "until"
     options = ("--samples", 9, "--epochs", 60, "--pause", 0.03, "--until", until, "--record")
-    with Job(tmp_path, "counting.py", *options, launcher=launcher, most_failures=0) as job:
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, max_failures=0) as job:
         for slots in ("a", "abc", "b", "abcd", "d", "bcd"):
             job.resized(slots)
         until.touch()
@@ -63,7 +63,7 @@ def test_newcomers_find_something_to_do_in_epochs_whose_last_step_is_short(tmp_p
 
 
 def test_more_workers_than_samples_all_have_something_to_do(tmp_path, launcher):
-    with Job(tmp_path, "counting.py", "--samples", 2, "--epochs", 5, launcher=launcher, most_failures=0) as job:
+    with Job(tmp_path, "counting.py", "--samples", 2, "--epochs", 5, launcher=launcher, max_failures=0) as job:
         job.resized("abc")
         assert job.ended() == "finished", job.status.reason
     assert exactly_once(job, 2, 5)
@@ -138,7 +138,7 @@ def test_another_supervisor_takes_over_running_workers(tmp_path, launcher):
 
 
 def test_a_script_that_always_fails_fails_the_job_with_its_reason(tmp_path, launcher):
-    with Job(tmp_path, "counting.py", "--batch", 0, launcher=launcher, most_failures=1) as job:
+    with Job(tmp_path, "counting.py", "--batch", 0, launcher=launcher, max_failures=1) as job:
         job.resize(["a"])
         assert job.ended() == "failed"
     assert "worker w2 on slot a failed: ValueError: batch_size" in job.status.reason
@@ -146,7 +146,7 @@ def test_a_script_that_always_fails_fails_the_job_with_its_reason(tmp_path, laun
 
 
 def test_a_script_that_may_not_fail_fails_the_job_with_that_failure_alone(tmp_path, launcher):
-    with Job(tmp_path, "counting.py", "--batch", 0, launcher=launcher, most_failures=0) as job:
+    with Job(tmp_path, "counting.py", "--batch", 0, launcher=launcher, max_failures=0) as job:
         job.resize(["a"])
         assert job.ended() == "failed"
     assert job.status.reason.startswith("worker w1 on slot a failed: ValueError: batch_size")
@@ -235,7 +235,7 @@ def test_whatever_happens_every_sample_counts_once_in_an_epoch(tmp_path_factory,
     dice = random.Random(seed)
     folder = tmp_path_factory.mktemp("any")
     arguments = ("--samples", 211, "--epochs", 4, "--every", 0.1, "--max-batch", 32, "--max-per-slot", 8, "--lineage")
-    more = {"launcher": launcher, "most_failures": 20, "patience": replace(PATIENCE, hang=1.5)}
+    more = {"launcher": launcher, "max_failures": 20, "patience": replace(PATIENCE, hang=1.5)}
     with Job(folder, "counting.py", *arguments, *options, **more) as job:
         job.resized("ab")
         for happening in happenings:
@@ -377,7 +377,7 @@ def test_branches_frozen_parts_and_batch_norm_agree_on_all_workers(tmp_path, lau
 
 
 def test_a_loop_that_does_not_do_the_same_on_all_workers_is_told_so(tmp_path, launcher):
-    with Job(tmp_path, "branches.py", "--uneven", launcher=launcher, most_failures=0) as job:
+    with Job(tmp_path, "branches.py", "--uneven", launcher=launcher, max_failures=0) as job:
         job.resize(["a", "b"])
         assert job.ended() == "failed"
     assert "optimizer.step() was called on 1 of 2 workers" in job.status.reason
@@ -456,7 +456,7 @@ def test_workers_agree_after_the_leader_has_died(tmp_path, launcher):
     ],
 )
 def test_workers_that_do_not_do_the_same_are_told_in_what(tmp_path, launcher, options, sentence):
-    with Job(tmp_path, "together.py", *options, launcher=launcher, most_failures=0) as job:
+    with Job(tmp_path, "together.py", *options, launcher=launcher, max_failures=0) as job:
         job.resize(["a", "b"])
         assert job.ended() == "failed"
     assert sentence in job.status.reason
@@ -512,7 +512,7 @@ def test_a_script_named_relative_to_its_folder_may_spawn_loader_workers(tmp_path
 
 
 def test_a_sampler_that_is_different_on_every_worker_is_refused(tmp_path, launcher):
-    with Job(tmp_path, "branches.py", "--disorder", launcher=launcher, most_failures=0) as job:
+    with Job(tmp_path, "branches.py", "--disorder", launcher=launcher, max_failures=0) as job:
         job.resize(["a", "b"])
         assert job.ended() == "failed"
     assert "the loader's sampler gives workers different orders" in job.status.reason

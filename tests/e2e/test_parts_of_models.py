@@ -58,7 +58,7 @@ def trained_here(script, *options):
 def trained_on(slots, folder, launcher, options):
     """The weights that it ends with on these slots."""
     folder.mkdir()
-    with Job(folder, "adversaries.py", *options, launcher=launcher, most_failures=0) as job:
+    with Job(folder, "adversaries.py", *options, launcher=launcher, max_failures=0) as job:
         job.resize(list(slots))
         assert job.ended() == "finished", job.status.reason
     return {name: flat(value) for name, value in json.loads(job.out.read_text()).items()}

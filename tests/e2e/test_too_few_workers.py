@@ -26,7 +26,7 @@ def sizes_that_trained(job):
 def test_survivors_that_are_too_few_take_no_step_before_others_have_come(tmp_path, launcher, fewest, slots, trained):
     until = tmp_path / "until"
     options = ("--samples", 300, "--epochs", 4, "--lineage", "--until", until)
-    with Job(tmp_path, "counting.py", *options, launcher=launcher, fewest_slots=fewest) as job:
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, min_slots=fewest) as job:
         job.resized(slots)
         job.trained(50)
         os.kill(job.status.workers[-1].pid, signal.SIGKILL)
@@ -42,7 +42,7 @@ def test_survivors_that_are_too_few_take_no_step_before_others_have_come(tmp_pat
 
 def test_a_job_that_waits_for_others_can_be_stopped_and_goes_on_later(tmp_path, launcher):
     options = ("--samples", 300, "--epochs", 2, "--lineage")
-    with Job(tmp_path, "counting.py", *options, launcher=launcher, fewest_slots=2) as job:
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, min_slots=2) as job:
         job.resized("ab")
         job.trained(50)
         os.kill(job.status.workers[0].pid, signal.SIGKILL)
@@ -51,7 +51,7 @@ def test_a_job_that_waits_for_others_can_be_stopped_and_goes_on_later(tmp_path, 
         job.stop()
         assert job.ended() == "stopped"
     assert job.of_kind(CheckpointWritten)[-1].checkpoint.step == waiting_at
-    with Job(tmp_path, "counting.py", *options, "--attempt", 2, launcher=launcher, fewest_slots=2) as job:
+    with Job(tmp_path, "counting.py", *options, "--attempt", 2, launcher=launcher, min_slots=2) as job:
         job.resized("xy")
         assert job.ended() == "finished"
     assert samples_in_the_last_version(job) == every_sample_once(300, 2)
@@ -60,13 +60,13 @@ def test_a_job_that_waits_for_others_can_be_stopped_and_goes_on_later(tmp_path, 
 def test_a_job_that_waits_for_others_goes_on_without_them_when_it_needs_fewer(tmp_path, launcher):
     until = tmp_path / "until"
     options = ("--samples", 300, "--epochs", 3, "--lineage", "--until", until)
-    with Job(tmp_path, "counting.py", *options, launcher=launcher, fewest_slots=2) as job:
+    with Job(tmp_path, "counting.py", *options, launcher=launcher, min_slots=2) as job:
         job.resized("ab")
         job.trained(50)
         job.lose(["b"], "its machine is gone")
         job.wait(lambda status: len(job.of_kind(GroupFormed)) >= 2)
         assert sizes_that_trained(job) == [2]
-        job.need(1)
+        job.set_min_slots(1)
         job.wait(lambda status: len(job.of_kind(FirstStepDone)) >= 2)
         until.touch()
         assert job.ended() == "finished", job.status.reason

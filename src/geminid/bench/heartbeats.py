@@ -23,7 +23,7 @@ from geminid.serve.executors.remote import Nodes
 from geminid.supervise import channel
 from geminid.supervise.channel import Address
 from geminid.supervise.protocol import Heartbeat, Hello, encode
-from geminid.supervise.spec import JobSpec, Patience
+from geminid.supervise.spec import Patience, WorkerSpec
 from geminid.supervise.supervisor import Supervisor
 from geminid.testing.launcher import PretendLauncher
 from geminid.testing.waiting import wait_until
@@ -68,7 +68,7 @@ def measure(jobs: int, workers: int, seconds: float, heartbeat_s: float = 0.5) -
         for number in range(jobs):
             where = Path(folder, f"j{number}")
             patience = Patience(heartbeat=heartbeat_s)
-            spec = JobSpec(command=("true",), folder=where, environment={}, address=Address(), patience=patience)
+            spec = WorkerSpec(command=("true",), folder=where, environment={}, address=Address(), patience=patience)
             supervisor = stack.enter_context(Supervisor(spec, launcher=launcher))
             supervisor.resize([f"n/{slot}" for slot in range(workers)])
         wait_until(

@@ -22,7 +22,8 @@ from pathlib import Path
 from geminid.bench.live_jobs import BenchmarkFailed
 from geminid.process.launch import Launcher, PlainLauncher
 from geminid.supervise.events import FirstStepDone, GroupFormed, JobEvent, JobPhase
-from geminid.supervise.supervisor import JobSpec, Patience, Supervisor
+from geminid.supervise.spec import Patience, WorkerSpec
+from geminid.supervise.supervisor import Supervisor
 from geminid.train.zygote import Zygote
 
 #: The sizes, in slots, that the job goes through.
@@ -69,7 +70,7 @@ class _Job(Supervisor):
         found = find_spec("geminid.bench.scripts.ten_million")
         assert found is not None
         assert found.origin is not None
-        spec = JobSpec(
+        spec = WorkerSpec(
             command=(sys.executable, found.origin),
             folder=folder,
             name="the benchmark's job",

@@ -41,7 +41,7 @@ from geminid.serve.service import Service
 from geminid.serve.servicelog import LARGEST_LOG_BYTES, LOG, log_to
 from geminid.serve.store import Store, StoreProblem, StoreTaken, make_home
 from geminid.supervise.channel import LONGEST_SOCKET_PATH
-from geminid.supervise.supervisor import Patience
+from geminid.supervise.spec import Patience
 
 #: What decides if nothing else is said: looks at most every two seconds, at least every twenty, gives free slots to
 #: whoever waits for some at once, and favours owners who have had less than their share (what was used a day ago counts

@@ -41,19 +41,19 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSpec:
+class WorkerSpec:
     """What a job runs. ``folder`` is the supervisor's: sockets, checkpoints and logs are kept there.
 
     ``working_folder`` is where the command runs (default: ``folder``). ``slot_environment`` is what a worker needs to
     use its slot (``CUDA_VISIBLE_DEVICES``). ``options`` override what the script passes to ``run.prepare``: any of
     ``initial_batch_size``, ``max_batch_size``, ``min_per_slot_batch``, ``max_per_slot_batch`` and ``scaling_rule``; and
     ``checkpoint_interval_s``, the longest time between two checkpoints.
-    The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``most_failures``
+    The leader reports every ``report_s`` seconds. A job fails for good when workers fail more than ``max_failures``
     times without any progress in between. ``checkpoints`` is a folder or an fsspec URL. Workers on other machines need
     an ``address`` at which the supervisor can be reached from there; without one it is a socket in ``folder``.
     With ``lone_slots`` it is not known yet whether the command calls ``geminid.init()``: it is one process on these
     slots, with the ``lone_environment``, and becomes the worker of the first of them when it does.
-    ``topology`` says of a node in which zone and rack it is: ranks are given out by that. ``fewest_slots`` is what the
+    ``topology`` says of a node in which zone and rack it is: ranks are given out by that. ``min_slots`` is what the
     job is not to begin with less than, if its slots turn out not to reach each other.
     """
 
@@ -67,8 +67,8 @@ class JobSpec:
     checkpoints: Path | str | None = None
     address: Address | None = None
     topology: Callable[[str], tuple[str, ...]] = lambda node: ()
-    most_failures: int = 3
-    fewest_slots: int = 1
+    max_failures: int = 3
+    min_slots: int = 1
     lone_slots: tuple[str, ...] = ()
     lone_environment: Callable[[], Mapping[str, str]] = dict
     report_s: float = REPORT_S

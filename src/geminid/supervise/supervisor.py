@@ -1,6 +1,6 @@
 """One job's supervisor: starts its workers as processes, tells them their places, and gets them over failures.
 
-    spec = JobSpec(command=("python", "train.py"), folder=Path("jobs/17"))
+    spec = WorkerSpec(command=("python", "train.py"), folder=Path("jobs/17"))
     with Supervisor(spec, on_event=print) as job:
         job.resize(["cpu0"])
         job.resize(["cpu0", "cpu1"])          # live: the first worker keeps its process and its state
@@ -72,8 +72,7 @@ from geminid.supervise.handover import Handover, end_of, exit_file_of, has_ended
 from geminid.supervise.hangs import Hung, Seen
 from geminid.supervise.protocol import FromSupervisor, FromWorker, Plan
 from geminid.supervise.setaside import CHECKPOINTS
-from geminid.supervise.spec import JobSpec as JobSpec
-from geminid.supervise.spec import Patience as Patience
+from geminid.supervise.spec import WorkerSpec
 from geminid.wire.reactor import Reactor, Timer, shared_reactor
 
 #: The clock is looked at so many times in the time that a hang takes to be noticed, and at least so often; but not more
@@ -101,7 +100,7 @@ class Supervisor:
 
     def __init__(
         self,
-        spec: JobSpec,
+        spec: WorkerSpec,
         *,
         on_event: Callable[[JobEvent], None] = lambda event: None,
         launcher: Launcher | None = None,
@@ -148,8 +147,8 @@ class Supervisor:
         if left is not None:
             self._token = left.token
         self._meetings = meeting_folder(self._folder, self._token)
-        self._fewest_slots = spec.fewest_slots
-        self._group = ElasticGroup(f"file:{self._meetings}/", spec.topology, fewest=spec.fewest_slots)
+        self._fewest_slots = spec.min_slots
+        self._group = ElasticGroup(f"file:{self._meetings}/", spec.topology, fewest=spec.min_slots)
         if left is not None:
             self._take_over(left)
             at = Address.parse(left.address)
@@ -217,11 +216,11 @@ class Supervisor:
             )
         self._do(lambda: self._resize(tuple(slots), plan))
 
-    def need(self, fewest_slots: int) -> None:
+    def set_min_slots(self, min_slots: int) -> None:
         """From now on, the job does not train on fewer slots than these: survivors of a loss wait for others."""
-        if fewest_slots != self._fewest_slots:
-            self._fewest_slots = fewest_slots
-            self._do(lambda: self._carry_out(self._group.need(fewest_slots)))
+        if min_slots != self._fewest_slots:
+            self._fewest_slots = min_slots
+            self._do(lambda: self._carry_out(self._group.need(min_slots)))
 
     def retune(self, plan: Plan | None) -> None:
         """Have the job train with this batch plan; with None, have it choose for itself again."""
@@ -238,7 +237,7 @@ class Supervisor:
         """
         self._do(lambda: self._lose(slots, reason))
 
-    def forsake(self, gone: Callable[[str], bool]) -> None:
+    def drop_slots(self, gone: Callable[[str], bool]) -> None:
         """Before it begins to supervise workers of another: no worker is to be on such slots; those that are leave.
 
         If there are no others they train on, until the job is to run elsewhere or to stop.
@@ -665,7 +664,7 @@ class Supervisor:
         self._best_samples = max(samples, self._best_samples)
         self._failed_at_s.append(monotonic())
         self._reason = reason
-        if self._failures > self.spec.most_failures:
+        if self._failures > self.spec.max_failures:
             alone = self._failures == 1
             told = reason if alone else f"{reason}; {self._failures} failures without progress in between"
             short = tells_of_full_disk(reason) or is_full(self._folder)

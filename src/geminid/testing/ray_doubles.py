@@ -74,7 +74,7 @@ class PretendSupervisor:
         """Have these slots from now on."""
         self.status.slots = tuple(slots)
 
-    def need(self, fewest_slots: int) -> None:
+    def set_min_slots(self, min_slots: int) -> None:
         """Nothing to do."""
 
     def stop(self, *, save: bool) -> None:

@@ -26,7 +26,8 @@ from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.throughput import Shape
 from geminid.supervise.events import JobEvent, JobPhase, Reported
 from geminid.supervise.protocol import Plan, Progress, Ready
-from geminid.supervise.supervisor import JobSpec, Patience, Supervisor
+from geminid.supervise.spec import Patience, WorkerSpec
+from geminid.supervise.supervisor import Supervisor
 from geminid.train.zygote import Zygote
 
 #: How many per-slot batches are visited on each number of slots.
@@ -157,14 +158,14 @@ def profile_script(
     """
     heard = _Heard()
     with tempfile.TemporaryDirectory(prefix="geminid-") as folder, Zygote() as launcher:
-        spec = JobSpec(
+        spec = WorkerSpec(
             command=tuple(command),
             folder=Path(folder),
             working_folder=Path.cwd(),
             name="the script",
             environment=dict(os.environ if environment is None else environment),
             slot_environment=slot_environment,
-            most_failures=0,
+            max_failures=0,
             report_s=REPORT_S,
             patience=Patience(hang=60.0),
         )

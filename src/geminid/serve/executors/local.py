@@ -45,8 +45,7 @@ from geminid.serve.executors.supervised import (
 )
 from geminid.serve.livejob import LiveJob
 from geminid.supervise.handover import worker_marks
-from geminid.supervise.supervisor import JobSpec as WorkerSpec
-from geminid.supervise.supervisor import Patience
+from geminid.supervise.spec import Patience, WorkerSpec
 
 #: Where the processes of a plain command reach each other.
 LOOPBACK = "127.0.0.1"
@@ -178,8 +177,8 @@ class LocalExecutor(SupervisedExecutor):
             environment=job_environment(job, cpu=not self._devices),
             slot_environment=lambda slot: self._slot_environment([slot]),
             options=worker_options(job.spec),
-            most_failures=job.spec.max_retries,
-            fewest_slots=job.spec.min_slots,
+            max_failures=job.spec.max_retries,
+            min_slots=job.spec.min_slots,
             patience=self._patience,
         )
 

@@ -43,8 +43,8 @@ from geminid.supervise import events as j
 from geminid.supervise.handover import Handover, ended_well, exit_file_of, forget_end, last_report
 from geminid.supervise.protocol import Progress
 from geminid.supervise.setaside import CHECKPOINTS
-from geminid.supervise.supervisor import JobSpec as WorkerSpec
-from geminid.supervise.supervisor import Patience, Supervisor
+from geminid.supervise.spec import Patience, WorkerSpec
+from geminid.supervise.supervisor import Supervisor
 
 #: Progress is told so often: in the first seconds on new slots, and later.
 REPORTS_EARLY_S, REPORTS_LATE_S, EARLY_S = 1.0, 5.0, 30.0
@@ -323,7 +323,7 @@ class SupervisedExecutor(ABC):
         self._wanted[job.id] = (job, tuple(self._slot(node, index) for node, index in placement.slots()))
         running = self._running.get(job.id)
         if isinstance(running, _Elastic):
-            running.supervisor.need(job.spec.min_slots)
+            running.supervisor.set_min_slots(job.spec.min_slots)
         return self._lead(job.id)
 
     def stop(self, job: LiveJob, reason: str, *, save: bool = True) -> list[r.Record]:
@@ -818,7 +818,7 @@ class SupervisedExecutor(ABC):
             self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(held), alone=alone)
             if alone and job.phase is JobPhase.STARTING:
                 told.append(r.JobFormed(job_id=job.id, placement=self._placed(held)))
-            supervisor.forsake(lambda slot: not self._is_here(slot) or not (slot in held or self._has_code(job, slot)))
+            supervisor.drop_slots(lambda slot: not self._is_here(slot) or not (slot in held or self._has_code(job, slot)))
             supervisor.__enter__()
             before = job.state.placement
             if before is not None and before != self._placed(held):  # not all were started, or one is gone meanwhile

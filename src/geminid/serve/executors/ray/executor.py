@@ -68,8 +68,7 @@ from geminid.serve.executors.topology import Topology
 from geminid.serve.livejob import LiveJob
 from geminid.supervise.channel import Address
 from geminid.supervise.handover import Handover, end_of, exit_file_of, report_beside
-from geminid.supervise.supervisor import JobSpec as WorkerSpec
-from geminid.supervise.supervisor import Patience
+from geminid.supervise.spec import Patience, WorkerSpec
 
 #: A slot that no job needs is given back to Ray after so long.
 LINGER_S = 3.0
@@ -745,8 +744,8 @@ class RayExecutor(SupervisedExecutor):
             checkpoints=self.checkpoints_of(job.id),
             address=Address(host=self._host),
             topology=self._topology,
-            most_failures=job.spec.max_retries,
-            fewest_slots=job.spec.min_slots,
+            max_failures=job.spec.max_retries,
+            min_slots=job.spec.min_slots,
             patience=replace(self._patience, heartbeat=heartbeat_s(self.cluster.total_slots)),
         )
 
