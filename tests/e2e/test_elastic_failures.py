@@ -13,16 +13,16 @@ import pytest
 from elastic import PATIENCE, Job, exactly_once
 
 from geminid.process.launch import MEMORY, Launch, LimitedLauncher, PlainLauncher
+from geminid.process.zygote import Zygote
 from geminid.supervise.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
 from geminid.supervise.events import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, JobPhase, WorkerEnded
 from geminid.supervise.handover import Handover
-from geminid.train.zygote import Zygote
 from waiting import until
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    with Zygote() as zygote:
+    with Zygote(preload="geminid.train.preload") as zygote:
         yield zygote
 
 
@@ -55,7 +55,7 @@ def test_a_worker_that_nobody_tells_to_begin_never_runs(tmp_path):
     """It ends with the warm process, which ends with whoever asked for it."""
     script = tmp_path / "runs.py"
     script.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with Zygote() as own:
+    with Zygote(preload="geminid.train.preload") as own:
         begins, waits = (
             own.start(Launch((sys.executable, str(script)), os.environ, tmp_path, tmp_path / "log")) for _ in range(2)
         )

@@ -19,17 +19,17 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from geminid.process.launch import Launch
+from geminid.process.zygote import Zygote
 from geminid.supervise import channel
 from geminid.supervise.events import CheckpointWritten, GroupFormed, WorkerEnded, WorkerStarted
 from geminid.train.checkpoint import BadCheckpoint, read
 from geminid.train.storage import CheckpointFolder
-from geminid.train.zygote import Zygote
 from waiting import until
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    with Zygote() as zygote:
+    with Zygote(preload="geminid.train.preload") as zygote:
         yield zygote
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from elastic import SCRIPTS, Job
 
-from geminid.train.zygote import Zygote
+from geminid.process.zygote import Zygote
 
 #: The loop with these options does the same however a step is divided.
 LOOPS = {
@@ -31,7 +31,7 @@ DETAILS = {
 
 @pytest.fixture(scope="module")
 def launcher():
-    with Zygote() as zygote:
+    with Zygote(preload="geminid.train.preload") as zygote:
         yield zygote
 
 

@@ -6,13 +6,13 @@ import signal
 import pytest
 from elastic import Job, every_sample_once, samples_in_the_last_version
 
+from geminid.process.zygote import Zygote
 from geminid.supervise.events import CheckpointWritten, FirstStepDone, GroupFormed
-from geminid.train.zygote import Zygote
 
 
 @pytest.fixture(scope="module")
 def launcher():
-    with Zygote() as zygote:
+    with Zygote(preload="geminid.train.preload") as zygote:
         yield zygote
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 
 from geminid.bench.live_jobs import BenchmarkFailed
 from geminid.process.launch import Launcher, PlainLauncher
+from geminid.process.zygote import Zygote
 from geminid.supervise.events import FirstStepDone, GroupFormed, JobEvent, JobPhase
 from geminid.supervise.spec import Patience, WorkerSpec
 from geminid.supervise.supervisor import Supervisor
-from geminid.train.zygote import Zygote
 
 #: The sizes, in slots, that the job goes through.
 SIZES = (1, 2, 4, 2, 1)
@@ -150,7 +150,7 @@ def run(
     folder = Path(tempfile.mkdtemp(prefix="geminid-", dir=home))
     keep = False
     try:
-        with Zygote() as zygote:
+        with Zygote(preload="geminid.train.preload") as zygote:
             live = _live(folder / "live", zygote, sizes, progress)
             cold = _restarts(folder / "cold", PlainLauncher(), "cold restart", sizes, progress)
             warm = _restarts(folder / "warm", zygote, "restart from a warm process", sizes, progress)

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geminid.process.launch import Launch, PlainLauncher, WorkerProcess, adopted
-from geminid.train.zygote import Zygote
+from geminid.process.zygote import Zygote
+
+#: What the zygotes of training workers import in advance.
+PRELOAD = "geminid.train.preload"
 
 
 class WarmLauncher:
@@ -49,7 +52,7 @@ class WarmLauncher:
         return PlainLauncher().start(launch)
 
     def _warm_up(self) -> Zygote:
-        return Zygote(keep=self._keep, hold=self._hold, environment=self._environment)
+        return Zygote(preload=PRELOAD, keep=self._keep, hold=self._hold, environment=self._environment)
 
     def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
         """Watch a worker that an earlier launcher started."""

@@ -159,7 +159,7 @@ def write(path: str, document: dict[str, object]) -> None:
 
 def run_worker(exit_file: str, report: int, command: list[str]) -> int:
     """Run a worker's command in a session of its own, and end as it did."""
-    mind_only_the_worker()
+    ignore_all_but_worker()
     group, ours = make_group(), os.getpid()
 
     def prepare() -> None:
@@ -178,7 +178,7 @@ def run_worker(exit_file: str, report: int, command: list[str]) -> int:
     return keep(child.pid, exit_file, group)
 
 
-def mind_only_the_worker() -> None:
+def ignore_all_but_worker() -> None:
     """Have orphans below this process become its children; signals that end others do not end it.
 
     Its worker is told to stop by whoever supervises the job, and this process ends after it.

@@ -24,11 +24,11 @@ from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.throughput import Shape
+from geminid.process.zygote import Zygote
 from geminid.supervise.events import JobEvent, JobPhase, Reported
 from geminid.supervise.protocol import Plan, Progress, Ready
 from geminid.supervise.spec import Patience, WorkerSpec
 from geminid.supervise.supervisor import Supervisor
-from geminid.train.zygote import Zygote
 
 #: How many per-slot batches are visited on each number of slots.
 BATCHES_PER_SIZE = 4
@@ -157,7 +157,7 @@ def profile_script(
         ProfilingFailed: the script does not use ``geminid.init()``, or fails, or is too slow.
     """
     heard = _Heard()
-    with tempfile.TemporaryDirectory(prefix="geminid-") as folder, Zygote() as launcher:
+    with tempfile.TemporaryDirectory(prefix="geminid-") as folder, Zygote(preload="geminid.train.preload") as launcher:
         spec = WorkerSpec(
             command=tuple(command),
             folder=Path(folder),

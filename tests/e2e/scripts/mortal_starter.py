@@ -9,12 +9,12 @@ import signal
 import sys
 from typing import Any, NoReturn
 
+from geminid.process.zygote import Fork, ForkedProcess, Request, Zygote
 from geminid.serve.client import home
 from geminid.serve.server import Options, serve
-from geminid.train.zygote import Fork, ForkedProcess, Request, Zygote
 
 moment = sys.argv[2]
-ask, begin = Zygote._ask, ForkedProcess.begin
+request_answer, begin = Zygote._request, ForkedProcess.begin
 
 
 def die() -> NoReturn:
@@ -29,7 +29,7 @@ def asking(self: Zygote, request: Request, kind: type[Any]) -> Any:
         self._connection.send(request)
         self._connection.drain(60.0)
         die()
-    answer = ask(self, request, kind)
+    answer = request_answer(self, request, kind)
     if moment == "answered" and isinstance(request, Fork):
         die()
     return answer
@@ -42,5 +42,5 @@ def beginning(self: ForkedProcess) -> None:
     die()
 
 
-Zygote._ask, ForkedProcess.begin = asking, beginning  # type: ignore[method-assign]
+Zygote._request, ForkedProcess.begin = asking, beginning  # type: ignore[method-assign]
 serve(Options(home=home(), slots=int(sys.argv[1]), policy="geminid:gap=1,refresh=5", grace_s=5.0))

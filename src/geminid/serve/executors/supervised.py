@@ -818,7 +818,7 @@ class SupervisedExecutor(ABC):
             self._running[job.id] = _Elastic(supervisor, workers=workers, asked=asked, told=set(held), alone=alone)
             if alone and job.phase is JobPhase.STARTING:
                 told.append(r.JobFormed(job_id=job.id, placement=self._placed(held)))
-            supervisor.drop_slots(lambda slot: not self._is_here(slot) or not (slot in held or self._has_code(job, slot)))
+            supervisor.drop_slots(lambda one: not (self._is_here(one) and (one in held or self._has_code(job, one))))
             supervisor.__enter__()
             before = job.state.placement
             if before is not None and before != self._placed(held):  # not all were started, or one is gone meanwhile

@@ -1,12 +1,15 @@
-"""A warm process that worker processes are forked from: PyTorch is imported once, not by every worker.
+"""The zygote: a process that has imported what workers need, and from which they are forked in milliseconds.
 
-Only Python scripts for the same interpreter can be started this way; everything else is started afresh. The warm
-process never touches a GPU: CUDA does not survive a fork, and is initialised by each worker for itself.
+Only Python scripts for the same interpreter can be forked; every other command is started as a new process. The zygote
+never touches a GPU: CUDA does not survive a fork, so each worker initialises it for itself.
 
-A worker that was forked does nothing until it is told to begin. Should whoever asked for it be gone by then, it ends:
-nobody knows of it, and another may have been started in its place.
+What is imported in advance is a module that is given by name. It may define ``before_script()``, which runs in a fork
+just before its script, and ``after_script()``, which runs after a script that ended with exit code 0.
 
-    with Zygote() as launcher:
+A forked worker waits for ``Begin`` before it runs its script. If the process that requested it is gone by then, the
+worker ends: nobody has recorded it, and another may have been started in its place.
+
+    with Zygote(preload="geminid.train.preload") as launcher:
         Supervisor(spec, launcher=launcher)
 """
 
@@ -17,6 +20,7 @@ import contextlib
 import ctypes
 import errno
 import gc
+import importlib
 import os
 import random
 import runpy
@@ -38,25 +42,27 @@ from geminid.process.disk_full import keep_printing, open_log
 from geminid.process.environment import clean_environment
 from geminid.process.launch import Launch, PlainLauncher, WorkerProcess, _Watched, adopted
 from geminid.process.python_command import PYTHONS, PythonLine, is_this_python
-from geminid.supervise import channel
-from geminid.supervise.handover import write_end
-from geminid.train.agent import mind_until_init
 from geminid.wire.codec import Codec, Message, ProtocolError
 from geminid.wire.connection import Connection
 
-#: Variables of Python's own that a fork minds, or that change nothing for a script.
+#: Variables of the interpreter that work in a fork, or that change nothing for a script.
 WORKS_IN_A_FORK = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
 
-
-#: Longest request: a command with its arguments, and an environment.
+#: Longest request, in bytes: a command with its arguments, and an environment.
 MAX_REQUEST_BYTES = 1 << 24
 
-#: Longest time in which the warm process has to take a request: it may still be importing PyTorch.
-ASK_S = 600.0
+#: How long the zygote may take to accept a request, in seconds: it may still be importing PyTorch.
+REQUEST_TIMEOUT_S = 600.0
+
+#: How long the zygote may take to end after its connection was closed, in seconds; then it is killed.
+CLOSE_TIMEOUT_S = 5.0
 
 
 class Fork(Message, frozen=True):
-    """Fork a worker that waits until it is to begin. Without a ``program``, the command is a Python script."""
+    """Fork a worker that waits for ``Begin``. Without a ``program``, the command is a Python script.
+
+    With ``keep``, the worker ends when the zygote does. ``name`` is what lists of processes show.
+    """
 
     command: list[str]
     environment: dict[str, str]
@@ -65,6 +71,7 @@ class Fork(Message, frozen=True):
     program: str | None
     keep: bool
     exit_file: str
+    name: str = ""
 
 
 class Begin(Message, frozen=True):
@@ -101,15 +108,20 @@ _ANSWERS: Codec[Answer] = Codec(Answer)
 
 
 class Zygote:
-    """Starts worker processes by forking a warm one; may be shared by several supervisors.
+    """A launcher that forks workers from a process which has imported ``preload``; several supervisors may share it.
 
-    With ``keep``, every command is started by the warm process, and whatever it started ends when it ends. It keeps
-    the descriptors that it is given to ``hold`` open until then. Its own environment is none of this process's: whoever
-    looks into the system's table of processes finds it with every worker. ``environment`` is what else is in it.
+    With ``keep``, the zygote starts every command, and all of them end when it ends; it keeps the descriptors ``hold``
+    open until then. Its environment is not this process's, because the system shows it for every forked worker: it is
+    a clean one with ``environment`` added.
     """
 
     def __init__(
-        self, *, keep: bool = False, hold: Sequence[int] = (), environment: Mapping[str, str] | None = None
+        self,
+        *,
+        preload: str,
+        keep: bool = False,
+        hold: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._keep = keep
         self._plain = PlainLauncher()
@@ -117,7 +129,7 @@ class Zygote:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "geminid.train.zygote", *map(str, (theirs.fileno(), *hold))],
+                [sys.executable, "-m", "geminid.process.zygote", preload, *map(str, (theirs.fileno(), *hold))],
                 pass_fds=[theirs.fileno(), *hold],
                 env={**clean_environment(), **(environment or {})},
                 stdin=subprocess.DEVNULL,
@@ -128,35 +140,35 @@ class Zygote:
         )
 
     def __enter__(self) -> Self:
-        """Nothing more is needed: the process warms up by itself."""
+        """Nothing more is needed: the process imports by itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the warm process."""
+        """End the zygote."""
         self.close()
 
     @property
     def pid(self) -> int:
-        """The warm process."""
+        """The id of the zygote process."""
         return self._process.pid
 
     def start(self, launch: Launch) -> WorkerProcess:
-        """Fork a worker, if the command is a Python script for this interpreter; otherwise start it afresh."""
+        """Fork a worker, if the command is a Python script for this interpreter; otherwise start a new process."""
         program = shutil.which(launch.command[0], path=launch.environment.get("PATH"))
         if program is None and launch.command[0] in PYTHONS:
             program = sys.executable
         line = PythonLine.of(launch.command)
         forks = program is not None and is_this_python(program) and line is not None and line.forks
-        forks = forks and not any(_counts_at_the_start(name) for name in launch.environment)
+        forks = forks and not any(_needs_new_process(name) for name in launch.environment)
         if not forks and not self._keep:
             return self._plain.start(launch)
         if not launch.folder.is_dir():
             raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(launch.folder))
         if program is None:
             raise FileNotFoundError(errno.ENOENT, "there is no such program", launch.command[0])
-        wanted = Fork(
+        request = Fork(
             command=[launch.command[0], str(line.script), *line.arguments] if forks and line else list(launch.command),
             environment=dict(launch.environment),
             folder=str(launch.folder),
@@ -164,33 +176,34 @@ class Zygote:
             program=None if forks else program,
             keep=self._keep,
             exit_file=str(launch.exit_file or ""),
+            name=launch.name,
         )
         try:
-            answer = self._ask(wanted, Forked)
+            answer = self._request(request, Forked)
         except OSError as problem:  # slower, but the job goes on
             if self._keep:
                 raise
-            print(f"geminid: warning: a worker is started afresh: {problem}", file=sys.stderr, flush=True)
+            print(f"geminid: warning: a worker starts without the zygote: {problem}", file=sys.stderr, flush=True)
             return self._plain.start(launch)
         return ForkedProcess(answer.pid, answer.shim, launch.exit_file, self)
 
     def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
-        """Watch a worker that another warm process forked."""
+        """Watch a worker that another zygote forked."""
         return adopted(identity)
 
     def begin(self, shim_pid: int) -> None:
         """Have the worker of a shim run its command."""
-        self._ask(Begin(shim=shim_pid), Done)
+        self._request(Begin(shim=shim_pid), Done)
 
     def exit_code(self, shim_pid: int) -> int:
         """The exit code of a worker whose shim has ended, as it did."""
-        return self._ask(Wait(shim=shim_pid), Done).code
+        return self._request(Wait(shim=shim_pid), Done).code
 
-    def _ask(self, request: Request, kind: type[A]) -> A:
+    def _request(self, request: Request, kind: type[A]) -> A:
         with self._lock:
             try:
                 self._connection.send(request)
-                self._connection.drain(ASK_S)
+                self._connection.drain(REQUEST_TIMEOUT_S)
                 while self._connection.wait(None):
                     for answer in self._connection.receive():
                         assert isinstance(answer, kind)
@@ -199,20 +212,20 @@ class Zygote:
                 raise OSError(errno.E2BIG, str(problem)) from None
             except (OSError, EOFError, ValueError):
                 pass
-        raise OSError("the process that workers are forked from is gone")
+        raise OSError(f"the process that workers are forked from (process {self._process.pid}) is gone")
 
     def close(self) -> None:
-        """End the warm process; workers stay as they are."""
+        """End the zygote; workers stay as they are."""
         self._connection.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5.0)
+            self._process.wait(CLOSE_TIMEOUT_S)
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
 
 class ForkedProcess(_Watched):
-    """A worker that was forked from the warm process, which alone can ask its shim for its exit code."""
+    """A worker that was forked from the zygote, which is the only process that can wait for its shim."""
 
     def __init__(self, pid: int, shim_pid: int, exit_file: Path | None, zygote: Zygote) -> None:
         super().__init__(pid, shim_pid, exit_file)
@@ -220,7 +233,7 @@ class ForkedProcess(_Watched):
         self._code: int | None = None
 
     def begin(self) -> None:
-        """Let it run its command; without the warm process it cannot, and ends."""
+        """Let it run its command; without the zygote it cannot, and ends."""
         with contextlib.suppress(OSError):
             self._zygote.begin(self._forked_shim)
 
@@ -234,26 +247,23 @@ class ForkedProcess(_Watched):
         return self._code
 
 
-def _counts_at_the_start(name: str) -> bool:
-    """Whether a variable means something only to a process that is just being started, which a fork is not."""
+def _needs_new_process(name: str) -> bool:
+    """Whether a variable only has an effect on a new process, not on a fork."""
     return name.startswith("LD_") or (name.startswith("PYTHON") and name not in WORKS_IN_A_FORK)
 
 
-def serve(line: socket.socket, held: Sequence[int] = ()) -> None:
-    """Import what workers need, then fork one for every request until the other side hangs up.
+def serve(preload: str, line: socket.socket, held: Sequence[int] = ()) -> None:
+    """Import what workers need, then fork one for every request until the other side closes the connection.
 
-    Those that are not to outlive this process end then, with all that they started.
+    Workers that were forked with ``keep`` end then, with everything that they started.
     """
-    with contextlib.suppress(ImportError):
-        import torch
-
-        import geminid.train.run  # noqa: F401
-
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimiser imports half of PyTorch
+    hooks = None
+    with contextlib.suppress(ImportError):  # workers that need it say that it is missing
+        hooks = importlib.import_module(preload)
     gc.collect()
     gc.freeze()
-    kept: dict[int, str] = {}  # the shims of those that are not to outlive this process, and their marks
-    waiting: dict[int, int] = {}  # the shims of those that have not begun, and the pipe on which each waits for that
+    kept: dict[int, str] = {}  # by shim, the marks of workers that end with this process
+    waiting: dict[int, int] = {}  # by shim, the pipe on which a worker waits for Begin
     connection: Connection[Request, Answer] = Connection(line, _REQUESTS, _ANSWERS)
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError), contextlib.closing(connection):
         while connection.wait(None):
@@ -261,8 +271,8 @@ def serve(line: socket.socket, held: Sequence[int] = ()) -> None:
                 answer: Answer = Done()
                 match request:
                     case Fork():
-                        pid, shim_pid, tell = _fork(request, (line.fileno(), *waiting.values(), *held))
-                        waiting[shim_pid] = tell
+                        pid, shim_pid, begin = _fork(request, hooks, (line.fileno(), *waiting.values(), *held))
+                        waiting[shim_pid] = begin
                         if request.keep:
                             kept[shim_pid] = request.environment.get(MARK, "")
                         answer = Forked(pid=pid, shim=shim_pid)
@@ -283,45 +293,45 @@ def serve(line: socket.socket, held: Sequence[int] = ()) -> None:
         signal_marked(signal.SIGKILL, set(kept.values()).__contains__)
 
 
-def _fork(start: Fork, held: Sequence[int]) -> tuple[int, int, int]:
-    """Fork a worker and, above it, its shim: their process ids, and the pipe by which the worker is told to begin."""
-    begins, tell = os.pipe()
+def _fork(start: Fork, hooks: object, held: Sequence[int]) -> tuple[int, int, int]:
+    """Fork a worker and its shim: the ids of both, and the pipe on which the worker waits for ``Begin``."""
+    begins, begin = os.pipe()
     named, name = os.pipe()
     parent = os.getpid()
     shim_pid = os.fork()
     if shim_pid == 0:
-        _watch_over(start, (*held, tell, named), begins, name, parent)
+        _become_shim(start, hooks, (*held, begin, named), begins, name, parent)
     os.close(begins)
     os.close(name)
     with open(named, "rb") as file:
-        told = file.read()
-    return int(told or shim_pid), shim_pid, tell
+        pid = file.read()
+    return int(pid or shim_pid), shim_pid, begin
 
 
-def _watch_over(start: Fork, held: Sequence[int], begins: int, name: int, parent: int) -> NoReturn:
-    """Be the shim of a worker that is forked from this process; ends as it does."""
+def _become_shim(start: Fork, hooks: object, held: Sequence[int], begins: int, name: int, parent: int) -> NoReturn:
+    """Be the shim of a worker that is forked from this process, and end as the worker does."""
     code = 1
     try:
         for descriptor in held:
             os.close(descriptor)
         os.setsid()
-        shim.mind_only_the_worker()
+        shim.ignore_all_but_worker()
         if start.keep:
             shim.die_with_parent(parent, shim.END_ALL)
-        group, ours = shim.make_group(), os.getpid()
-        begun, begin = os.pipe()
+        group, own_pid = shim.make_group(), os.getpid()
+        has_begun, report_begun = os.pipe()
         pid = os.fork()
         if pid == 0:
-            for descriptor in (name, begun):
+            for descriptor in (name, has_begun):
                 os.close(descriptor)
             shim.enter_group(group)
-            _become(start, begins, begin, ours)
+            _become_worker(start, hooks, begins, report_begun, own_pid)
         os.write(name, str(pid).encode())
         os.close(name)
         os.close(begins)
-        os.close(begin)
+        os.close(report_begun)
         ctypes.CDLL(None).prctl(shim.PR_SET_NAME, b"geminid shim")
-        code = shim.keep(pid, start.exit_file, group, has_begun=lambda: bool(os.read(begun, 1)))
+        code = shim.keep(pid, start.exit_file, group, has_begun=lambda: bool(os.read(has_begun, 1)))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -329,19 +339,19 @@ def _watch_over(start: Fork, held: Sequence[int], begins: int, name: int, parent
         os._exit(1)
 
 
-def _become(start: Fork, begins: int, begin: int, parent: int) -> NoReturn:
-    """Be the worker, in a session of its own, as if the command had been started afresh, once it is to begin."""
+def _become_worker(start: Fork, hooks: object, begins: int, report_begun: int, parent: int) -> NoReturn:
+    """Be the worker, in a session of its own, as if the command had been started as a new process."""
     code = 1
     try:
         os.setsid()
-        for number in (signal.SIGTERM, signal.SIGHUP, shim.END_ALL):  # its shim minds none of them
+        for number in (signal.SIGTERM, signal.SIGHUP, shim.END_ALL):  # the shim's handlers
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         shim.die_with_parent(parent)
-        if not os.read(begins, 1):  # whoever wanted it is gone
+        if not os.read(begins, 1):  # the process that requested it is gone
             os._exit(1)
-        os.write(begin, b"\0")
-        os.close(begin)
+        os.write(report_begun, b"\0")
+        os.close(report_begun)
         os.close(begins)
         os.chdir(start.folder)
         log = open_log(Path(start.log))
@@ -351,9 +361,8 @@ def _become(start: Fork, begins: int, begin: int, parent: int) -> NoReturn:
         before = set(os.environ.get("PYTHONPATH", "").split(os.pathsep))
         os.environ.clear()
         os.environ.update(start.environment)
-        name = "/".join(os.environ[part] for part in (channel.JOB, channel.WORKER) if part in os.environ)
-        if name:
-            ctypes.CDLL(None).prctl(shim.PR_SET_NAME, name.encode()[:15])
+        if start.name:
+            ctypes.CDLL(None).prctl(shim.PR_SET_NAME, start.name.encode()[:15])
         if start.program is not None:
             os.execve(start.program, start.command, start.environment)
         keep_printing()
@@ -362,8 +371,7 @@ def _become(start: Fork, begins: int, begin: int, parent: int) -> NoReturn:
         sys.argv = start.command[1:]
         sys.path[:0] = [str(Path(script).parent), *own]
         random.seed()
-        mind_until_init()
-        _use_threads(os.environ.get("OMP_NUM_THREADS", ""))
+        _call(hooks, "before_script")
         code = _run(script)
     except BaseException:
         traceback.print_exc()
@@ -373,17 +381,15 @@ def _become(start: Fork, begins: int, begin: int, parent: int) -> NoReturn:
         with contextlib.suppress(BaseException):
             atexit._run_exitfuncs()
         if code == 0:
-            write_end()
+            _call(hooks, "after_script")
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _use_threads(count: str) -> None:
-    import torch
-
-    if count.isdigit() and int(count) > 0:
-        torch.set_num_threads(int(count))
+def _call(hooks: object, name: str) -> None:
+    """Call a function of the preloaded module, if it has one of this name."""
+    getattr(hooks, name, lambda: None)()
 
 
 def _run(script: str) -> int:
@@ -402,4 +408,4 @@ def _run(script: str) -> int:
 
 
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])), [int(word) for word in sys.argv[2:]])
+    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])), [int(word) for word in sys.argv[3:]])
