@@ -237,7 +237,7 @@ def test_an_epoch_has_its_samples_at_any_batch_and_time_between_steps_counts():
 
 def test_a_job_that_has_not_run_starts_and_trains_as_one_that_was_like_it():
     before = replace(job("j1"), stretches=(Stretch("cpu", 1, 32, 0, 1.5 * 10 * 0.32, 10),))
-    before = before.told(1.0, "starting on 1 slot").told(8.0, "training on 1 slot")
+    before = before.with_story(1.0, "starting on 1 slot").with_story(8.0, "training on 1 slot")
     state = JobState.submitted(job_id="j2", spec=before.spec, at_s=10.0)
     new = replace(before, state=state, samples=0, stretches=(), story=())
     application = what_if([before, new], CLUSTER, 20.0).applications["j2"]

@@ -50,8 +50,6 @@ EXCEPTIONS = {
     "serve/service.py: methods of Service": 44,
     "serve/service.py: attributes of Service": 28,
     "serve/service.py: constructor of Service": 45,
-    "serve/state.py: lines": 686,
-    "serve/state.py: methods of ServiceState": 31,
     "sim/simjob.py: lines": 551,
     "sim/simjob.py: methods of SimJob": 38,
     "sim/simulator.py: lines": 781,

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from geminid.clock import Clock
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration, Placement
 from geminid.engine.explain import expected_speed, explain
@@ -12,7 +13,6 @@ from geminid.nodes import NodeGroup
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
-from geminid.clock import Clock
 from geminid.serve.planner import Planner
 from geminid.serve.state import ServiceState
 from geminid.sim.run import load_policy

@@ -2,7 +2,7 @@
 
 from geminid.serve import records as r
 from geminid.serve.refusals import NOBODY, NOTED_PER_MINUTE, Refusals
-from geminid.serve.state import MOST_NOTES, ServiceState
+from geminid.serve.state import MAX_NOTES, ServiceState
 
 
 def test_a_flood_of_wrong_tokens_hides_no_user_and_fills_no_log():
@@ -26,6 +26,6 @@ def test_a_flood_of_wrong_tokens_hides_no_user_and_fills_no_log():
 def test_what_is_audited_hides_no_alert():
     state = ServiceState()
     state.apply(1, 0.0, r.Noted(level="alert", text="look at this"))
-    for number in range(2 * MOST_NOTES):
+    for number in range(2 * MAX_NOTES):
         state.apply(2 + number, 1.0, r.Noted(level="audit", text="401 for nobody"))
     assert state.notes == ((0.0, "alert", "look at this"),)

@@ -21,6 +21,7 @@ import numpy as np
 from geminid.bench import heartbeats
 from geminid.bench.executor_scale import ManyJobs, ManyNodes
 from geminid.bench.timing import timed
+from geminid.clock import Clock
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.job import JobSpec
@@ -28,7 +29,6 @@ from geminid.node.agent import PING_S
 from geminid.nodes import NodeGroup
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
-from geminid.clock import Clock
 from geminid.serve.documents import job_document, node_documents
 from geminid.serve.executors.ray.executor import heartbeat_s
 from geminid.serve.executors.supervised import LOGS_EVERY_S, REPORTS_LATE_S

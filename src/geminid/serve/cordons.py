@@ -12,10 +12,7 @@ from collections.abc import Callable
 
 from geminid.cluster import Cluster
 from geminid.serve.livejob import LiveJob
-from geminid.serve.state import ServiceState
-
-#: A slot: its node and its number.
-Slot = tuple[str, int]
+from geminid.serve.state import ServiceState, Slot
 
 
 def kept_slots(

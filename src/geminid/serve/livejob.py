@@ -191,8 +191,8 @@ class LiveJob:
             failed_samples=max(self.samples, self.failed_samples),
         )
 
-    def told(self, at_s: float, text: str, pause_s: float | None = None) -> LiveJob:
-        """The job with another line in its story."""
+    def with_story(self, at_s: float, text: str, pause_s: float | None = None) -> LiveJob:
+        """The job with another line in its story, at most ``LONGEST_STORY`` of them."""
         line = StoryLine(at_s, text, self.state.num_slots, pause_s)
         return replace(self, story=(*self.story, line)[-LONGEST_STORY:])
 

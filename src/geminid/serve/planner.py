@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 
+from geminid.clock import Clock
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.engine import events as e
@@ -24,8 +25,7 @@ from geminid.engine.models import ModelKeeper
 from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, JobFacts, JobView, Policy
 from geminid.serve import records as r
-from geminid.clock import Clock
-from geminid.serve.cordons import Slot, kept_slots
+from geminid.serve.cordons import kept_slots
 from geminid.serve.crowds import Crowds, crowd_of, ranks_of
 from geminid.serve.equals import Lines, equality_of, is_new, most_at_once
 from geminid.serve.guard import Guard, Timed
@@ -34,7 +34,7 @@ from geminid.serve.livejob import ENDS, LiveJob, observation_of
 from geminid.serve.minimumrun import Runs
 from geminid.serve.reasons import Causes, Change
 from geminid.serve.reservations import PATIENCE_S
-from geminid.serve.state import ServiceState
+from geminid.serve.state import ServiceState, Slot
 from geminid.serve.translation import facts_of, fits, name_slots, recall_usage, view_of
 
 log = logging.getLogger("geminid.serve")

@@ -102,7 +102,7 @@ def quarantined(job: LiveJob, at_s: float, reason: str) -> LiveJob:
         epoch=min(job.epoch, LARGEST_COUNT),
         **{name: _DEFAULTS[name] for name in MEASURED},
     )
-    return ended if job.phase.is_terminal else ended.told(at_s, state.reason)
+    return ended if job.phase.is_terminal else ended.with_story(at_s, state.reason)
 
 
 def read_job(plain: Mapping[str, Any]) -> LiveJob:

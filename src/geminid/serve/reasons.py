@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
-from geminid.serve.cordons import Slot
 from geminid.serve.livejob import LiveJob
-from geminid.serve.state import ServiceState
+from geminid.serve.state import ServiceState, Slot
 
 #: So many slots, jobs or requests are named where there may be many.
 MOST_NAMED = 3

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from geminid.clock import Clock
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput, Problem
 from geminid.nodes import NodeGroup
 from geminid.serve import records as r
-from geminid.clock import Clock
 from geminid.serve.documents import factors_of, market_document
 from geminid.serve.planner import Planner
 from geminid.serve.state import ServiceState

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from geminid import __version__
+from geminid.clock import Clock
 from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
 from geminid.engine.explain import LastDecision
@@ -32,7 +33,6 @@ from geminid.policies.base import ClusterView, Policy
 from geminid.process.python_command import PYTHONS
 from geminid.serve import records as r
 from geminid.serve.client import LONGEST_END_S
-from geminid.clock import Clock
 from geminid.serve.executors.base import Executor, Happening
 from geminid.serve.guard import Guard
 from geminid.serve.histograms import DECISIONS, WAITS, Histogram
