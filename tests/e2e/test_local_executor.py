@@ -70,7 +70,7 @@ def test_a_job_whose_folder_cannot_be_made_crashes_alone(tmp_path):
         started, *rest = made.run(job(elastic=elastic), PLACE)
         assert started == r.JobStarting(job_id="j1", placement=PLACE)
         assert "it could not be started" in crash(rest)
-        assert not made.busy
+        assert made.pids("j1") == []
 
 
 def test_a_socket_whose_path_is_too_long_fails_one_job_and_not_the_service(tmp_path):
@@ -85,8 +85,8 @@ def test_a_command_that_cannot_be_started_after_it_was_announced_crashes_alone(t
     (tmp_path / "jobs" / "j1" / "logs").write_text("in the way")
     made.flush()
     (happening,) = heard
-    assert "it could not be started" in crash(made.take(happening))
-    assert not made.busy
+    assert "it could not be started" in crash(made.handle(happening))
+    assert made.pids("j1") == []
 
 
 def lives(pid: int) -> bool:
@@ -107,7 +107,7 @@ def ready(folder: Path) -> bool:
 
 def outcome(made: LocalExecutor, heard: queue.Queue[object]) -> str:
     while True:
-        for record in made.take(heard.get(timeout=20.0)):
+        for record in made.handle(heard.get(timeout=20.0)):
             if isinstance(record, r.JobEnded):
                 return record.how
 
@@ -171,7 +171,7 @@ def test_a_command_that_is_stopped_before_it_is_started_is_not_started(tmp_path)
     ]
     made.stop(second, "cancelled")
     made.flush()
-    assert not made.busy
+    assert made.pids("j1") == []
     assert heard == []
 
 
@@ -216,7 +216,7 @@ def test_of_a_job_that_is_taken_over_the_slots_without_a_worker_are_free(tmp_pat
         )
     ):
         state.apply(seq, 0.0, record)
-    for record in made.open(lambda happening: None, list(state.jobs.values())):
+    for record in made.open(lambda event: None, list(state.jobs.values())):
         state.apply(9, 1.0, record)
     assert state.jobs["j1"].phase is phase
     assert state.jobs["j1"].state.placement == PLACE
@@ -259,7 +259,7 @@ def test_a_shortage_of_the_machine_does_not_count_against_a_job(tmp_path, monkey
 
     monkeypatch.setattr(PlainCommand, "start", fail)
     made.flush()
-    (ended,) = made.take(heard[0])
+    (ended,) = made.handle(heard[0])
     assert isinstance(ended, r.JobEnded)
     assert ended.how == how
 
@@ -368,7 +368,7 @@ def test_a_command_stays_where_its_device_is_and_is_queued_if_that_is_gone(tmp_p
 
 
 def test_an_elastic_job_leaves_a_slot_that_is_gone_and_keeps_the_others(tmp_path, monkeypatch):
-    LocalExecutor(tmp_path, machine(3), warm=False).open(lambda happening: None, [])
+    LocalExecutor(tmp_path, machine(3), warm=False).open(lambda event: None, [])
     made = LocalExecutor(tmp_path, machine(1), warm=False)
     workers = {"j1": {"w1": "0", "w2": "1"}, "j2": {"w1": "2"}}
     monkeypatch.setattr(made, "_live_workers", workers.__getitem__)
@@ -379,12 +379,12 @@ def test_an_elastic_job_leaves_a_slot_that_is_gone_and_keeps_the_others(tmp_path
         "j2": on(Placement.of({NODE: [2]}), elastic=True, job_id="j2"),
     }
     state = ServiceState(jobs=dict(jobs))
-    for record in made.open(lambda happening: None, list(jobs.values())):
+    for record in made.open(lambda event: None, list(jobs.values())):
         state.apply(state.seq + 1, 3.0, record)
     assert state.jobs["j1"].target == PLACE
     assert "slot local/1 is gone" in state.jobs["j1"].why
     assert state.jobs["j2"].target is None
-    (gone,) = supervisors["j1"].forsake.call_args.args
+    (gone,) = supervisors["j1"].drop_slots.call_args.args
     assert [gone(slot) for slot in ("0", "1")] == [False, True]
     assert made.run(state.jobs["j1"], PLACE) == []  # it is on its way already
     assert made._running["j1"].holds == {"0", "1"}  # until its worker has left
@@ -410,7 +410,7 @@ def test_a_slot_where_a_worker_may_still_be_started_is_not_given_to_another(tmp_
     monkeypatch.setattr(made, "_supervise", lambda job, adopt: supervisor)
     elastic, other = on(PLACE, elastic=True), job()
     other = replace(other, state=replace(other.state, job_id="j2"))
-    made.open(lambda happening: None, [elastic])
+    made.open(lambda event: None, [elastic])
     made.run(elastic, both)
     made.flush()
     made.run(elastic, PLACE)
@@ -418,7 +418,7 @@ def test_a_slot_where_a_worker_may_still_be_started_is_not_given_to_another(tmp_
     assert made.run(other, second) == []
 
     def hear(event: j.JobEvent) -> list[r.Record]:
-        return made.take(_Told("j1", supervisor, event))
+        return made.handle(_Told("j1", supervisor, event))
 
     assert hear(j.WorkerStarted("w2", "1", 0)) == []
     assert hear(j.Resized(("0", "1"))) == []
@@ -434,13 +434,13 @@ def test_a_reason_names_the_file_that_is_not_there(tmp_path):
     made.open(heard.put, [])
     made.run(job("./gone.sh"), PLACE)
     made.flush()
-    told = [record for _ in range(2) for record in made.take(heard.get(timeout=20.0))]
+    told = [record for _ in range(2) for record in made.handle(heard.get(timeout=20.0))]
     assert crash(told) == "it could not be started: ./gone.sh: No such file or directory"
     nowhere = job("true")
     nowhere = replace(nowhere, state=replace(nowhere.state, spec=replace(nowhere.spec, working_dir="/not/there")))
     made.run(nowhere, PLACE)
     made.flush()
-    told = made.take(heard.get(timeout=20.0))
+    told = made.handle(heard.get(timeout=20.0))
     assert crash(told) == "it could not be started: /not/there: No such file or directory"
 
 
@@ -543,7 +543,7 @@ class Crowd:
         self.made = LocalExecutor(folder, machine(4), warm=False)
         self.supervisors: dict[str, MagicMock] = {}
         self.led: list[str] = []
-        self.made.open(lambda happening: None, [])
+        self.made.open(lambda event: None, [])
         monkeypatch.setattr(self.made, "_supervise", lambda job, adopt: self.supervisors.setdefault(job.id, self.one()))
         lead = self.made._lead
         monkeypatch.setattr(self.made, "_lead", lambda job_id: [self.led.append(job_id), *lead(job_id)][1:])
@@ -560,7 +560,7 @@ class Crowd:
 
     def hear(self, job_id: str, event: j.JobEvent) -> list[r.Record]:
         self.led.clear()
-        return self.made.take(_Told(job_id, self.supervisors[job_id], event))
+        return self.made.handle(_Told(job_id, self.supervisors[job_id], event))
 
     def start(self, job_id: str, *slots: int) -> None:
         assert [type(record) for record in self.run(job_id, *slots)] == [r.JobStarting]
@@ -609,9 +609,9 @@ def test_whoever_can_start_beside_one_that_is_told_to_stop_does_not_wait_for_it(
     crowd = Crowd(tmp_path, monkeypatch)
     crowd.start("j1", 0)
     assert crowd.run("j2", 0, 1) == []
-    assert crowd.made.tick() == []
+    assert crowd.made.tick(dict) == []
     assert [type(record) for record in crowd.made.stop(elastic_on([0], "j1"), "paused")] == [r.JobStopping]
-    assert crowd.made.tick() == [r.JobStarting(job_id="j2", placement=Placement.of({NODE: [1]}))]
+    assert crowd.made.tick(dict) == [r.JobStarting(job_id="j2", placement=Placement.of({NODE: [1]}))]
     crowd.made.flush()
     grown = crowd.hear("j1", j.JobEnded(j.JobPhase.STOPPED, ""))[-1]
     assert grown == r.JobRescaling(job_id="j2", placement=Placement.of({NODE: [0, 1]}))

@@ -134,7 +134,7 @@ def forecaster(*jobs: LiveJob, now_s: float = 0.0, **state: object) -> Forecaste
         policy_text="geminid",
         patience_s=600.0,
         clock=SimpleNamespace(now_s=lambda: now_s),
-        executor=SimpleNamespace(kind_of=lambda spec: FoundKind(JobKind.UNKNOWN, "")),
+        executor=SimpleNamespace(submissions=SimpleNamespace(kind_of=lambda spec: FoundKind(JobKind.UNKNOWN, ""))),
     )
     made = Forecaster(service)  # type: ignore[arg-type]
     until = time.monotonic() + 60.0

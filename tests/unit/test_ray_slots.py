@@ -13,7 +13,7 @@ from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.serve import records as r
-from geminid.serve.executors.base import Happening
+from geminid.serve.executors.base import ExecutorEvent
 from geminid.serve.executors.ray import messages as b
 from geminid.serve.executors.ray.bridge import Bridge
 from geminid.serve.executors.ray.executor import RayExecutor, _Bridged
@@ -56,7 +56,7 @@ def alone(folder) -> RayExecutor:
             return PretendSupervisor()
 
     made = Alone(folder, "auto")
-    heard: SimpleQueue[Happening] = SimpleQueue()
+    heard: SimpleQueue[ExecutorEvent] = SimpleQueue()
     made.open(heard.put, [])
     return made
 
@@ -79,7 +79,7 @@ def run(executor: RayExecutor, job: LiveJob) -> list[r.Record]:
 
 
 def tell(executor: RayExecutor, told: str, **document: object) -> list[r.Record]:
-    return executor.take(_Bridged(msgspec.convert({"told": told, **document}, b.Answer)))
+    return executor.handle(_Bridged(msgspec.convert({"told": told, **document}, b.Answer)))
 
 
 def give(executor: RayExecutor, *slots: str) -> list[r.Record]:
@@ -91,11 +91,11 @@ def test_slots_are_asked_for_once_and_the_job_starts_when_they_are_given(executo
     bridge = executor._bridge
     assert run(executor, job("j1", 0, 1)) == []
     assert bridge.leases() == [("a/0", "a/1")]
-    assert executor.tick() == []
+    assert executor.tick(dict) == []
     assert bridge.leases() == []
     (started,) = give(executor, "a/0", "a/1")
     assert started == r.JobStarting(job_id="j1", placement=Placement.of({"a": [0, 1]}))
-    assert executor.tick() == []
+    assert executor.tick(dict) == []
     assert bridge.leases() == []
 
 
@@ -104,7 +104,7 @@ def test_slots_that_nobody_could_be_asked_for_are_asked_for_at_the_next_tick(exe
     bridge.is_there = False
     run(executor, job("j1", 0))
     bridge.is_there = True
-    executor.tick()
+    executor.tick(dict)
     assert bridge.leases() == [("a/0",)]
 
 
@@ -114,7 +114,7 @@ def test_slots_that_were_refused_are_asked_for_again_when_they_are_not_others_an
     bridge.leases()
     refused = {"id": executor._pending._last, "slots": ["a/0"], "withheld": False}
     assert tell(executor, "refused", **refused) == [r.SlotsTaken(node="a", slots=[0])]
-    executor.tick()
+    executor.tick(dict)
     assert bridge.leases() == []
     tell(executor, "nodes", nodes=NODES, found=None)
     assert bridge.leases() == [("a/0",)]
@@ -127,7 +127,7 @@ def test_slots_that_were_asked_for_another_job_are_asked_for_when_that_is_answer
     assert bridge.leases() == [("a/0",)]
     executor.stop(first, "cancelled")
     run(executor, job("j2", 0, 1))
-    executor.tick()
+    executor.tick(dict)
     assert bridge.leases() == []
     assert give(executor, "a/0") == []
     assert bridge.leases() == [("a/1",)]
@@ -158,10 +158,10 @@ def test_a_job_is_brought_its_code_where_its_slots_are_held_and_trains_on_while_
     executor.flush()
     running = executor._running["j1"]
     for worker, slot in (("w1", "a/0"), ("w2", "b/0")):
-        executor.take(_Told("j1", running.supervisor, WorkerStarted(worker, slot, 1)))
+        executor.handle(_Told("j1", running.supervisor, WorkerStarted(worker, slot, 1)))
     executor._places._places.clear()
     bridge.asked.clear()
-    assert executor.tick() == []
+    assert executor.tick(dict) == []
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]
     assert again["nodes"] == ["a", "b"]
     assert tell(executor, "shipped", id=again["id"], places={"a": place}) == []  # and not yet of the other node
@@ -176,10 +176,10 @@ def test_code_of_a_job_that_is_not_wanted_any_more_is_not_brought(executor):
     executor.stop(coded, "cancelled")
     bridge.asked.clear()
     bridge.is_there = False
-    executor.tick()
+    executor.tick(dict)
     bridge.is_there = True
-    executor.tick()
-    executor.tick()
+    executor.tick(dict)
+    executor.tick(dict)
     assert unshipped(bridge) == ["j1"]
     assert tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}}) == []
     assert executor._places.on("j1", "a") is None
@@ -213,17 +213,17 @@ def bring(executor: RayExecutor, coded: LiveJob) -> None:
 def test_code_is_removed_again_by_the_next_bridge_unless_it_was_told_to_be_gone(executor, tmp_path):
     bridge, written = executor._bridge, tmp_path / "places" / "j1.json"
     bring(executor, replace(job("j1", 0), code="c0de"))
-    executor.tick()
+    executor.tick(dict)
     assert unshipped(bridge) == ["j1"]
-    executor.tick()
+    executor.tick(dict)
     assert unshipped(bridge) == ["j1"]
     tell(executor, "away", bridge=1, trouble="")
-    executor.tick()
+    executor.tick(dict)
     assert unshipped(bridge) == ["j1", "j1"]
     assert written.exists()
     tell(executor, "unshipped", id=bridge.asked[-1]["id"])
     assert not written.exists()
-    executor.tick()
+    executor.tick(dict)
     assert unshipped(bridge) == ["j1", "j1"]
 
 
@@ -233,14 +233,14 @@ def test_code_of_a_job_that_was_over_before_the_service_came_back_is_removed(exe
     bring(executor, replace(job("j2", 1), code="c0de"))
     executor.close(detach=True)
     after = alone(tmp_path)
-    after.tick()
+    after.tick(dict)
     assert sorted(unshipped(after._bridge)) == ["j1", "j2"]
 
 
 def test_where_code_is_stays_known_if_it_is_brought_again_while_it_is_removed(executor, tmp_path):
     bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
     bring(executor, coded)
-    executor.tick()
+    executor.tick(dict)
     removing = next(one["id"] for one in bridge.asked if one["do"] == "unship")
     bridge.asked.clear()
     bring(executor, coded)
@@ -274,7 +274,7 @@ def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_
     assert taken == r.SlotsTaken(node="a", slots=[0, 1], reason="no space left on a")
     assert [one["slots"] for one in bridge.asked if one["do"] == "release"] == [["a/0"]]
     bridge.asked.clear()
-    assert executor.tick() == []
+    assert executor.tick(dict) == []
     assert [one["do"] for one in bridge.asked if one["do"] in ("lease", "ship")] == []
 
 
@@ -285,7 +285,7 @@ def test_code_that_is_gone_from_a_node_is_brought_again_and_whoever_trains_there
     bridge.asked.clear()
     executor._running["j1"].supervisor = supervisor = MagicMock()
     executor._running["j1"].workers["w1"] = "a/0"
-    executor.take(CodeGone("j1", "a", frozenset({"a/1"})))
+    executor.handle(CodeGone("j1", "a", frozenset({"a/1"})))
     assert executor._running["j1"].asked == ("a/0",)
     assert executor._places.on("j1", "a") is None
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]

@@ -341,12 +341,11 @@ def _serve_until_killed(folder: Path, accepted: Path, n: int) -> None:
 
 
 def test_a_service_forgets_jobs_that_are_over_and_their_folders(tmp_path):
-    executor = PretendExecutor()
-    executor.folder_of = lambda job_id: tmp_path / "jobs" / job_id  # type: ignore[method-assign]
+    executor = PretendExecutor(home=tmp_path)
     with Running(tmp_path / "store", executor=executor, keep=Retention(jobs=1)) as running:
         jobs = [running.submit() for _ in range(3)]
         for job_id in jobs:
-            executor.folder_of(job_id).mkdir(parents=True)
+            executor.folders.folder_of(job_id).mkdir(parents=True)
             running.until(lambda jobs, job_id=job_id: jobs[job_id].phase is JobPhase.RUNNING)
             running.executor.report(r.JobEnded(job_id=job_id, how="succeeded"))
             running.until(lambda jobs, job_id=job_id: jobs[job_id].phase is JobPhase.SUCCEEDED)
@@ -460,7 +459,7 @@ def test_a_service_that_fails_ends_and_turns_everybody_away(tmp_path):
     class Broken(PretendExecutor):
         broken = False
 
-        def tick(self) -> list[r.Record]:
+        def tick(self, capacity) -> list[r.Record]:
             if self.broken:
                 raise RuntimeError("a mistake of ours")
             return []

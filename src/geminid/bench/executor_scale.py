@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from geminid.serve.executors.base import Happening
+from geminid.serve.executors.base import ExecutorEvent
 from geminid.serve.executors.ray import messages as b
 from geminid.serve.executors.ray.executor import RayExecutor, _Bridged
 from geminid.serve.executors.supervised import _Elastic, _Told
@@ -30,7 +30,7 @@ class ManyJobs:
     """A Ray executor on which each job runs on the slots of its plan."""
 
     def __init__(self, folder: Path, nodes: Sequence[str], slots: int, jobs: Iterable[LiveJob]) -> None:
-        heard: SimpleQueue[Happening] = SimpleQueue()
+        heard: SimpleQueue[ExecutorEvent] = SimpleQueue()
         seen = [seen_node(name, slots) for name in nodes]
         self._line = b.ANSWERS.encode(b.Nodes(nodes=seen))
 
@@ -54,7 +54,7 @@ class ManyJobs:
         self._take_all()
         self._executor.flush()
         running = self._elastic(job.id)
-        logs = self._executor.folder_of(job.id) / "logs"
+        logs = self._executor.folders.logs_of(job.id)
         logs.mkdir(exist_ok=True)
         for number, slot in enumerate(running.asked):
             (logs / f"w{number}.log").touch()
@@ -66,12 +66,12 @@ class ManyJobs:
         return cast("_Elastic", self._executor._running[job_id])
 
     def _handle(self, job_id: str, event: j.JobEvent) -> None:
-        self._executor.take(_Told(job_id, self._elastic(job_id).supervisor, event))
+        self._executor.handle(_Told(job_id, self._elastic(job_id).supervisor, event))
 
     def _take_all(self) -> None:
         try:
             while True:
-                self._executor.take(self._heard.get_nowait())
+                self._executor.handle(self._heard.get_nowait())
         except Empty:
             pass
 
@@ -83,7 +83,7 @@ class ManyJobs:
     def tick(self) -> None:
         """One periodic call of the executor, without its look at log files."""
         self._executor._logs_at_s = math.inf
-        self._executor.tick()
+        self._executor.tick(dict)
 
     def look_at_logs(self) -> None:
         """The executor's look at the sizes of log files."""
@@ -101,7 +101,7 @@ class ManyJobs:
 
     def hear_nodes(self) -> None:
         """The bridge tells of all nodes."""
-        self._executor.take(_Bridged(b.ANSWERS.decode(self._line)))
+        self._executor.handle(_Bridged(b.ANSWERS.decode(self._line)))
 
     def close(self) -> None:
         """Let go of it."""

@@ -429,7 +429,7 @@ class Forecaster:
         """What would become of a job if it were submitted now."""
         service, now_s = self._service, self._service.clock.now_s()
         state = JobState.submitted(job_id=NEW, spec=spec, at_s=now_s)
-        found_kind = service.executor.kind_of(spec)
+        found_kind = service.executor.submissions.kind_of(spec)
         new = LiveJob(
             state=state,
             elastic=found_kind.kind is JobKind.ELASTIC,

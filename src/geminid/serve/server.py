@@ -29,9 +29,10 @@ from geminid.process.identity import identity_of
 from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import BAD_INPUT, FAILED, SERVICE, Client, ServiceError
 from geminid.serve.executors.base import Executor
+from geminid.serve.executors.folders import JOBS
 from geminid.serve.executors.local import LocalExecutor
 from geminid.serve.executors.remote import SILENT_S
-from geminid.serve.executors.supervised import JOBS, ORPHANS_S
+from geminid.serve.executors.supervised import ORPHANS_S
 from geminid.serve.lastport import keep_port, listen
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.privacy import check_private

@@ -33,7 +33,7 @@ from geminid.policies.base import ClusterView, Policy
 from geminid.process.python_command import PYTHONS
 from geminid.serve import records as r
 from geminid.serve.client import LONGEST_END_S
-from geminid.serve.executors.base import Executor, Happening
+from geminid.serve.executors.base import Executor, ExecutorEvent
 from geminid.serve.guard import Guard
 from geminid.serve.histograms import DECISIONS, WAITS, Histogram
 from geminid.serve.jobnames import IDENTIFIER
@@ -57,7 +57,7 @@ FORGET_EVERY_S = 10.0
 #: A part of the service's work that has failed (deciding, a snapshot) is not tried again for this many seconds.
 FAILED_PART_PAUSE_S = 5.0
 
-#: So many requests and happenings are handled in one batch at most.
+#: So many requests and events are handled in one batch at most.
 MOST_IN_BATCH = 500
 
 
@@ -142,7 +142,7 @@ class Service:
         self._state = store.load()
         self.clock = Clock(self._state.at_s)
         self._quarantine_implausible()
-        self._inbox: queue.SimpleQueue[_Request | _Look | _End | tuple[Happening]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Request | _Look | _End | tuple[ExecutorEvent]] = queue.SimpleQueue()
         self.patience_s = patience_s
         self._planner = Planner(
             self.cluster,
@@ -188,7 +188,7 @@ class Service:
         started = r.ServiceStarted(
             epoch=self.store.epoch, version=__version__, policy=self.policy_text, cluster=cluster
         )
-        recovered = self.executor.open(lambda happening: self._inbox.put((happening,)), list(self._state.jobs.values()))
+        recovered = self.executor.open(lambda event: self._inbox.put((event,)), list(self._state.jobs.values()))
         if not self._commit([started, *recovered]):
             raise StoreProblem(self._trouble)
         self._planner.start_over()
@@ -225,8 +225,8 @@ class Service:
             InvalidInput: it can never run here.
         """
         spec = self.accepted(spec, owner) if not checked else spec
-        code = self.executor.put_by(spec)
-        found = self.executor.kind_of(spec)
+        code = self.executor.submissions.store_code(spec)
+        found = self.executor.submissions.kind_of(spec)
         given: list[str] = []
 
         def make(state: ServiceState) -> list[r.Record]:
@@ -264,13 +264,15 @@ class Service:
             InvalidInput: it can never run here.
         """
         if python is not None and spec.command[0] in PYTHONS:
-            spec = replace(spec, command=(self.executor.interpreter(python) or spec.command[0], *spec.command[1:]))
+            python = self.executor.submissions.interpreter(python) or spec.command[0]
+            spec = replace(spec, command=(python, *spec.command[1:]))
         if environment:
-            spec = replace(spec, env=tuple({**self.executor.inherited(environment), **dict(spec.env)}.items()))
-        problems = self.executor.check(spec)
+            inherited = self.executor.submissions.inherited(environment)
+            spec = replace(spec, env=tuple({**inherited, **dict(spec.env)}.items()))
+        problems = self.executor.submissions.check(spec)
         if IDENTIFIER.fullmatch(spec.name):
             problems.append(Problem("name", spec.name, "must not look like a job's identifier: choose another one"))
-        plain = self.executor.kind_of(spec).kind is JobKind.PLAIN
+        plain = self.executor.submissions.kind_of(spec).kind is JobKind.PLAIN
         if plain and spec.max_slots is not None and not spec.has_fixed_size:
             told = f"must be {spec.min_slots}, as min_slots: a plain command has a fixed size"
             problems.append(Problem("max_slots", spec.max_slots, told, involves=("min_slots",)))
@@ -319,7 +321,7 @@ class Service:
             if job.kind is JobKind.PLAIN and (min_slots is not None or max_slots is not None):
                 raise Refused(409, f"job {job_id} is a plain command, whose size cannot change")
             changed = replace(job.spec, **given)  # checks the values
-            found = self.executor.check(changed)
+            found = self.executor.submissions.check(changed)
             if problems := [problem for problem in found if {problem.field, *problem.involves} & given.keys()]:
                 raise InvalidInput(problems)
             return [r.JobChanged(job_id=job_id, by=by, priority=priority, min_slots=min_slots, max_slots=max_slots)]
@@ -476,7 +478,6 @@ class Service:
     def _decide(self) -> None:
         if not self._commit(self._planner.decide()):
             self._planner.start_over()  # what is not written was not decided
-        self.executor.wish(self._planner.wishes())
 
     def _snapshot(self) -> None:
         with contextlib.suppress(StoreProblem):
@@ -500,14 +501,14 @@ class Service:
                 log.exception("the service could not %s", what)
                 self._unsaved.append(r.Noted(level="alert", text=f"the service could not {what}: {reason}"))
 
-    def _take(self, happening: Happening) -> list[r.Record]:
+    def _take(self, event: ExecutorEvent) -> list[r.Record]:
         """What something that the executor has heard means for the jobs."""
         try:
-            return self.executor.take(happening)
+            return self.executor.handle(event)
         except Exception as problem:
-            log.exception("the executor could not handle %r", happening)
-            told = f"{type(happening).__name__} cannot be handled: {type(problem).__name__}: {problem}"[:500]
-            job_id = getattr(happening, "job_id", None)
+            log.exception("the executor could not handle %r", event)
+            told = f"{type(event).__name__} cannot be handled: {type(problem).__name__}: {problem}"[:500]
+            job_id = getattr(event, "job_id", None)
             if job_id is None:
                 return [r.Noted(level="alert", text=told)]
             return [r.JobQuarantined(job_id=job_id, reason=told)]
@@ -555,15 +556,16 @@ class Service:
         self._forget_at_s = time.monotonic() + FORGET_EVERY_S
         outdated = self._keep.outdated(self._state, self.clock.now_s())
         if outdated and self._commit([r.JobsForgotten(job_ids=outdated)]):
-            remove_folders(outdated, self.executor.folder_of)
-        self.executor.keep_code({job.code for job in self._state.jobs.values() if not job.phase.is_terminal})
+            remove_folders(outdated, self.executor.folders.folder_of)
+        needed = {job.code for job in self._state.jobs.values() if not job.phase.is_terminal}
+        self.executor.submissions.keep_code(needed)
 
     def _tick(self) -> list[r.Record]:
         """What time brings; looked at twice a second, however often something comes in: it is about all jobs."""
         if time.monotonic() < self._tick_at_s:
             return []
         self._tick_at_s = time.monotonic() + TICK_S
-        return [*self.executor.tick(), *self._spent()]
+        return [*self.executor.tick(self._planner.wishes), *self._spent()]
 
     def _spent(self) -> list[r.Record]:
         """Jobs that have used all of the GPU time that they may."""
@@ -703,7 +705,7 @@ class Service:
             self._commit(stops)
             self._publish()
             deadline_s = time.monotonic() + LONGEST_END_S
-            while self.executor.busy and time.monotonic() < deadline_s:
+            while any(job.phase.holds_slots for job in self._state.jobs.values()) and time.monotonic() < deadline_s:
                 with contextlib.suppress(queue.Empty):
                     item = self._inbox.get(timeout=TICK_S)
                     if isinstance(item, tuple):
@@ -713,7 +715,7 @@ class Service:
                         item.answer()
                     elif isinstance(item, _Request):  # it came at the last moment
                         item.future.set_exception(Refused(503, self._why_turned_away()))
-                self._commit(self.executor.tick())
+                self._commit(self.executor.tick(dict))
                 self._publish()
         self.executor.close(detach=ending.detach)
         with contextlib.suppress(StoreProblem):

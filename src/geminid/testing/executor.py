@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
 from geminid.fields import Problem
 from geminid.job import FoundKind, JobKind, JobSpec
 from geminid.serve import records as r
-from geminid.serve.executors.base import Happening
+from geminid.serve.executors.base import ExecutorEvent
+from geminid.serve.executors.folders import JobFolders
 from geminid.serve.livejob import LiveJob
 
 
@@ -29,8 +30,9 @@ class PretendExecutor:
     started: list[str] = field(default_factory=list)
     running: dict[str, Placement] = field(default_factory=dict)
     ticks: int = 0
+    home: Path = Path("/nonexistent")
     _starting: dict[str, Placement] = field(default_factory=dict)
-    _post: Callable[[Happening], None] = lambda happening: None
+    _post: Callable[[ExecutorEvent], None] = lambda event: None
 
     def report(self, record: r.Record) -> None:
         """Have the service hear of something that happened to a job, such as its end."""
@@ -40,6 +42,16 @@ class PretendExecutor:
     def cluster(self) -> Cluster:
         """One node with CPU slots."""
         return Cluster.parse(f"cpu:1x{self.slots}")
+
+    @property
+    def submissions(self) -> Self:
+        """What is asked before a job is accepted."""
+        return self
+
+    @property
+    def folders(self) -> JobFolders:
+        """Nothing is written there."""
+        return JobFolders(self.home)
 
     def check(self, spec: JobSpec) -> list[Problem]:
         """Every job can run here."""
@@ -53,7 +65,7 @@ class PretendExecutor:
         """All of the submitter's environment."""
         return dict(submitters)
 
-    def put_by(self, spec: JobSpec) -> str:
+    def store_code(self, spec: JobSpec) -> str:
         """A name, and nothing is kept."""
         return f"code of {spec.name}"
 
@@ -65,7 +77,7 @@ class PretendExecutor:
         """The same for all jobs."""
         return FoundKind(JobKind.ELASTIC if self.elastic else JobKind.PLAIN, "a test")
 
-    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
+    def open(self, post: Callable[[ExecutorEvent], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """No process lives on: jobs that held slots are lost."""
         self._post = post
         return [r.JobEnded(job_id=job.id, how="lost", reason="gone") for job in jobs if job.phase.holds_slots]
@@ -94,36 +106,20 @@ class PretendExecutor:
             self._post(r.JobFormed(job_id=job_id, placement=placement))
         self._starting = {}
 
-    def take(self, happening: Happening) -> list[r.Record]:
+    def handle(self, event: ExecutorEvent) -> list[r.Record]:
         """What was posted are records already."""
-        if isinstance(happening, r.JobEnded):
-            self.running.pop(happening.job_id, None)
-        return [cast("r.Record", happening)]
+        if isinstance(event, r.JobEnded):
+            self.running.pop(event.job_id, None)
+        return [cast("r.Record", event)]
 
     def delay_of(self, job_id: str) -> str:
         """Jobs wait for nothing."""
         return ""
 
-    def wish(self, slots_by_type: Mapping[str, int]) -> None:
-        """There will not be more slots."""
-
-    def tick(self) -> list[r.Record]:
+    def tick(self, capacity: Callable[[], Mapping[str, int]]) -> list[r.Record]:
         """Nothing happens by itself."""
         self.ticks += 1
         return []
-
-    @property
-    def busy(self) -> bool:
-        """Whether a job runs."""
-        return bool(self.running)
-
-    def folder_of(self, job_id: str) -> Path:
-        """There is none."""
-        return Path("/nonexistent")
-
-    def checkpoints_of(self, job_id: str) -> Path | str:
-        """There are none."""
-        return self.folder_of(job_id)
 
     def close(self, *, detach: bool) -> None:
         """All jobs are gone."""

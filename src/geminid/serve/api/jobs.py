@@ -150,7 +150,7 @@ async def job(
         return JSONResponse({**made, "spec": documents.without_private(made["spec"]), "last_lines": []})
     lines: list[str] = []
     if job.phase is JobPhase.FAILED or (job.phase is JobPhase.PENDING and job.state.failures):
-        folder = context.service.executor.folder_of(job.id) / "logs"
+        folder = context.service.executor.folders.folder_of(job.id) / "logs"
         lines = await asyncio.to_thread(last_words, folder, LAST_LINES)
     return JSONResponse({**context.views.details(job), "last_lines": lines})
 
@@ -188,7 +188,7 @@ def _set_checkpoints_aside(service: Service, job: LiveJob) -> None:
     """
     if job.phase is not JobPhase.PAUSED:
         raise Refused(409, f"job {job.id} is {job.phase}: only a paused job can begin from the beginning")
-    place = service.executor.checkpoints_of(job.id)
+    place = service.executor.folders.checkpoints_of(job.id)
     try:
         set_checkpoints_aside(place)
     except Exception as problem:  # remote storage has errors of its own

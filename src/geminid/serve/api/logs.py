@@ -48,7 +48,7 @@ async def logs(
     if not may_read(caller, job):
         owner = job.spec.owner
         raise Refused(403, f"job {job.id} belongs to {owner}, and only {owner} and admins may read its logs")
-    folder = context.service.executor.folder_of(job.id) / "logs"
+    folder = context.service.executor.folders.folder_of(job.id) / "logs"
     if worker is not None and not (folder / f"{worker}.log").exists() and not follow:
         known = sorted(path.stem for path in folder.glob("*.log"))
         raise Refused(404, f"job {job.id} has no log of a worker {worker}; it has {', '.join(known) or 'none yet'}")

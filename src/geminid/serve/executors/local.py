@@ -21,7 +21,8 @@ from geminid.process.launch import LimitedLauncher, PlainLauncher
 from geminid.process.python_command import PythonLine
 from geminid.process.shim import end_left_groups
 from geminid.serve import records as r
-from geminid.serve.executors.base import Happening
+from geminid.serve.executors.base import ExecutorEvent
+from geminid.serve.executors.folders import JOBS, JobFolders
 from geminid.serve.executors.plain import (
     PlainCommand,
     PlainExit,
@@ -36,7 +37,6 @@ from geminid.serve.executors.plain import (
 from geminid.serve.executors.rendezvous import meeting_place, place_among
 from geminid.serve.executors.slotnames import SlotNames
 from geminid.serve.executors.supervised import (
-    JOBS,
     ORPHANS_S,
     Command,
     SupervisedExecutor,
@@ -70,14 +70,14 @@ class LocalExecutor(SupervisedExecutor):
     ) -> None:
         can_warm = importlib.util.find_spec("torch") is not None
         launcher = LimitedLauncher(WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher())
-        super().__init__(folder, cluster, launcher, patience or Patience(orphan=ORPHANS_S))
+        super().__init__(JobFolders(folder), cluster, launcher, patience or Patience(orphan=ORPHANS_S))
         self._slot_memory_bytes = slot_memory_bytes
         self._names = SlotNames(folder, cluster, device_ids or devices)
         places = [(node.name, index) for node in cluster.nodes for index in range(node.slots)]
         by_name = {self._names.name(place): device for place, device in zip(places, devices, strict=False)}
         self._devices = tuple(by_name.get(str(slot), "") for slot in range(self._names.count)) if devices else ()
 
-    def put_by(self, spec: JobSpec) -> str:
+    def store_code(self, spec: JobSpec) -> str:
         """Jobs run in their own folders."""
         return ""
 
@@ -114,7 +114,7 @@ class LocalExecutor(SupervisedExecutor):
             problems.append(Problem(name, spec.min_slots, told))
         return problems
 
-    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
+    def open(self, post: Callable[[ExecutorEvent], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives; before, end what was started and not written down any more."""
         folders = [folder for folder in (self._folder / JOBS).glob("*") if folder.is_dir()]
         written = {mark for folder in folders for mark in worker_marks(folder)}
@@ -152,9 +152,6 @@ class LocalExecutor(SupervisedExecutor):
                 are = "is" if len(gone) == 1 else "are"
                 reasons[job.id] = f"{_slots(gone)} {', '.join(gone)} {are} gone since the service was started again"
         return [r.Planned(targets=targets, reasons=reasons)] if targets else []
-
-    def wish(self, slots_by_type: Mapping[str, int]) -> None:
-        """One machine is what it is."""
 
     def _slot(self, node: str, index: int) -> str:
         return self._names.name((node, index))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from geminid.cluster import Cluster
 from geminid.configuration import Placement
@@ -34,7 +34,8 @@ from geminid.process.logfiles import rotate
 from geminid.serve import records as r
 from geminid.serve.aside import move_aside, new_aside
 from geminid.serve.client import INHERITED
-from geminid.serve.executors.base import Happening
+from geminid.serve.executors.base import ExecutorEvent
+from geminid.serve.executors.folders import JOBS, JobFolders
 from geminid.serve.executors.jobsbyslot import JobsBySlot
 from geminid.serve.executors.kinds import kind_of
 from geminid.serve.executors.plain import PlainExit
@@ -42,7 +43,6 @@ from geminid.serve.livejob import BEFORE_THE_END, LiveJob
 from geminid.supervise import events as j
 from geminid.supervise.handover import Handover, ended_well, exit_file_of, forget_end, last_report
 from geminid.supervise.protocol import Progress
-from geminid.supervise.setaside import CHECKPOINTS
 from geminid.supervise.spec import Patience, WorkerSpec
 from geminid.supervise.supervisor import Supervisor
 
@@ -64,9 +64,6 @@ HELD_S, LONGEST_HELD_S = 30.0, 600.0
 
 #: Why a job is over of whose end nobody was told.
 AWAY = "it ended while the service was away"
-
-#: Where the folders of jobs are, in the service's.
-JOBS = "jobs"
 
 
 class Command(Protocol):
@@ -208,9 +205,10 @@ class _Plain:
 class SupervisedExecutor(ABC):
     """What executors have in common; see the module."""
 
-    def __init__(self, folder: Path, cluster: Cluster, launcher: Launcher, patience: Patience) -> None:
-        self._folder, self._cluster, self._launcher, self._patience = folder, cluster, launcher, patience
-        self._post: Callable[[Happening], None] = lambda happening: None
+    def __init__(self, folders: JobFolders, cluster: Cluster, launcher: Launcher, patience: Patience) -> None:
+        self.folders = folders
+        self._folder, self._cluster, self._launcher, self._patience = folders.home, cluster, launcher, patience
+        self._post: Callable[[ExecutorEvent], None] = lambda event: None
         self._running: dict[str, _Elastic | _Plain] = {}
         self._wanted: dict[str, tuple[LiveJob, tuple[str, ...]]] = {}
         self._holders, self._suitors = JobsBySlot(), JobsBySlot()  # as of when each job was accounted for
@@ -290,6 +288,11 @@ class SupervisedExecutor(ABC):
         """The slots that there are."""
         return self._cluster
 
+    @property
+    def submissions(self) -> Self:
+        """What is asked before a job is accepted."""
+        return self
+
     def interpreter(self, submitters: str) -> str | None:
         """What the command ``python`` stands for: that of whoever submits it."""
         return submitters
@@ -306,7 +309,7 @@ class SupervisedExecutor(ABC):
         """How a job is to be launched, as far as its specification and its script tell."""
         return kind_of(spec)
 
-    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
+    def open(self, post: Callable[[ExecutorEvent], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives, end what nobody wants, tell what is gone."""
         self._post = post
         told: list[r.Record] = []
@@ -349,7 +352,7 @@ class SupervisedExecutor(ABC):
                 self._post(_NotStarted(job_id, problem))
             self._account(job_id)
 
-    def tick(self) -> list[r.Record]:
+    def tick(self, capacity: Callable[[], Mapping[str, int]]) -> list[r.Record]:
         """Grace periods, progress that has waited, logs that have grown, and who may come to the slots of others."""
         told: list[r.Record] = []
         for job_id, running in list(self._running.items()):
@@ -382,7 +385,7 @@ class SupervisedExecutor(ABC):
         if left is not None:
             shutil.rmtree(meeting_folder(folder, left.token), ignore_errors=True)
 
-    def take(self, happening: Happening) -> list[r.Record]:
+    def handle(self, happening: ExecutorEvent) -> list[r.Record]:
         """What a supervisor or a watcher told means this for the jobs."""
         if isinstance(happening, _Told):
             running = self._running.get(happening.job_id)
@@ -421,11 +424,6 @@ class SupervisedExecutor(ABC):
                 running.command.kill()
         self._launcher.close()
 
-    @property
-    def busy(self) -> bool:
-        """Whether any job has processes."""
-        return bool(self._running)
-
     def pids(self, job_id: str) -> list[int]:
         """The processes of a job."""
         running = self._running.get(job_id)
@@ -435,11 +433,7 @@ class SupervisedExecutor(ABC):
 
     def folder_of(self, job_id: str) -> Path:
         """The folder of a job: its socket, checkpoints and logs."""
-        return self._folder / JOBS / job_id
-
-    def checkpoints_of(self, job_id: str) -> Path | str:
-        """Where the checkpoints of a job are: a folder, or an fsspec URL."""
-        return self.folder_of(job_id) / CHECKPOINTS
+        return self.folders.folder_of(job_id)
 
     def _placed(self, slots: Iterable[str]) -> Placement:
         return Placement.of_slots(map(self._where, slots))

@@ -31,8 +31,9 @@ from geminid.node.messages import Identity
 from geminid.nodes import NodeGroup
 from geminid.process.launch import SLOT_GONE, Launch
 from geminid.serve import records as r
-from geminid.serve.executors.base import Happening
+from geminid.serve.executors.base import ExecutorEvent
 from geminid.serve.executors.fences import BEFORE, Fences
+from geminid.serve.executors.folders import JOBS, JobFolders
 from geminid.serve.executors.foreign_slots import UNFIT_S, OthersSlots
 from geminid.serve.executors.plain import PlainExit
 from geminid.serve.executors.ray import messages as b
@@ -56,7 +57,6 @@ from geminid.serve.executors.remote import (
 from geminid.serve.executors.remotecommands import RemoteCommands
 from geminid.serve.executors.rendezvous import meeting_place, place_among
 from geminid.serve.executors.supervised import (
-    JOBS,
     ORPHANS_S,
     Command,
     SupervisedExecutor,
@@ -128,9 +128,9 @@ class RayExecutor(SupervisedExecutor):
     ) -> None:
         if (trouble := trouble_at(address)) is not None:
             raise NoCluster(f"the Ray cluster cannot be used: {trouble}")
-        self._heard: SimpleQueue[Happening] = SimpleQueue()
-        self._early: Callable[[Happening], None] = self._heard.put
-        self._forward: Callable[[Happening], None] = self._early
+        self._heard: SimpleQueue[ExecutorEvent] = SimpleQueue()
+        self._early: Callable[[ExecutorEvent], None] = self._heard.put
+        self._forward: Callable[[ExecutorEvent], None] = self._early
         self._seen: dict[str, b.SeenNode] = {}
         self._known: dict[str, NodeGroup] = {}
         self._described = topology or Topology()
@@ -168,9 +168,8 @@ class RayExecutor(SupervisedExecutor):
             on_end=partial(_leave_word, folder / JOBS),
         )
         self._commands = RemoteCommands(self._nodes, self.folder_of)
-        command = [sys.executable, "-m", "geminid.serve.executors.ray.bridge_process"]
-        self._service = _service_id(folder)
-        command += [address, self._service, str(FORSAKEN_S), str(silent_s)]
+        self._service, module = _service_id(folder), "geminid.serve.executors.ray.bridge_process"
+        command = [sys.executable, "-m", module, address, self._service, str(FORSAKEN_S), str(silent_s)]
         self._bridge = self._talker(command, lambda answer: self._forward(_Bridged(answer)))
         try:
             self._await_nodes()
@@ -179,7 +178,8 @@ class RayExecutor(SupervisedExecutor):
             self._nodes.close()
             raise
         self._host = own_address(next(iter(self._seen.values())).address, address)
-        super().__init__(folder, self._make_cluster(), self._nodes, patience or Patience(orphan=ORPHANS_S))
+        folders = JobFolders(folder, storage and f"{storage.rstrip('/')}/{self._service}")
+        super().__init__(folders, self._make_cluster(), self._nodes, patience or Patience(orphan=ORPHANS_S))
 
     def _await_nodes(self) -> None:
         """Wait until all nodes that Ray has are here, or some are and time is up."""
@@ -245,7 +245,7 @@ class RayExecutor(SupervisedExecutor):
         """The folders of the submitter's machine are not those of the nodes: a job has its language, no more."""
         return {name: value for name, value in submitters.items() if name == "LANG"}
 
-    def put_by(self, spec: JobSpec) -> str:
+    def store_code(self, spec: JobSpec) -> str:
         """Keep a job's folder as it is now, unless all nodes see it."""
         if not self._ship or spec.working_dir is None:
             return ""
@@ -259,7 +259,7 @@ class RayExecutor(SupervisedExecutor):
         """Remove code that was put by for jobs that are over."""
         self._code.keep_only(needed)
 
-    def open(self, post: Callable[[Happening], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
+    def open(self, post: Callable[[ExecutorEvent], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
         """Take over what lives on the nodes, end what nobody wants, tell what is gone."""
         came = self._await_agents(jobs)
         for job in jobs:
@@ -276,10 +276,10 @@ class RayExecutor(SupervisedExecutor):
         told += [r.NodeLeaving(node=node, leaving=True) for node in sorted(self._draining)]
         return told
 
-    def take(self, happening: Happening) -> list[r.Record]:
+    def handle(self, happening: ExecutorEvent) -> list[r.Record]:
         """What a node, the bridge, a supervisor or a watcher told means this."""
         if not isinstance(happening, NodeEvent | _Bridged):
-            return super().take(happening)
+            return super().handle(happening)
         about = self._slots_about(happening)
         told = self._digest(happening)
         self._is_outdated |= any(isinstance(record, r.NodeJoined | r.NodeLeft) for record in told)
@@ -288,7 +288,7 @@ class RayExecutor(SupervisedExecutor):
         self._stirred |= about
         return told + self._lead_suitors()
 
-    def _slots_about(self, happening: Happening) -> Set[str] | None:
+    def _slots_about(self, happening: ExecutorEvent) -> Set[str] | None:
         """The slots that an answer of the bridge is about, which concerns only those who want them; None of others."""
         match happening:
             case _Bridged(answer=b.Leased(id=number) | b.Refused(id=number) as answer):
@@ -305,9 +305,9 @@ class RayExecutor(SupervisedExecutor):
                 return set()  # it is asked for again at the next tick, if at all
         return None
 
-    def tick(self) -> list[r.Record]:
+    def tick(self, capacity: Callable[[], Mapping[str, int]]) -> list[r.Record]:
         """Slots and nodes that nobody needs go back to Ray; slots that could not be had are asked for again."""
-        told = super().tick()
+        told = super().tick(capacity)
         needed = {slot for _, slots in self._wanted.values() for slot in slots}
         needed |= {slot for running in self._running.values() for slot in running.holds}
         now_s = monotonic()
@@ -318,7 +318,10 @@ class RayExecutor(SupervisedExecutor):
             self._rest(now_s)
         if self._others.forget_waits():
             told += self._count_others()
-        self._send_wishes()
+        if self._wishes.scales:
+            self._wishes.make(capacity())
+        if self._has_looked:
+            self._wishes.tell()
         self._places.keep_only(lambda job_id: job_id in self._wanted or job_id in self._running)
         asking = self._pending.jobs  # they are led when that is answered
         return told + self._lead_missing(job_id for job_id in self._wanted if job_id not in asking)
@@ -359,16 +362,6 @@ class RayExecutor(SupervisedExecutor):
             return f"the agent of {_several(agentless)} is being started"
         return ""
 
-    def wish(self, slots_by_type: Mapping[str, int]) -> None:
-        """Tell Ray's autoscaler what is needed."""
-        if self._wishes.scales:
-            self._wishes.make(slots_by_type)
-            self._send_wishes()
-
-    def _send_wishes(self) -> None:
-        if self._has_looked:
-            self._wishes.tell()
-
     def close(self, *, detach: bool) -> None:
         """End with all processes and agents, or leave them to the next service."""
         super().close(detach=detach)
@@ -382,7 +375,7 @@ class RayExecutor(SupervisedExecutor):
     def _make_cluster(self) -> Cluster:
         return self._described.cluster_of(self._known.values())
 
-    def _digest(self, happening: Happening) -> list[r.Record]:
+    def _digest(self, happening: ExecutorEvent) -> list[r.Record]:
         match happening:
             case NodeEnded(node=name):
                 self._fences.lift(name)
@@ -726,12 +719,6 @@ class RayExecutor(SupervisedExecutor):
 
     # --- Processes ---
 
-    def checkpoints_of(self, job_id: str) -> Path | str:
-        """Where the checkpoints of a job are: on the storage that all nodes share, if one was named."""
-        if self._storage is None:
-            return super().checkpoints_of(job_id)
-        return f"{self._storage.rstrip('/')}/{self._service}/{job_id}"
-
     def _spec(self, job: LiveJob) -> WorkerSpec:
         return WorkerSpec(
             command=job.spec.command,
@@ -741,7 +728,7 @@ class RayExecutor(SupervisedExecutor):
             environment={},
             slot_environment=lambda slot: self._environment_of(job, self._where(slot)[0], [slot]),
             options=worker_options(job.spec),
-            checkpoints=self.checkpoints_of(job.id),
+            checkpoints=self.folders.checkpoints_of(job.id),
             address=Address(host=self._host),
             topology=self._topology,
             max_failures=job.spec.max_retries,
