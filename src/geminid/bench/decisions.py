@@ -16,6 +16,7 @@ from geminid.engine.engine import Engine
 from geminid.engine.events import Completed, Reported, Submitted, Tick
 from geminid.network import Network, Uplink
 from geminid.nodes import NodeGroup
+from geminid.sim.foreknowledge import add_profiles, one_slot_profiles
 from geminid.sim.profiles.built_in import built_in_applications
 from geminid.sim.run import named_policy
 from geminid.sim.simulator import Settings, Simulator
@@ -108,8 +109,7 @@ def _measure(text: str, workload: Workload, cluster: Cluster, count: int) -> Dec
     def arrive(number: int, at_s: float) -> None:
         for job in coming[:number]:
             if policy.brings_profiles:
-                for gpu_type, profile in job.one_slot_profiles().items():
-                    engine.models.add_profile(job.facts.id, gpu_type, profile)
+                add_profiles(engine.models, job.facts.id, one_slot_profiles(job))
             engine.take(Submitted(at_s, job.facts))
         del coming[:number]
 

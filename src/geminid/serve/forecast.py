@@ -38,6 +38,7 @@ from geminid.serve.service import Service
 from geminid.serve.state import ServiceState
 from geminid.serve.translation import fits, recall_usage
 from geminid.serve.whatif import WhatIf, forerunners, length_is_known, what_if
+from geminid.sim.oracle import remaining_s
 from geminid.sim.run import named_policy
 from geminid.sim.simulator import NoProgress, Simulator
 
@@ -240,7 +241,7 @@ def _roughly(later: Sequence[LiveJob], world: WhatIf, before: Simulator) -> Iter
     jobs = world.simulator(cluster, before.policy).jobs
     for one in later:
         job = jobs[one.id]
-        start_s, alone_s = max(used_gpu_s / cluster.total_slots, last_s), job.remaining_s(cluster)
+        start_s, alone_s = max(used_gpu_s / cluster.total_slots, last_s), remaining_s(job, cluster)
         yield one.id, start_s, start_s + alone_s
         used_gpu_s += alone_s * job.facts.requested_slots
 
@@ -250,7 +251,6 @@ class Made:
     """A forecast that was made at ``at_s``, in seconds from then, of jobs that stood so (see ``standing``).
 
     ``bounds`` are those that all jobs were under (see ``bounds_of``).
-
     ``seq`` is the last record that it knows of. It was ready at ``ready_s`` of the machine's own clock, after
     ``took_s``, of which it computed for ``computed_s``: on a busy machine, far less.
     """

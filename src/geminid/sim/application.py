@@ -15,14 +15,17 @@ from geminid.fields import InvalidInput, Problem, Reader, check_number
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit
+from geminid.goodput.profile import Observation
 from geminid.gputypes import LinkClass
-from geminid.network import Path
+from geminid.network import WITHIN_RACK, Path
 
-#: Where synchronisation times come from: a profile of that tier, or the volume over the bandwidth of its links.
-MEASURED, FROM_VOLUME = "as profiled", "gradient volume ÷ bandwidth"
+#: Source of synchronisation times that a profile of the tier contains.
+MEASURED = "as profiled"
 
+#: Source of synchronisation times that are computed.
+FROM_VOLUME = "gradient volume ÷ bandwidth"
 
-#: A loss curve that is less steep cannot be told from a straight line, and its formula loses all digits.
+#: Smallest steepness of a loss curve: below it the curve is a straight line, and its formula loses all digits.
 LEAST_STEEPNESS = 1e-6
 
 
@@ -44,6 +47,19 @@ class StepTimeTruth(ABC):
             return accumulation_s, step_s
         return accumulation_s, accumulation_s + path.slowdown * (step_s - accumulation_s)
 
+    def observation(self, placement: Sequence[int], per_slot_batch: int, path: Path = WITHIN_RACK.path) -> Observation:
+        """The step times as a job measures them."""
+        accumulation_s, step_s = self.step_times_over(placement, per_slot_batch, path)
+        return Observation(
+            nodes=len(placement),
+            slots=sum(placement),
+            busiest_node_slots=max(placement),
+            per_slot_batch=per_slot_batch,
+            accumulation_s=accumulation_s,
+            step_s=step_s,
+            link_slowdown=path.slowdown,
+        )
+
     def measured_on(self, tier: LinkClass) -> bool:
         """Whether step times on a tier were measured, in place of following from volume and bandwidth."""
         return False
@@ -55,7 +71,7 @@ class StepTimeTruth(ABC):
 
     @property
     def model(self) -> ThroughputFit | None:
-        """The model that it is, if it is one: whoever knows everything need not fit it anew."""
+        """The throughput model that these step times follow exactly; None if they follow no model."""
         return None
 
 

@@ -1,4 +1,4 @@
-"""Simulated jobs that send over the same uplinks at the same time share them."""
+"""The simulated network: jobs that send over the same uplinks at the same time share them."""
 
 from __future__ import annotations
 
@@ -6,36 +6,62 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from geminid.network import Links
+from geminid.cluster import Cluster
+from geminid.network import WITHIN_RACK, Crossing, Links
+from geminid.policies.base import Allocation
 from geminid.sim.simjob import SimJob, Stint
+from geminid.sim.timeuse import iteration_times
 from geminid.solve.uplinks import max_min_shares
 
-#: Speeds that differ by less than this part are the same.
+#: Relative difference below which two speeds count as equal.
 SAME_SPEED = 1e-9
 
 
-def contentions(running: Iterable[SimJob], links: Links, now_s: float) -> Iterator[tuple[SimJob, float]]:
-    """The jobs whose speed changes now, and how many times longer their steps take than with uplinks to themselves.
+class Uplinks:
+    """The network between the nodes of a cluster, and whether what jobs send over uplinks has changed.
 
-    A job needs what it would send on average if nobody else did. Shares are max-min fair: whoever gets all it needs
-    keeps its speed, and the others take as much longer for every iteration. Jobs that pause send nothing.
+    ``changed`` is set by ``note_change`` and reset by ``contentions``. On a cluster whose links are as profiled, no
+    job ever uses an uplink.
     """
-    crossing = [(job, job.stint) for job in running if job.stint is not None and job.stint.crossing.uplinks]
-    demand = [_demand(job, stint, links) if stint.works_from_s <= now_s else 0.0 for job, stint in crossing]
-    share = demand
-    sent = np.zeros(len(links.capacity))
-    for (_, stint), wanted in zip(crossing, demand, strict=True):
-        for uplink in stint.crossing.uplinks:
-            sent[uplink] += wanted
-    if (sent > links.capacity).any():
-        uses = np.zeros((len(crossing), len(links.capacity)), dtype=bool)
-        for row, (_, stint) in enumerate(crossing):
-            uses[row, list(stint.crossing.uplinks)] = True
-        share = max_min_shares(np.array(demand), uses, links.capacity).tolist()
-    for (job, stint), wanted, got in zip(crossing, demand, share, strict=True):
-        contention = wanted / got if wanted > got * (1.0 + SAME_SPEED) else 1.0
-        if abs(contention - stint.contention) > SAME_SPEED * contention:
-            yield job, contention
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.links = None if cluster.links.as_profiled else cluster.links
+        self.changed = False
+
+    def crossing(self, allocation: Allocation) -> Crossing:
+        """What joins the nodes of an allocation."""
+        return WITHIN_RACK if self.links is None else self.links.crossing(tuple(node for node, _ in allocation))
+
+    def note_change(self, job: SimJob) -> None:
+        """A job begins, changes or ends its use of uplinks, if it uses any."""
+        if job.stint is not None and job.stint.crossing.uplinks:
+            self.changed = True
+
+    def contentions(self, running: Iterable[SimJob], now_s: float) -> Iterator[tuple[SimJob, float]]:
+        """The jobs whose speed changes now, and how many times longer their steps take than with uplinks of their own.
+
+        A job needs what it would send on average if no other job did. Shares are max-min fair: a job that gets all it
+        needs keeps its speed, and the iterations of the others take longer in proportion. Jobs that pause send nothing.
+        """
+        self.changed = False
+        assert self.links is not None
+        links = self.links
+        crossing = [(job, job.stint) for job in running if job.stint is not None and job.stint.crossing.uplinks]
+        demand = [_demand(job, stint, links) if stint.works_from_s <= now_s else 0.0 for job, stint in crossing]
+        share = demand
+        sent = np.zeros(len(links.capacity))
+        for (_, stint), needed in zip(crossing, demand, strict=True):
+            for uplink in stint.crossing.uplinks:
+                sent[uplink] += needed
+        if (sent > links.capacity).any():
+            uses = np.zeros((len(crossing), len(links.capacity)), dtype=bool)
+            for row, (_, stint) in enumerate(crossing):
+                uses[row, list(stint.crossing.uplinks)] = True
+            share = max_min_shares(np.array(demand), uses, links.capacity).tolist()
+        for (job, stint), needed, got in zip(crossing, demand, share, strict=True):
+            contention = needed / got if needed > got * (1.0 + SAME_SPEED) else 1.0
+            if abs(contention - stint.contention) > SAME_SPEED * contention:
+                yield job, contention
 
 
 def _demand(job: SimJob, stint: Stint, links: Links) -> float:
@@ -43,13 +69,13 @@ def _demand(job: SimJob, stint: Stint, links: Links) -> float:
     if job.application is None or stint.batch is None:
         return 0.0
     if stint.demand_bytes_per_s is None:
-        iteration_s = job.iteration_times(stint)[0] / stint.contention
+        iteration_s = iteration_times(job.application.value, stint)[0] / stint.contention
         stint.demand_bytes_per_s = _sync_bytes(job, stint, links) / iteration_s
     return stint.demand_bytes_per_s * stint.speed * stint.cap / stint.slowdown
 
 
 def _sync_bytes(job: SimJob, stint: Stint, links: Links) -> float:
-    """What each rack sends in one iteration: by the gradient's size, else by the time that was profiled."""
+    """Bytes that each rack sends in one iteration: from the gradient's size if known, else from the profiled time."""
     assert job.application is not None
     assert stint.batch is not None
     app, slots = job.application.value, sum(stint.placement)

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from geminid.sim.oracle import mixed_duration_s
+from geminid.sim.result import Result
 from geminid.sim.simjob import SimJob
-from geminid.sim.simulator import Result
+from geminid.sim.timeuse import communication_share, time_shares
 
 #: A deadline is met up to this: ends of jobs are sums of many times.
 ROUNDING_S = 1e-6
@@ -72,7 +74,7 @@ def _job_summary(job: SimJob, ratio: float | None, prices: Mapping[str, float]) 
         paused += max(0.0, min(stint.works_from_s, end_s) - stint.start_s)
         stint_working_s = max(0.0, end_s - max(stint.works_from_s, stint.start_s))
         working_s += stint_working_s
-        communication_s += stint_working_s * job.communication_share(stint)
+        communication_s += stint_working_s * communication_share(job, stint)
         slot_s = (end_s - stint.start_s) * sum(stint.placement) * (1.0 if stint.partner is None else 0.5)
         gpu_s += slot_s
         cost += slot_s / 3600.0 * prices[stint.gpu_type]
@@ -125,7 +127,7 @@ def _finish_time_ratios(result: Result) -> list[float | None]:
         start_s, end_s = job.facts.submitted_s, job.completed_s
         contenders = max((jobs_until(end_s) - jobs_until(start_s)) / max(end_s - start_s, 1e-9), 1.0)
         share = result.cluster.total_slots / contenders
-        working_s = job.mixed_duration_s(result.cluster) * max(1.0, job.facts.requested_slots / share)
+        working_s = mixed_duration_s(job, result.cluster) * max(1.0, job.facts.requested_slots / share)
         ratios.append((end_s - start_s) / (job.facts.rescale_s + working_s))
     return ratios
 
@@ -218,8 +220,8 @@ def _stints(job: SimJob, *, several_racks: bool) -> list[dict[str, Any]]:
             "total_batch": stint.batch.total if stint.batch else None,
             "per_slot_batch": stint.batch.per_slot if stint.batch else None,
             "accumulation_steps": stint.batch.accumulation if stint.batch else None,
-            **job.lost_time(stint),
-            "communication_share": job.communication_share(stint),
+            **time_shares(job, stint),
+            "communication_share": communication_share(job, stint),
             **({"tier": stint.crossing.path.tier.value} if several_racks else {}),
         }
         for stint in job.stints

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from geminid.goodput.sharing import shared_speed, utilisation
 from geminid.gputypes import PCIE_BYTES_PER_S, named_gpu_type
 from geminid.job import Adaptivity
-from geminid.policies.base import JobFacts
+from geminid.policies.base import JobFacts, SharingModel
 from geminid.sim.application import Application
 from geminid.sim.profiles.built_in import USABLE_MEMORY
+from geminid.sim.simjob import SimJob
 from geminid.sim.tuner import for_total
 
 #: The share of what a guest uses that has to be on the accelerator at any time; an assumption.
@@ -122,3 +123,21 @@ class ApplicationSharing:
         if batch is None:
             return 1.0, 2.0
         return self.busy(facts.kind, gpu_type, batch.per_slot), batch.per_slot / limits.largest_per_slot
+
+
+def speed_beside(sharing: SharingModel, job: SimJob, other: SimJob) -> float:
+    """The fraction of its speed that a job keeps beside another on the same slots.
+
+    It depends on the batches of both, if they have any, and on the fraction of the time for which the other computes.
+    """
+    mine, theirs = job.stint, other.stint
+    assert mine is not None
+    assert theirs is not None
+    if isinstance(sharing, ApplicationSharing) and mine.batch is not None and theirs.batch is not None:
+        busy = sharing.busy(job.facts.kind, mine.gpu_type, mine.batch.per_slot)
+        speed = shared_speed(busy, sharing.busy(other.facts.kind, mine.gpu_type, theirs.batch.per_slot))
+        if mine.memory_cap is not None:
+            speed *= sharing.spilled(other.facts, job.facts, mine.gpu_type, mine.memory_cap)[0]
+    else:
+        speed = sharing.relative_speeds(job.facts, other.facts, mine.gpu_type)[0]
+    return 1.0 - theirs.cap * (1.0 - speed)

@@ -3,81 +3,37 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from geminid.cluster import Cluster
 from geminid.goodput.batchplan import BatchLimits
-from geminid.goodput.efficiency import GradientStats, efficiency, gain
+from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit
-from geminid.goodput.profile import Observation, Profile
-from geminid.network import WITHIN_NODE, WITHIN_RACK, Crossing, Path
+from geminid.goodput.profile import Observation
+from geminid.network import WITHIN_RACK, Crossing
 from geminid.policies.base import Allocation, JobFacts
-from geminid.sim.application import Application, StepTimeTruth
+from geminid.sim.rates import Array, ByIdentity, epoch_gains, epoch_gradients, epoch_rates
 from geminid.sim.tuner import Batch, Tuner, for_total, untuned
 from geminid.sim.workload import TraceJob
-
-Array = NDArray[np.float64]
-
-#: Batch sizes at which a job is measured on one slot of each type before it starts, for policies that ask for it.
-ONE_SLOT_BATCH_SIZES = 6
-
-
-@lru_cache(maxsize=65536)
-def _epoch_gradients(application: ByIdentity, total_batch: int) -> tuple[Array, Array]:
-    app = application.value
-    stats = [app.gradient.at(epoch, total_batch) for epoch in range(len(app.progress_steps))]
-    return np.array([s.squared_gradient for s in stats]), np.array([s.variance for s in stats])
-
-
-def _epoch_gains(application: ByIdentity, total_batch: int) -> Array:
-    """What a step at this total batch counts, in steps at M0, during every epoch."""
-    app = application.value
-    scale = total_batch / app.initial_batch
-    if app.counts_samples:
-        return np.full(len(app.progress_steps), scale)
-    squared, variance = _epoch_gradients(application, total_batch)
-    gains: Array = gain(squared, variance, scale)
-    return gains
-
-
-@lru_cache(maxsize=65536)
-def _epoch_rates(
-    application: ByIdentity, gpu_type: str, placement: tuple[int, ...], batch: Batch, path: Path = WITHIN_RACK.path
-) -> Array:
-    """Progress, in steps at M0 per second, during every epoch."""
-    app = application.value
-    accumulation_s, step_s = app.truth[gpu_type].step_times_over(placement, batch.per_slot, path)
-    gains = _epoch_gains(application, batch.total)
-    rates: Array = gains / ((batch.accumulation * accumulation_s + step_s) * app.speed_divisor)
-    return rates
 
 
 @lru_cache(maxsize=4096)
 def _halved(limits: BatchLimits) -> BatchLimits:
-    """What fits into half of the memory."""
+    """The limits of a job that may use half of the memory."""
     return replace(limits, largest_per_slot=max(limits.largest_per_slot // 2, limits.smallest_per_slot))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ByIdentity:
-    """An application as a cache key: applications are few and live long."""
-
-    value: Application
 
 
 @dataclass(slots=True)
 class Stint:
-    """A stretch of time with one allocation, one batch plan and one partner, or none, on the same slots.
+    """A stretch of time during which a job keeps one allocation, one batch plan and one partner (or none).
 
-    ``works_from_s`` is when its pause ends. ``speed`` is what is left of a job's speed beside its partner, ``cap`` the
-    share of the time for which it may compute, ``memory_cap`` the share of the memory that it may use beside its
-    partner, None if all of it fits. Jobs without an application make ``steps_per_s``. ``crossing`` is
-    what its nodes are joined by; ``contention`` how many times longer a step takes because others use the same uplinks.
+    ``works_from_s`` is when its pause ends. ``slowdown`` is how many times longer a step takes because of interference
+    on shared nodes, ``contention`` because other jobs use the same uplinks. ``speed`` is the fraction of its speed that
+    a job keeps beside its partner, ``cap`` the fraction of the time for which it may compute, ``memory_cap`` the
+    fraction of the memory that it may use beside its partner (None: all that it needs). Jobs without an application
+    make ``steps_per_s``. ``crossing`` is the network between its nodes.
     """
 
     start_s: float
@@ -103,9 +59,13 @@ class Stint:
 
 @dataclass(slots=True)
 class SimJob:
-    """Progress of one job. Between changes it is computed, not stepped: any later time may be asked for.
+    """Progress of one job. Between changes it is computed, not stepped: ``advance`` accepts any later time.
 
-    ``start_up_s`` is what the first start costs a job without an application, None for as much as any other change.
+    ``progress`` and ``total`` are in steps at the initial batch size; for jobs without an application, in steps or
+    seconds. ``version`` changes with everything that affects the speed: a scheduled end of an earlier version is void.
+    ``done_before`` is the work done before the simulation began (None: the job arrives during the simulation).
+    ``start_up_s`` is the pause of the first start of a job without an application (None: the same as of any change of
+    slots). ``durations_s`` caches what ``sim.oracle.durations_s`` computes.
     """
 
     trace: TraceJob
@@ -119,11 +79,12 @@ class SimJob:
     completed_s: float | None = None
     version: int = 0
     checkpoint_s: float = float("inf")
+    done_before: float | None = None
     start_up_s: float | None = None
     _saved: float = 0.0
     _next_checkpoint_s: float = float("inf")
     _tuner: Tuner | None = None
-    _durations_s: dict[str, float] | None = None
+    durations_s: dict[str, float] | None = None
     _work: float | None = None
 
     @property
@@ -133,9 +94,9 @@ class SimJob:
 
     @property
     def work(self) -> float:
-        """All that the job has to do, in the unit of its goodput: samples worth as much as at its initial batch size.
+        """The job's total work in the unit of its goodput: useful samples, relative to its initial batch size.
 
-        Jobs that keep a batch size count its samples; jobs without an application count steps or seconds.
+        Jobs with a fixed batch size count samples of that size; jobs without an application count steps or seconds.
         """
         if self._work is None:
             self._work = self._compute_work()
@@ -148,7 +109,7 @@ class SimJob:
         if initial == app.initial_batch:
             return self.total * initial
         steps = np.diff(app.progress_steps, prepend=0.0)
-        return initial * float(np.sum(steps / _epoch_gains(self.application, initial)))
+        return initial * float(np.sum(steps / epoch_gains(self.application, initial)))
 
     # --- Progress ---
 
@@ -158,7 +119,7 @@ class SimJob:
             return np.array([stint.steps_per_s * speed])
         assert stint.batch is not None
         path = stint.crossing.path
-        return _epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch, path) * speed
+        return epoch_rates(self.application, stint.gpu_type, stint.placement, stint.batch, path) * speed
 
     def _targets(self) -> Array:
         return np.array([self.total]) if self.application is None else self.application.value.progress_steps
@@ -177,7 +138,7 @@ class SimJob:
         self._advance(now_s)
 
     def finish_epoch(self, epoch: int) -> None:
-        """The end of an epoch was scheduled for now: rounding of the clock must not leave it unfinished."""
+        """Complete an epoch whose end was scheduled for now, in case rounding left it a fraction short."""
         self.progress = max(self.progress, float(self._targets()[epoch]))
 
     def _advance(self, now_s: float) -> None:
@@ -216,7 +177,7 @@ class SimJob:
 
     @property
     def pause_s(self) -> float:
-        """What the next change of slots costs: the first start may cost something else than later ones."""
+        """Pause of the next change of slots; the first start may have a pause of its own."""
         start_up_s = self.start_up_s if self.application is None else self.application.value.start_up_s
         return self.facts.rescale_s if self.stints or start_up_s is None else start_up_s
 
@@ -229,54 +190,53 @@ class SimJob:
         batch: Batch | None,
         steps_per_s: float = 1.0,
         crossing: Crossing = WITHIN_RACK,
-    ) -> None:
+    ) -> Stint:
         """Start a stint with new slots; progress must be up to date."""
         self.finish_stint(now_s)
-        placement = tuple(slots for _, slots in allocation)
-        self.stints.append(
-            Stint(
-                now_s,
-                now_s + pause_s,
-                allocation,
-                gpu_type,
-                placement,
-                batch,
-                epoch=self.epoch(),
-                progress_before=self.progress,
-                steps_per_s=steps_per_s,
-                crossing=crossing,
-            )
+        stint = Stint(
+            now_s,
+            now_s + pause_s,
+            allocation,
+            gpu_type,
+            tuple(slots for _, slots in allocation),
+            batch,
+            epoch=self.epoch(),
+            progress_before=self.progress,
+            steps_per_s=steps_per_s,
+            crossing=crossing,
         )
+        self.stints.append(stint)
         self._next_checkpoint_s = now_s + pause_s + self.checkpoint_s
         self.version += 1
         self._tuner = None
+        return stint
 
     def retune(self, now_s: float, batch: Batch) -> None:
-        """Go on with another batch plan, without a pause."""
-        self._go_on(now_s).batch = batch
+        """Continue with another batch plan, without a pause."""
+        self._continue(now_s).batch = batch
 
     def share(self, now_s: float, partner: str | None, speed: float) -> Stint:
-        """Go on beside another job on the same slots, or alone again, without a pause."""
-        stint = self._go_on(now_s)
+        """Continue beside another job on the same slots (None: alone), without a pause."""
+        stint = self._continue(now_s)
         stint.partner, stint.speed = partner, speed
         return stint
 
     def limit(self, now_s: float, cap: float, memory_cap: float | None = None) -> None:
-        """Go on computing for this share of the time and in this share of the memory, without a pause."""
-        stint = self._go_on(now_s)
+        """Continue with this fraction of the time and of the memory, without a pause."""
+        stint = self._continue(now_s)
         stint.cap, stint.memory_cap = cap, memory_cap
 
     def contend(self, now_s: float, contention: float) -> None:
-        """Go on with more or less of the uplinks, without a pause."""
+        """Continue with more or less contention for the uplinks, without a pause."""
         old = self.stint
         assert old is not None
         reported, demand_bytes_per_s = old.reported, old.demand_bytes_per_s
-        stint = self._go_on(now_s)
+        stint = self._continue(now_s)
         stint.contention = contention
         stint.reported, stint.demand_bytes_per_s = reported, demand_bytes_per_s  # it is the same configuration
 
-    def _go_on(self, now_s: float) -> Stint:
-        """The stint that goes on where the current one ends now; a stint that has only begun goes on itself."""
+    def _continue(self, now_s: float) -> Stint:
+        """End the current stint now and return its successor; a stint that began at this moment is kept."""
         old = self.stint
         assert old is not None
         self.version += 1
@@ -300,7 +260,7 @@ class SimJob:
         self.finish_stint(now_s)
 
     def finish_stint(self, now_s: float) -> None:
-        """Give the slots up, with everything saved."""
+        """Give up the slots, with all progress saved."""
         stint = self.stint
         if stint is not None:
             stint.end_s = now_s
@@ -310,55 +270,34 @@ class SimJob:
     # --- What it measures, and how it tunes itself ---
 
     def loss(self) -> float | None:
-        """Its training loss at the current progress, where the application has a loss curve."""
+        """Training loss at the current progress, if the application has a loss curve."""
         curve = None if self.application is None else self.application.value.loss
         return None if curve is None else curve.at(self.progress / self.total)
 
     def gradient(self) -> GradientStats | None:
-        """True gradient statistics at the current progress and batch size, if the job knows them."""
+        """Gradient statistics at the current progress and batch size, once the job has measured them."""
         stint, epoch = self.stint, self.epoch()
         if self.application is None or stint is None or stint.batch is None:
             return None
         if not self.application.value.gradient.is_measured(epoch):
             return None
-        squared, variance = _epoch_gradients(self.application, stint.batch.total)
+        squared, variance = epoch_gradients(self.application, stint.batch.total)
         return GradientStats(float(squared[epoch]), float(variance[epoch]))
 
     def observation(self) -> Observation | None:
-        """Step times of the current configuration as a job measures them, with whatever slows it down.
+        """Step times of the current configuration as the job measures them, including interference and contention.
 
-        Beside a partner on the same slots it measures nothing: that would say little about the configuration.
+        A job that shares its slots reports nothing: its step times would say little about the configuration.
         """
         stint = self.stint
         if self.application is None or stint is None or stint.batch is None or stint.partner is not None:
             return None
         truth = self.application.value.truth[stint.gpu_type]
-        seen = _observe(truth, stint.placement, stint.batch.per_slot, stint.crossing.path)
+        seen = truth.observation(stint.placement, stint.batch.per_slot, stint.crossing.path)
         step_s = seen.step_s
-        if (
-            stint.contention != 1.0
-        ):  # what waiting for others adds to an iteration is seen in the step that synchronises
+        if stint.contention != 1.0:  # time spent waiting for uplinks is measured as part of the synchronising step
             step_s += (stint.contention - 1.0) * (stint.batch.accumulation * seen.accumulation_s + step_s)
         return replace(seen, accumulation_s=seen.accumulation_s * stint.slowdown, step_s=step_s * stint.slowdown)
-
-    def iteration_times(self, stint: Stint) -> tuple[float, float]:
-        """Seconds of one iteration of a stint, and the seconds of it that computing without synchronising would take.
-
-        An iteration is one optimiser step; contention for uplinks is included, a partner on the same slots is not.
-        """
-        assert self.application is not None
-        assert stint.batch is not None
-        truth, path = self.application.value.truth[stint.gpu_type], stint.crossing.path
-        accumulation_s, step_s = truth.step_times_over(stint.placement, stint.batch.per_slot, path)
-        iteration_s = stint.batch.accumulation * accumulation_s + step_s
-        return iteration_s * stint.contention, (stint.batch.accumulation + 1) * accumulation_s
-
-    def communication_share(self, stint: Stint) -> float:
-        """The share of a stint's working time that synchronising adds to computing; none where nothing is known."""
-        if self.application is None or stint.batch is None or len(stint.placement) == sum(stint.placement) == 1:
-            return 0.0
-        iteration_s, computing_s = self.iteration_times(stint)
-        return max(0.0, 1.0 - computing_s / iteration_s)
 
     def fixed_batch(self, gpu_type: str, slots: int) -> Batch | None:
         """The plan for the requested batch size."""
@@ -378,9 +317,10 @@ class SimJob:
         current: Batch | None = None,
         link_slowdown: float = 1.0,
     ) -> Batch | None:
-        """The best plan under the job's own fit, in half of the memory beside a partner; without one, the smallest.
+        """The best plan under the job's own fit; before there is a fit, the plan with the initial batch size.
 
-        A ``current`` plan is changed for one that is clearly better only.
+        A job that shares its slots (``shared``) may use half of the memory. A ``current`` plan is kept unless another
+        is clearly better.
         """
         assert self.application is not None
         limits = self.application.value.limits[gpu_type]
@@ -393,159 +333,3 @@ class SimJob:
         if tuner is None or not known or tuner.fitted is not fitted or tuner.limits is not limits:
             tuner = self._tuner = Tuner(fitted, limits, placement, link_slowdown)
         return tuner.best(gradient, current)
-
-    def one_slot_profiles(self) -> dict[str, Profile]:
-        """What a minute of measuring on one slot of each GPU type shows, at a few batch sizes."""
-        if self.application is None:
-            return {}
-        profiles = {}
-        for gpu_type, limits in self.facts.limits.items():
-            largest = min(limits.largest_per_slot, limits.largest)
-            sizes = sorted({round(m) for m in np.geomspace(limits.smallest_per_slot, largest, ONE_SLOT_BATCH_SIZES)})
-            truth = self.application.value.truth[gpu_type]
-            profiles[gpu_type] = Profile.of(_observe(truth, (1,), size) for size in sizes)
-        return profiles
-
-    def lost_time(self, stint: Stint) -> dict[str, float]:
-        """Where the working time of a stint went: shares that computed usefully, or were lost.
-
-        Lost to scaling is what perfect scaling of a one-slot pass would have saved; lost to statistics is what samples
-        worth as much as at the initial batch size would have; the rest computed usefully.
-        """
-        if self.application is None or stint.batch is None:
-            return {"useful_share": 1.0, "lost_to_scaling_share": 0.0, "lost_to_statistics_share": 0.0}
-        truth = self.application.value.truth[stint.gpu_type]
-        iteration_s, _ = self.iteration_times(stint)
-        alone_s, _ = truth.step_times((1,), stint.batch.per_slot)
-        scaling = min(1.0, (stint.batch.accumulation + 1) * alone_s / iteration_s)
-        squared, variance = _epoch_gradients(self.application, stint.batch.total)
-        epoch = min(stint.epoch, len(squared) - 1)
-        scale = stint.batch.total / self.application.value.initial_batch
-        worth = min(1.0, float(efficiency(squared[epoch], variance[epoch], scale)))
-        return {
-            "useful_share": scaling * worth,
-            "lost_to_scaling_share": 1.0 - scaling,
-            "lost_to_statistics_share": scaling * (1.0 - worth),
-        }
-
-    def true_models(self) -> dict[str, ThroughputFit]:
-        """The models that its step times follow on every GPU type; none if they follow something else on any."""
-        truth = {} if self.application is None else self.application.value.truth
-        models = {gpu_type: truth[gpu_type].model for gpu_type in self.facts.limits if gpu_type in truth}
-        return {
-            gpu_type: model for gpu_type, model in models.items() if model is not None and None not in models.values()
-        }
-
-    def oracle_profiles(self, cluster: Cluster) -> dict[str, Profile]:
-        """What a job would know that had run on every size of every GPU type."""
-        if self.application is None:
-            return {}
-        profiles = {}
-        for gpu_type, limits in self.facts.limits.items():
-            nodes = [node.slots for node in cluster.nodes if node.gpu_type == gpu_type]
-            truth = self.application.value.truth[gpu_type]
-            most = min(truth.most_slots, self.facts.max_slots, sum(nodes))
-            largest = min(limits.largest_per_slot, limits.largest)
-            sizes = sorted({round(m) for m in np.geomspace(limits.smallest_per_slot, largest, ONE_SLOT_BATCH_SIZES)})
-            index = cluster.type_index[gpu_type]
-            paths = [Path(tier, cluster.links.slowdown(tier, index)) for tier in cluster.links.tiers]
-            profiles[gpu_type] = Profile.of(
-                _observe(truth, placement, size, path)
-                for placement in _placements(max(nodes), len(nodes), most)
-                for path in (paths if len(placement) > 1 else [WITHIN_NODE.path])
-                for size in sizes
-            )
-        return profiles
-
-    # --- For oracles ---
-
-    def remaining_iterations(self, *, after_current_epoch: bool) -> float:
-        """Optimiser steps at the requested batch size to completion, from the start or the end of the current epoch."""
-        if self.application is None:
-            return self.total - self.progress
-        app, first = self.application.value, self.epoch() + after_current_epoch
-        total = self.trace.requested_batch or app.initial_batch
-        steps = np.diff(app.progress_steps, prepend=0.0)
-        return max(1.0, float(np.sum((steps / _epoch_gains(self.application, total))[first:])))
-
-    def remaining_s(self, cluster: Cluster) -> float:
-        """Seconds of work left on the requested slots and batch size, on the fastest GPU type."""
-        return (1.0 - self.progress / self.total) * self.requested_duration_s(cluster)
-
-    def iteration_s(self, placement: tuple[int, ...]) -> float:
-        """True seconds per optimiser step at the requested batch size, on the first GPU type that can run it."""
-        if self.application is None:
-            return 1.0
-        app = self.application.value
-        gpu_type = next(iter(self.facts.limits))
-        limits, slots = app.limits[gpu_type], sum(placement)
-        total = self.trace.requested_batch or limits.initial
-        batch = for_total(limits, slots, total, passes_at_least=2 if slots == 1 else 1)
-        if batch is None:
-            return float("inf")
-        accumulation_s, step_s = app.truth[gpu_type].step_times(placement, batch.per_slot)
-        return batch.accumulation * accumulation_s + step_s
-
-    def requested_duration_s(self, cluster: Cluster) -> float:
-        """Seconds the whole job takes on the slots and batch size it asks for, packed, on its fastest GPU type."""
-        return min(self.durations_s(cluster).values(), default=float("inf"))
-
-    def mixed_duration_s(self, cluster: Cluster) -> float:
-        """The same on all types in turn, for times that are proportional to the slots of each that it can run on."""
-        durations_s = self.durations_s(cluster)
-        slots = {gpu_type: cluster.slots_per_type[gpu_type] for gpu_type in durations_s}
-        speed = sum(slots[t] / durations_s[t] for t in durations_s)
-        return sum(slots.values()) / speed if speed > 0 else float("inf")
-
-    def durations_s(self, cluster: Cluster) -> Mapping[str, float]:
-        """Seconds the whole job takes on the slots and batch size it asks for, packed, on each type that can run it.
-
-        Worked out once: oracles ask at every decision.
-        """
-        if self._durations_s is None:
-            self._durations_s = dict(self._compute_durations_s(cluster))
-        return self._durations_s
-
-    def _compute_durations_s(self, cluster: Cluster) -> Iterator[tuple[str, float]]:
-        if self.application is None:
-            for gpu_type in cluster.nodes_of_type:
-                steps_per_s = self.facts.throughputs.get(gpu_type, 0.0) if self.facts.throughputs else 1.0
-                if steps_per_s > 0:
-                    yield gpu_type, self.total / steps_per_s
-            return
-        for gpu_type in self.facts.limits:
-            per_node = cluster.largest_node_slots.get(gpu_type, 0)
-            batch = self.fixed_batch(gpu_type, self.facts.requested_slots)
-            if batch is not None and per_node:
-                full, rest = divmod(self.facts.requested_slots, per_node)
-                placement = (per_node,) * full + ((rest,) if rest else ())
-                rates = _epoch_rates(self.application, gpu_type, placement, batch)
-                yield gpu_type, float(np.sum(np.diff(self._targets(), prepend=0.0) / rates))
-
-
-def _placements(per_node: int, nodes: int, most: int) -> list[tuple[int, ...]]:
-    """Powers of two within a node, then whole nodes, and single slots spread over nodes."""
-    result: list[tuple[int, ...]] = [(k,) for k in (1, 2, 4, 8, 16) if k < per_node and k <= most]
-    result += [(per_node,) * n for n in (1, 2, 3, 4, 8, 16) if n <= nodes and n * per_node <= most]
-    result += [(1,) * n for n in (2, 4, 8) if n <= nodes and n <= most]
-    return result
-
-
-def _observe(
-    truth: StepTimeTruth, placement: tuple[int, ...], per_slot_batch: int, path: Path = WITHIN_RACK.path
-) -> Observation:
-    accumulation_s, step_s = truth.step_times_over(placement, per_slot_batch, path)
-    return Observation(
-        nodes=len(placement),
-        slots=sum(placement),
-        busiest_node_slots=max(placement),
-        per_slot_batch=per_slot_batch,
-        accumulation_s=accumulation_s,
-        step_s=step_s,
-        link_slowdown=path.slowdown,
-    )
-
-
-def by_identity(application: Application, known: dict[int, ByIdentity]) -> ByIdentity:
-    """The application's cache key, the same object every time."""
-    return known.setdefault(id(application), ByIdentity(application))
