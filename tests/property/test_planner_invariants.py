@@ -17,6 +17,7 @@ from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.planner import Planner
 from geminid.serve.state import ServiceState
+from geminid.serve.translation import allocation_of
 from geminid.testing.clock import ManualClock
 
 SLOTS = 6
@@ -149,6 +150,14 @@ class Users(RuleBasedStateMachine):
     def no_slot_is_given_twice(self) -> None:
         if hasattr(self, "state"):
             self.state.check()
+
+    @invariant()
+    def the_targets_are_the_plan_of_the_engine(self) -> None:
+        """The service has jobs where the engine's commands have put them, and nowhere else."""
+        if hasattr(self, "state"):
+            for job_id, view in self.planner.engine.jobs.items():
+                target = self.state.jobs[job_id].target
+                assert view.allocation == (() if target is None else allocation_of(target, CLUSTER)), job_id
 
 
 TestPlans = Users.TestCase

@@ -14,6 +14,7 @@ from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.planner import Planner
+from geminid.serve.protection import standing_now
 from geminid.serve.state import ServiceState
 from geminid.sim.run import load_policy
 from geminid.testing.clock import ManualClock
@@ -59,7 +60,7 @@ def test_a_plain_command_gets_only_types_that_it_allows_even_of_nodes_that_come_
     scene = Scene(nodes(a="cpu", b="cpu"))
     scene.submit("j1", slots=1, gpu_types=["a100"])
     assert scene.plan() == {"j1": None}
-    assert scene.planner.wishes() == {"a100": 1}
+    assert scene.planner.requested_slots() == {"a100": 1}
     scene.planner.follow(nodes(a="cpu", b="cpu", c="a100"))
     scene.tell(r.NodeJoined(node="c", gpu_type="a100", slots=2))
     assert scene.plan()["j1"].node_names == ("c",)
@@ -70,11 +71,11 @@ def test_a_job_never_gets_less_than_it_needs_and_its_wish_is_told_at_once():
     scene.submit("j1", slots=3, gpu_types=["a100"])
     assert scene.planner.due_s() <= scene.clock.now_s()
     assert scene.plan() == {"j1": None}
-    assert scene.planner.wishes() == {"a100": 3}
+    assert scene.planner.requested_slots() == {"a100": 3}
     scene.tell(r.NodeJoined(node="c", gpu_type="a100", slots=2))
     scene.planner.follow(nodes(a="cpu", b="a100", c="a100"))
     assert scene.plan()["j1"].num_slots == 3
-    assert scene.planner.wishes() == {"a100": 3}
+    assert scene.planner.requested_slots() == {"a100": 3}
 
 
 class Wishing(Policy):
@@ -90,7 +91,7 @@ def test_wishes_of_a_policy_are_by_type():
     scene = Scene(nodes(a="cpu", b="a100"), Wishing())
     scene.submit("j1", slots=1)
     scene.plan()
-    assert scene.planner.wishes() == {"cpu": 1, "a100": 6}
+    assert scene.planner.requested_slots() == {"cpu": 1, "a100": 6}
 
 
 def test_slots_that_others_use_are_given_to_nobody():
@@ -123,7 +124,7 @@ def test_a_job_keeps_what_it_has_elsewhere_if_that_is_enough(least, left):
 def by_hand(scene: Scene) -> ManualClock:
     """Have a scene's clock set by hand, from now on."""
     clock = ManualClock(scene.clock.now_s())
-    scene.clock = scene.planner._clock = clock
+    scene.clock = scene.planner.clock = scene.planner.live.clock = clock
     return clock
 
 
@@ -156,7 +157,7 @@ def test_a_job_that_took_long_to_start_is_not_stopped_the_moment_it_trains():
     clock.at_s += 20.0
     scene.tell(r.JobFormed(job_id="j1", placement=place))
     clock.at_s += 1.0
-    kept = scene.planner._protected_until_s(scene.planner.engine.jobs["j1"])
+    kept = scene.planner.live.protected_until_s(scene.planner.engine.jobs["j1"])
     assert kept == pytest.approx(clock.at_s + 2.0)
     assert scene.plan()["j1"] == place
 
@@ -288,7 +289,9 @@ def test_a_job_that_cannot_grow_stays_as_it_is_for_a_while_and_others_have_the_s
     assert (plan["j1"], plan["j2"]) == (here, Placement.of({"b": [0, 1]}))
     view = scene.planner.engine.jobs["j1"]
     assert view.facts.max_slots == 2
-    assert scene.planner._left_alone_until_s(view) < scene.state.jobs["j1"].stays_until_s  # others may need its slots
+    assert (
+        standing_now(scene.state.jobs["j1"], view).protected_until_s < scene.state.jobs["j1"].stays_until_s
+    )  # others may need its slots
     clock.at_s += 31.0
     assert scene.planner.due_s() <= clock.at_s
     scene.planner.sync([])
@@ -305,12 +308,15 @@ def test_a_job_that_has_less_than_its_owner_says_by_now_is_not_left_alone():
     scene.tell(r.JobHeld(job_id="j1", for_s=30.0, reason="no such package", placement=here))
     scene.planner.sync(["j1"])
     view = scene.planner.engine.jobs["j1"]
-    assert (view.facts.max_slots, scene.planner._left_alone_until_s(view) > clock.at_s) == (2, True)
+    assert (view.facts.max_slots, standing_now(scene.state.jobs["j1"], view).protected_until_s > clock.at_s) == (
+        2,
+        True,
+    )
     scene.tell(r.JobChanged(job_id="j1", by="ann", min_slots=3))
     scene.planner.sync(["j1"])
     view = scene.planner.engine.jobs["j1"]
     assert (view.facts.min_slots, view.facts.max_slots) == (3, 4)
-    assert scene.planner._left_alone_until_s(view) <= clock.at_s
+    assert standing_now(scene.state.jobs["j1"], view).protected_until_s <= clock.at_s
 
 
 def test_a_job_that_cannot_move_keeps_its_slots_from_whoever_was_to_have_them():
@@ -474,7 +480,7 @@ class Widening(Policy):
 def test_the_speed_that_a_story_expects_is_of_the_model_that_the_decision_was_made_with():
     policy, clock = Widening(), ManualClock(1e9)
     scene = Scene(nodes(a="cpu"), policy)
-    scene.clock = scene.planner._clock = clock
+    scene.clock = scene.planner.clock = scene.planner.live.clock = clock
     clock.at_s = scene.planner.engine.now_s + 1.0
     scene.submit("j1", elastic=True, max_slots=2)
     scene.plan()

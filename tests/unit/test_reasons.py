@@ -1,5 +1,6 @@
 """What a plan tells the jobs whose slots it changes: only what is true of their slots."""
 
+from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.serve import records as r
 from geminid.serve.reasons import RECENT_S, Causes, Change
@@ -55,7 +56,7 @@ def test_only_those_who_get_a_slot_that_became_free_are_told_so():
     assert causes.explain(changes, state(), 0.0) == {"j1": "j9 succeeded", "j2": ""}
     assert causes.explain(changes, state(), 2 * RECENT_S)["j1"] == ""
     causes.freed(0.0, slots(0), "j9 succeeded")
-    causes.planned(slots(0))
+    causes.planned({"j1": Placement.of({"a": [0]})})
     assert causes.explain(changes, state(), 0.0)["j1"] == ""
 
 
@@ -69,8 +70,8 @@ def test_nobody_is_told_of_its_own_end():
 
 def test_who_gives_way_is_told_for_whom_and_who_asked_for_it():
     causes = Causes()
-    causes.asked(0.0, "ann set priority = 100 of j2", lambda job: job.id == "j2", more=True)
-    causes.asked(0.0, "ann set priority = -1 of j3", lambda job: job.id == "j3", more=False)
+    causes.requested(0.0, "ann set priority = 100 of j2", lambda job: job.id == "j2", more=True)
+    causes.requested(0.0, "ann set priority = -1 of j3", lambda job: job.id == "j3", more=False)
     changes = {"j1": change(slots(0, 1), slots(0)), "j2": change(frozenset(), slots(1))}
     told = causes.explain(changes, state(), 1.0)
     assert told["j1"] == "ann set priority = 100 of j2; 1 to j2, which starts"
@@ -81,7 +82,7 @@ def test_who_gives_way_is_told_for_whom_and_who_asked_for_it():
 
 def test_what_was_asked_for_explains_no_change_the_other_way():
     causes = Causes()
-    causes.asked(0.0, "ann set max_slots = 4 of j1", lambda job: job.id == "j1", more=True)
+    causes.requested(0.0, "ann set max_slots = 4 of j1", lambda job: job.id == "j1", more=True)
     assert causes.explain({"j1": change(slots(0, 1), slots(0))}, state(), 0.0) == {"j1": ""}
 
 

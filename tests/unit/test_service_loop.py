@@ -27,7 +27,8 @@ from geminid.serve.livejob import LiveJob
 from geminid.serve.retention import Retention
 from geminid.serve.service import Refused, Service
 from geminid.serve.store import DATABASE, Store, StoreTaken, last_entries
-from geminid.serve.translation import facts_of, name_slots
+from geminid.serve.targets import name_slots
+from geminid.serve.translation import facts_of
 from geminid.testing.executor import PretendExecutor
 from waiting import until
 
@@ -111,7 +112,7 @@ def test_a_crash_is_retried_after_a_while_and_then_given_up(tmp_path):
 
 def test_quotas_and_cordons_hold_and_elastic_jobs_give_way(tmp_path, monkeypatch):
     for name in ("SETTLE_S", "SETTLE_PAUSES"):
-        monkeypatch.setattr(f"geminid.serve.planner.{name}", 0.0)
+        monkeypatch.setattr(f"geminid.serve.protection.{name}", 0.0)
 
     @dataclass
     class Greedy(Policy):
@@ -210,8 +211,9 @@ ABSURD = {
 @pytest.mark.parametrize("absurd", ABSURD.values(), ids=ABSURD)
 def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path, monkeypatch, absurd):
     """They are decided upon, and the neighbour keeps the slots that it has."""
-    for name in ("NEWS_S", "SETTLE_S", "SETTLE_PAUSES"):
-        monkeypatch.setattr(f"geminid.serve.planner.{name}", 0.0)
+    monkeypatch.setattr("geminid.serve.pacing.MEASUREMENT_GAP_S", 0.0)
+    for name in ("SETTLE_S", "SETTLE_PAUSES"):
+        monkeypatch.setattr(f"geminid.serve.protection.{name}", 0.0)
     with Running(tmp_path, "geminid:gap=0,refresh=1") as running:
         jobs = good, bad = running.submit(max_slots=4), running.submit(max_slots=4)
         running.until(lambda jobs: jobs[good].phase is jobs[bad].phase is JobPhase.RUNNING)
@@ -388,7 +390,7 @@ class Silent(Policy):
 
 @pytest.mark.parametrize("busy", [False, True])
 def test_a_policy_that_never_answers_is_given_up_on_and_everything_else_goes_on(tmp_path, monkeypatch, busy):
-    monkeypatch.setattr("geminid.serve.planner.NEWS_S", 0.5)  # it is asked again after so long
+    monkeypatch.setattr("geminid.serve.pacing.MEASUREMENT_GAP_S", 0.5)  # it is asked again after so long
     policy = Silent(busy=busy)
     with Running(tmp_path, policy, policy_limit_s=0.2) as running:
         policy.asked = 0

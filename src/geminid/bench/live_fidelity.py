@@ -31,13 +31,14 @@ from geminid.cluster import Cluster
 from geminid.goodput.efficiency import GradientStats
 from geminid.jobstate import JobState
 from geminid.node.machine import machine
-from geminid.policies.base import ClusterView, Decision
+from geminid.policies.base import ClusterView, Decision, JobView
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.client import Client
 from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.livejob import LiveJob
-from geminid.serve.planner import NEWS_S, settled_s
+from geminid.serve.pacing import MEASUREMENT_GAP_S
+from geminid.serve.protection import settled_s
 from geminid.serve.server import Options
 from geminid.serve.state import ServiceState
 from geminid.serve.store import Entry, last_entries
@@ -247,7 +248,7 @@ class Attentive(AroundAPolicy):
 
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy."""
-        decision, news_s = self.policy.decide(view), view.now_s + NEWS_S
+        decision, news_s = self.policy.decide(view), view.now_s + MEASUREMENT_GAP_S
         return replace(decision, wake_at_s=news_s if decision.wake_at_s is None else min(decision.wake_at_s, news_s))
 
 
@@ -348,6 +349,11 @@ def _measure(client: Client, home: Path, kind: Kind, slots: int, beforehand: Bef
     return job_id, max((samples - before) / (until_s - since_s), 1e-9)
 
 
+def _settled_s(view: JobView) -> float:
+    """Until when a simulated job keeps slots that it has just got, as in the service."""
+    return settled_s(max(view.since_s, view.paused_until_s), view.facts.rescale_s)
+
+
 def simulate(live: LiveRun, cluster: Cluster, policy: str, *, foretell: bool = False) -> dict[str, Simulated]:
     """Simulate the same jobs, with their own profiles or, to ``foretell``, with those of the earlier jobs."""
     first_s = min(job.state.submitted_at_s for job in live.jobs)
@@ -380,7 +386,7 @@ def simulate(live: LiveRun, cluster: Cluster, policy: str, *, foretell: bool = F
             )
         )
     traces.sort(key=lambda trace: trace.submit_s)
-    restrained = Attentive(Guard(make_policy(policy), protected=settled_s))
+    restrained = Attentive(Guard(make_policy(policy), protected=_settled_s))
     workload = Workload("the live jobs", tuple(traces))
     settings = Settings(tune_s=TUNE_S, report_s=REPORT_S)
     result = Simulator(workload, applications, cluster, restrained, settings, known=known).run()

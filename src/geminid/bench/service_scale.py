@@ -33,7 +33,8 @@ from geminid.serve.documents import job_document, node_documents
 from geminid.serve.executors.ray.executor import heartbeat_s
 from geminid.serve.executors.supervised import LOGS_EVERY_S, REPORTS_LATE_S
 from geminid.serve.livejob import LiveJob
-from geminid.serve.planner import NEWS_S, Planner
+from geminid.serve.pacing import MEASUREMENT_GAP_S
+from geminid.serve.planner import Planner
 from geminid.serve.service import TICK_S
 from geminid.serve.state import ServiceState
 from geminid.serve.store import Store
@@ -132,7 +133,7 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None, *, 
     add("reports: written to the log", reports_per_s, lambda: scene.write(some), at_once=len(some), by_clock=True)
     add("reports: taken into the state", reports_per_s, lambda: scene.apply(some), at_once=len(some))
     add("batches: a copy of the state for readers", BATCHES_PER_S, scene.state.copy)
-    add("decisions: after news only", 1.0 / NEWS_S, scene.planner.decide, before=scene.some_news, repeat=2)
+    add("decisions: after news only", 1.0 / MEASUREMENT_GAP_S, scene.planner.decide, before=scene.some_news, repeat=2)
     add(
         "decisions: jobs that come and go",
         min(changes_per_s, 1.0),

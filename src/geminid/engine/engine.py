@@ -27,7 +27,8 @@ from geminid.engine.events import (
     Withdrawn,
 )
 from geminid.engine.models import ModelKeeper
-from geminid.engine.plan import Plan, Rejected, make_plan
+from geminid.engine.plan import Rejected, make_plan
+from geminid.engine.reconcile import reconcile
 from geminid.policies.base import (
     Allocation,
     ClusterView,
@@ -85,7 +86,7 @@ class Engine:
     _usable: tuple[int, ...] = ()
     _held: list[int] = field(default_factory=list)
     _ended: list[JobView] = field(default_factory=list)
-    _capped: set[str] = field(default_factory=set)
+    _limited: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._held = [0] * len(self.cluster.nodes)
@@ -218,51 +219,31 @@ class Engine:
                 raise
         if isinstance(plan, Rejected):
             return Outcome(rejected=plan.reasons, decided=True)
-        commands = tuple(self._carry_out(plan))
-        return Outcome(commands, plan.wake_at_s, decided=True, desired_nodes=plan.desired_nodes, reasons=plan.reasons)
+        commands = reconcile(plan, self._jobs, self._usable, self._limited)
+        for command in commands:
+            self._apply(command)
+        self._limited = {job_id for job_id in self._limited if self._is_limited(job_id)}
+        return Outcome(
+            tuple(commands), plan.wake_at_s, decided=True, desired_nodes=plan.desired_nodes, reasons=plan.reasons
+        )
 
-    def _carry_out(self, plan: Plan) -> list[Command]:
-        """Commands that lead from the current allocations to the plan: first those that free slots, then grants."""
-        stops: list[Command] = []
-        grants: list[Command] = []
-        shares: list[Command] = []
-        jobs = dict(self._jobs)
-        for job in map(jobs.__getitem__, plan.named):
-            wanted, partner = plan.allocations.get(job.id, ()), plan.partners.get(job.id)
-            if wanted == job.allocation and partner == job.partner:
-                continue
-            if partner is not None:
-                shares.append(Share(job.id, partner))
-            if wanted and wanted == job.allocation and _stays(job, plan, jobs):
-                if partner is None:
-                    shares.append(Share(job.id, None))
-                self._share(job.id, partner)
-                continue
-            reason = plan.reasons.get(job.id, "")
-            if not wanted:
-                stops.append(Stop(job.id, job.allocation, reason or _why_nothing(job, plan, jobs, self._usable)))
-                self._release(job.id)
-            elif job.allocation:
-                grants.append(Rescale(job.id, job.allocation, wanted, reason))
-                self._grant(job, wanted, partner)
-            else:
-                grants.append(Start(job.id, wanted, reason))
-                self._grant(job, wanted, partner)
-        return stops + grants + shares + self._limit(plan)
+    def _is_limited(self, job_id: str) -> bool:
+        job = self._jobs.get(job_id)
+        return job is not None and (job.cap, job.memory_cap) != (1.0, None)
 
-    def _limit(self, plan: Plan) -> list[Command]:
-        """Have the jobs of a plan compute for as much of the time, and use as much of the memory, as it says."""
-        limits: list[Command] = []
-        known = {*plan.caps, *plan.memory_caps, *self._capped}
-        for job_id in (name for name in plan.named if name in known) if known else ():
-            caps = plan.caps.get(job_id, 1.0), plan.memory_caps.get(job_id)
-            job = self._jobs[job_id]
-            if job.allocation and (job.cap, job.memory_cap) != caps:
-                self._jobs[job_id] = replace(job, cap=caps[0], memory_cap=caps[1])
-                limits.append(Limit(job_id, *caps))
-        of = {name: self._jobs[name] for name in known if name in self._jobs}
-        self._capped = {name for name, job in of.items() if (job.cap, job.memory_cap) != (1.0, None)}
-        return limits
+    def _apply(self, command: Command) -> None:
+        """Change the jobs as a command says."""
+        match command:
+            case Stop():
+                self._release(command.job_id)
+            case Start() | Rescale():
+                self._grant(self._jobs[command.job_id], command.allocation)
+            case Share():
+                self._share(command.job_id, command.partner)
+            case Limit():
+                job = self._jobs[command.job_id]
+                self._jobs[job.id] = replace(job, cap=command.cap, memory_cap=command.memory_cap)
+                self._limited.add(job.id)
 
     def _put(self, job: JobView) -> None:
         self._count_held(self._jobs[job.id], -1)
@@ -305,14 +286,14 @@ class Engine:
         nothing = replace(job, allocation=(), slots=0, gpu_type=None, partner=None, paused_until_s=0.0)
         self._put(replace(nothing, cap=1.0, memory_cap=None, relative_speed=None, observed=None))
 
-    def _grant(self, job: JobView, allocation: Allocation, partner: str | None) -> None:
+    def _grant(self, job: JobView, allocation: Allocation) -> None:
         first = job.started_s is None
         granted = replace(
             self._settled(job),
             allocation=allocation,
             slots=slots_of(allocation),
             gpu_type=self.cluster.nodes[allocation[0][0]].gpu_type,
-            partner=partner,
+            partner=None,
             cap=1.0,
             memory_cap=None,
             relative_speed=None,
@@ -378,32 +359,3 @@ def _origin(error: BaseException) -> str:
         where = f"{code.co_filename}, line {trace.tb_lineno}, in {code.co_name}"
         trace = trace.tb_next
     return where
-
-
-def _why_nothing(job: JobView, plan: Plan, jobs: Mapping[str, JobView], usable: Sequence[int]) -> str:
-    """Why a running job gets nothing any more, where the policy does not say."""
-    if not job.stands(usable):
-        return "its slots are out of service"
-    gaining = any(
-        jobs[other].partner == job.id or jobs[other].allocation != got for other, got in plan.allocations.items()
-    )
-    return "others go first" if gaining else "the policy gives it no slots"
-
-
-def _keeps(job: JobView, plan: Plan, jobs: Mapping[str, JobView]) -> bool:
-    """Whether the slots that a job has stay its own: of two jobs that part, the first by name keeps them."""
-    wanted = plan.allocations.get(job.id, ())
-    if not wanted or wanted != job.allocation:
-        return False
-    if job.partner is None or plan.partners.get(job.id) == job.partner or job.partner > job.id:
-        return True
-    other = jobs[job.partner]
-    return plan.allocations.get(other.id, ()) != other.allocation
-
-
-def _stays(job: JobView, plan: Plan, jobs: Mapping[str, JobView]) -> bool:
-    """Whether a job need not move: slots of a node are only counted, but two that share must be on the same ones."""
-    partner = plan.partners.get(job.id)
-    if not _keeps(job, plan, jobs):
-        return False
-    return partner is None or partner > job.id or partner == job.partner or not _keeps(jobs[partner], plan, jobs)

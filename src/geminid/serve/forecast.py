@@ -32,7 +32,7 @@ from geminid.serve.guard import AroundAPolicy, Guard
 from geminid.serve.levers import Competition, levers_of
 from geminid.serve.livejob import LiveJob, may_be_resized
 from geminid.serve.minimumrun import MIN_RUN_S
-from geminid.serve.planner import settled_s
+from geminid.serve.protection import standing_foreseen
 from geminid.serve.reservations import PATIENCE_S
 from geminid.serve.service import Service
 from geminid.serve.state import ServiceState
@@ -124,10 +124,8 @@ def restrained(
 
     def protected_until_s(view: JobView) -> float:
         job = live[view.id]
-        if not may_be_resized(job, likes.get((job.spec.name, job.spec.owner))):
-            return inf
-        started_s = view.since_s if view.started_s is None else view.started_s
-        return max(settled_s(view), started_s + job.spec.min_runtime_s)
+        resizable = may_be_resized(job, likes.get((job.spec.name, job.spec.owner)))
+        return standing_foreseen(job, view, now_s, resizable=resizable).protected_until_s
 
     return Guard(
         made,

@@ -38,7 +38,8 @@ from geminid.serve.guard import Guard
 from geminid.serve.histograms import DECISIONS, WAITS, Histogram
 from geminid.serve.jobnames import IDENTIFIER
 from geminid.serve.livejob import ENDS, LiveJob, StoryLine
-from geminid.serve.planner import GAP_S, POLICY_LIMIT_S, Planner
+from geminid.serve.pacing import DECISION_GAP_S
+from geminid.serve.planner import POLICY_LIMIT_S, Planner
 from geminid.serve.quarantine import implausible, tried
 from geminid.serve.reservations import PATIENCE_S
 from geminid.serve.retention import Retention, remove_folders
@@ -132,7 +133,7 @@ class Service:
         policy: Policy,
         policy_text: str,
         *,
-        gap_s: float = GAP_S,
+        gap_s: float = DECISION_GAP_S,
         policy_limit_s: float = POLICY_LIMIT_S,
         patience_s: float = PATIENCE_S,
         keep: Retention | None = None,
@@ -565,7 +566,7 @@ class Service:
         if time.monotonic() < self._tick_at_s:
             return []
         self._tick_at_s = time.monotonic() + TICK_S
-        return [*self.executor.tick(self._planner.wishes), *self._spent()]
+        return [*self.executor.tick(self._planner.requested_slots), *self._spent()]
 
     def _spent(self) -> list[r.Record]:
         """Jobs that have used all of the GPU time that they may."""
@@ -649,12 +650,12 @@ class Service:
             self.clock.now_s(),
             state,
             self._trouble,
-            self._planner.decisions,
-            self._planner.rejected,
+            self._planner.counts.made,
+            self._planner.counts.rejected,
             self._planner.decision_ms,
             self._batches,
             self._planner.reasons,
-            self._planner.decision_times,
+            self._planner.counts.times,
             self._waits,
             self._planner.last_decision(),
         )

@@ -1,8 +1,8 @@
-"""Between the service and the engine: what a policy is told of a live job, and which slots its counts stand for."""
+"""What the engine and its policy know of a live job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from geminid.cluster import Cluster
@@ -147,53 +147,3 @@ def allocation_of(placement: Placement, cluster: Cluster) -> Allocation:
     """A placement as the engine counts it: slots on each node; those on nodes that are gone do not count."""
     known = cluster.node_index
     return tuple(sorted((known[name], len(slots)) for name, slots in placement.slots_by_node if name in known))
-
-
-def _slots_by_node(place: Placement | None) -> dict[str, tuple[int, ...]]:
-    return {} if place is None else dict(place.slots_by_node)
-
-
-def name_slots(
-    wanted: Mapping[str, Allocation],
-    current: Mapping[str, Placement | None],
-    cluster: Cluster,
-    cordoned: Iterable[tuple[str, int]],
-    occupied: Mapping[str, Placement] | None = None,
-) -> dict[str, Placement]:
-    """Give the jobs' counts names: every job keeps as many of its slots as it can, and no slot is named twice.
-
-    ``wanted`` is the whole plan. Slots that are cordoned are given to nobody new, and taken from whoever has one where
-    there is another. ``occupied`` are slots with processes on them: those that others have yet to leave are
-    taken last.
-    """
-    free = {node.name: set(range(node.slots)) for node in cluster.nodes}
-    for name, slot in cordoned:
-        free.get(name, set()).discard(slot)
-    users: dict[tuple[str, int], set[str]] = {}
-    for job_id, place in (occupied or {}).items():
-        for user in place.slots():
-            users.setdefault(user, set()).add(job_id)
-    kept: dict[str, dict[str, list[int]]] = {}
-    for job_id, allocation in wanted.items():
-        held = _slots_by_node(current.get(job_id))
-        kept[job_id] = {}
-        for node, count in allocation:
-            name = cluster.nodes[node].name
-            mine = [slot for slot in held.get(name, ()) if slot in free[name]][:count]
-            free[name].difference_update(mine)
-            kept[job_id][name] = mine
-    for job_id, allocation in wanted.items():
-        held = _slots_by_node(current.get(job_id))
-        for node, count in allocation:
-            name = cluster.nodes[node].name
-            mine = kept[job_id][name]
-            if len(mine) == count:
-                continue
-            by_use = sorted((bool(users.get((name, slot), set()) - {job_id}), slot) for slot in free[name])
-            available = [slot for _, slot in by_use[: count - len(mine)]]
-            free[name].difference_update(available)
-            mine += available
-            mine += [slot for slot in held.get(name, ()) if slot not in mine][: count - len(mine)]
-    return {
-        job_id: Placement.of({name: slots for name, slots in nodes.items() if slots}) for job_id, nodes in kept.items()
-    }
