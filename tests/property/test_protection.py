@@ -43,11 +43,12 @@ def test_a_forecast_protects_a_job_as_the_planner_does(
     min_slots: int,
     pauses_s: list[float],
 ) -> None:
-    spec = JobSpec(name="x", command=("x",), min_slots=min_slots, max_slots=4, min_runtime_s=min_runtime_s)
+    spec = JobSpec(name="x", command=("x",), max_slots=4, min_runtime_s=min_runtime_s)
     state = JobState.submitted(job_id="j1", spec=spec, at_s=0.0)
     formed_s = planned_s + formed_after_s
     state = state.move(JobPhase.STARTING, at_s=planned_s, placement=PLACE)
-    state = replace(state, phase=JobPhase.RUNNING, updated_at_s=formed_s)
+    changed = replace(spec, min_slots=min_slots)  # its owner may ask for more by now
+    state = replace(state, spec=changed, phase=JobPhase.RUNNING, updated_at_s=formed_s)
     job = LiveJob(
         state=state,
         elastic=elastic,

@@ -83,12 +83,11 @@ def standing_foreseen(job: LiveJob, view: JobView, now_s: float, *, resizable: b
     """
     started_s = view.since_s if view.started_s is None else view.started_s
     moved = job.target is None or view.restarts != job.restarts
-    settles_s = max(view.since_s, view.paused_until_s)
     return Standing(
         resizable=resizable,
         arrived=True,
         planned_s=view.since_s,
-        settles_s=settles_s if moved else max(settles_s, job.formed_at_s - now_s),
+        settles_s=max(view.since_s, view.paused_until_s if moved else job.formed_at_s - now_s),
         rescale_s=view.facts.rescale_s,
         started_s=started_s,
         min_runtime_s=job.spec.min_runtime_s,
