@@ -1,15 +1,16 @@
 """``geminid bench rescale``, the README's headline: it measures, and says clearly why where it cannot."""
 
 import sys
-from dataclasses import replace
 
 import pytest
 from elastic import Job
 
+from geminid.bench import rescale
 from geminid.bench.live_jobs import BenchmarkFailed
 from geminid.bench.rescale import _Job
 from geminid.process.launch import PlainLauncher
 from geminid.supervise.events import JobEnded, JobPhase
+from geminid.supervise.spec import WorkerSpec
 
 
 def test_whoever_waits_for_the_end_of_a_job_has_heard_its_last_event(tmp_path):
@@ -23,10 +24,10 @@ def test_whoever_waits_for_the_end_of_a_job_has_heard_its_last_event(tmp_path):
         assert job.of_kind(JobEnded) == [ended]
 
 
-def test_a_job_that_fails_is_reported_with_what_was_expected_what_happened_and_where_to_look(tmp_path):
-    job = _Job(tmp_path, PlainLauncher())
-    job.spec = replace(job.spec, command=(sys.executable, "-c", "raise SystemExit('no luck')"), max_failures=0)
-    with job, pytest.raises(BenchmarkFailed) as told:
+def test_a_job_that_fails_is_reported_with_what_was_expected_what_happened_and_where_to_look(tmp_path, monkeypatch):
+    failing = {"command": (sys.executable, "-c", "raise SystemExit('no luck')"), "max_failures": 0}
+    monkeypatch.setattr(rescale, "WorkerSpec", lambda **spec: WorkerSpec(**{**spec, **failing}))
+    with _Job(tmp_path, PlainLauncher()) as job, pytest.raises(BenchmarkFailed) as told:
         job.reach(2)
     sentence = str(told.value)
     assert "expected the benchmark's job to train on 2 slots, but after" in sentence

@@ -14,8 +14,10 @@ from elastic import PATIENCE, Job, exactly_once
 
 from geminid.process.launch import MEMORY, Launch, LimitedLauncher, PlainLauncher
 from geminid.process.zygote import Zygote
+from geminid.supervise import inputs
 from geminid.supervise.channel import ADDRESS, CONTROL, JOB, TOKEN, WORKER, Address
 from geminid.supervise.events import CheckpointWritten, CouldNotGrow, GroupFormed, JobEnded, JobPhase, WorkerEnded
+from geminid.supervise.failures import FailureLog
 from geminid.supervise.handover import Handover
 from waiting import until
 
@@ -108,7 +110,7 @@ def test_whoever_hears_of_a_jobs_end_may_start_it_anew_in_its_folder(tmp_path, l
     with Job(tmp_path, "counting.py", *options, launcher=launcher) as job:
         job.resized("a")
         assert control.exists()
-        job._on_event = lambda event: found.append((type(event), control.exists()))
+        job._loop.on_event = lambda event: found.append((type(event), control.exists()))
         job.stop()
         assert job.ended() == "stopped"
     assert found[-1] == (JobEnded, False)
@@ -124,12 +126,18 @@ def test_a_worker_that_hangs_before_it_begins_is_replaced(tmp_path, launcher):
     assert reasons(job) == ["hung: it did not get to geminid.init() in 6 s"]
 
 
+def reform(job: Job) -> inputs.Event:
+    """Have the job's group form again, as if all members waited for each other."""
+    job._loop.state._carry_out(job._loop.state.group.reform())
+    return inputs.SetMinSlots(1)  # nothing changes by that: what was decided is done
+
+
 def test_a_group_whose_members_wait_for_each_other_is_formed_anew_from_memory(tmp_path, launcher):
     """What a supervisor does that finds a deadlock: connections are cut under running operations."""
     with Job(tmp_path, "counting.py", "--samples", 240, "--epochs", 3, launcher=launcher) as job:
         job.resized("abc")
         for generation in (2, 3):
-            job._do(lambda: job._carry_out(job._group.break_up()))
+            job._loop.inbox.put(lambda: reform(job))
             job.wait(lambda status, generation=generation: status.generation == generation and status.settled)
         pids = {worker.pid for worker in job.status.workers}
         assert job.ended() == "finished"
@@ -256,13 +264,13 @@ def test_workers_that_fail_again_and_again_are_started_later_and_later(tmp_path,
     """The first time at once; then after 1, 2 … s, until the job is given up, or stopped meanwhile."""
     script = tmp_path / "fails.py"
     script.write_text(f"print(1, file=open({str(tmp_path / 'starts')!r}, 'a'))\nraise SystemExit(1)")
-    delays_s, delay_s = [], Job._delay_s
+    delays_s, delay_s = [], FailureLog.start_delay_s
 
-    def noted_delay_s(job):
-        delays_s.append(delay_s(job))
+    def noted_delay_s(failures):
+        delays_s.append(delay_s(failures))
         return delays_s[-1]
 
-    monkeypatch.setattr(Job, "_delay_s", noted_delay_s)
+    monkeypatch.setattr(FailureLog, "start_delay_s", noted_delay_s)
     with Job(tmp_path, str(script), launcher=launcher, max_failures=3) as job:
         job.resize(["a"])
         assert job.ended() == "failed"
@@ -394,7 +402,7 @@ def test_workers_on_several_hosts_talk_and_meet_over_tcp(tmp_path, launcher):
     assert exactly_once(job, 403, 3)
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])
     assert not (tmp_path / "job/control").exists()
-    assert not job._meetings.exists()
+    assert not job._loop.meetings.exists()
 
 
 def test_another_supervisor_takes_over_at_the_same_port(tmp_path, launcher):

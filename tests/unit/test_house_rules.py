@@ -49,16 +49,11 @@ EXCEPTIONS = {
     "train/agent.py: attributes of Agent": 25,
     "train/gradients.py: methods of Gradients": 34,
     "train/gradients.py: attributes of Gradients": 33,
-    "supervise/group.py: methods of ElasticGroup": 32,
     "train/norms.py: attributes of NoiseMeter": 24,
     "train/session.py: lines": 740,
     "train/session.py: methods of Session": 55,
     "train/session.py: attributes of Session": 36,
     "train/session.py: constructor of Session": 125,
-    "supervise/supervisor.py: lines": 964,
-    "supervise/supervisor.py: methods of Supervisor": 61,
-    "supervise/supervisor.py: attributes of Supervisor": 51,
-    "supervise/supervisor.py: constructor of Supervisor": 75,
 }
 
 

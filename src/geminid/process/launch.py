@@ -30,8 +30,11 @@ MEMORY = "GEMINID_MEMORY_BYTES"
 #: How the shim of a process is started; it runs without what is installed for the interpreter.
 SHIM = (sys.executable, "-I", "-S", shim.__file__)
 
-#: How a process is said to have ended that was ended because its slot was taken away; it is nobody's exit code.
+#: The code of a process that was ended because its slot was taken away; no process has it as its exit code.
 SLOT_GONE = 1024
+
+#: The code of a process whose exit code cannot be found out: another process started it, and nothing was recorded.
+UNKNOWN_CODE = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +101,7 @@ class Launcher(Protocol):
 class _Watched:
     """A process, and the shim that it is below, which is watched with a pidfd; one without a shim is watched itself."""
 
-    #: What is said of a process that nobody here may ask for its exit code.
-    UNKNOWN_CODE = 255
+    UNKNOWN_CODE = UNKNOWN_CODE
 
     reason = ""
 

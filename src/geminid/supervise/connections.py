@@ -1,106 +1,107 @@
-"""A supervisor's connections to its workers: who is let in, what is heard, and what is sent."""
+"""A supervisor's connections to its workers: which are admitted, what they send, and what is sent to them."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from geminid.process.launch import WorkerProcess
-from geminid.supervise import channel, protocol
+from geminid.supervise import channel, inputs
 from geminid.supervise.channel import SupervisorEnd
-from geminid.supervise.protocol import FromSupervisor, FromWorker, Heartbeat, Hello, ProtocolError, Welcome
+from geminid.supervise.inputs import Contact, Event
+from geminid.supervise.protocol import (
+    FromSupervisor,
+    FromWorker,
+    Heartbeat,
+    Hello,
+    ProtocolError,
+    Refused,
+    Welcome,
+)
 from geminid.wire.reactor import Reactor, Timer
 
-#: Refused connections are reported at most this often.
+#: Time between two reports of refused connections, in seconds.
 REFUSALS_S = 10.0
 
-#: How many connections of a job may be open that have not said who they are, beside one for each of its workers.
-MOST_STRANGERS = 16
+#: How many connections of a job may be open that have sent no ``Hello``, beside one for each of its workers.
+MAX_STRANGERS = 16
 
-#: After a flood of connections, or when no file descriptors are left, none are accepted for this long.
+#: How long no connection is accepted after a flood of them, or when no file descriptors are left, in seconds.
 ACCEPT_PAUSE_S = 0.1
 
-#: The most connections that can be waiting when a worker has ended: those that the system keeps for us (the backlog).
-MOST_WAITING = 64
-
+#: How many waiting connections are accepted when a worker has ended: those that the system keeps (the backlog).
+MAX_WAITING = 64
 
 #: While a supervisor has this many messages to handle, no more are read.
 MAX_QUEUED = 256
 
 
-class Doing(NamedTuple):
-    """What a worker does that has not sent a heartbeat to say so."""
+class Activity(NamedTuple):
+    """What a worker is doing that has not sent a heartbeat yet."""
 
     phase: str
     phase_s: float = 0.0
     usual_s: float | None = None
 
 
-STARTING = Doing("starting")
+STARTING = Activity("starting")
+ADOPTED = Activity("adopted")
 
 
 @dataclass(slots=True)
-class Known:
-    """A worker's process, the token that only this one has, its line, and what it last said.
+class Link:
+    """A worker's process, its own token, its connection, and what it last sent.
 
-    What changes with every heartbeat (``line``, ``heard_at_s``, ``doing``) is set by the thread that serves the lines,
-    and may be read by any. One that is ``apart`` lived, and could not work together with its peers. It is
-    ``initialised`` once its script has called ``geminid.init()``.
+    What changes with every heartbeat (``connection``, ``heard_at_s``, ``activity``) is set by the reactor's thread, and
+    may be read by any.
     """
 
     process: WorkerProcess
     slot: str
     token: str
-    line: SupervisorEnd | None = None
-    generation: int = 0
     heard_at_s: float = 0.0
-    doing: Doing | Heartbeat = STARTING
-    metrics: dict[str, protocol.Metric] = field(default_factory=dict)
-    leads: bool = False
-    finished: bool = False
-    last_words: str = ""
-    ending: str = ""
-    lost: bool = False
-    apart: bool = False
-    initialised: bool = False
-    kill_at_s: float | None = None
+    activity: Activity | Heartbeat = STARTING
+    connection: SupervisorEnd | None = None
+
+    def contact(self, now_s: float) -> Contact:
+        """How the worker was last heard of."""
+        activity, is_connected = self.activity, self.connection is not None
+        return Contact(now_s - self.heard_at_s, activity.phase, activity.phase_s, activity.usual_s, is_connected)
 
 
-class Lines:
-    """The connections of one job; everything happens in the thread of ``reactor``, except as said.
+class WorkerConnections:
+    """The connections of one job; everything happens in the thread of ``reactor``, except where stated.
 
-    However many connections a job opens, few are open at a time: one for each worker, and some (``MOST_STRANGERS``)
-    that have not said who they are. For more, the oldest of these are closed. Descriptors are shared by all jobs.
+    However many connections a job opens, few are open at a time, because all jobs share the process's descriptors: one
+    for each worker, and ``MAX_STRANGERS`` that have sent no ``Hello``; if there are more, the oldest are closed.
 
-    ``on_hello`` is called for a worker that has been let in, ``on_message`` for everything that it says afterwards but
-    heartbeats, which are kept with the worker. No more is read while ``queued`` messages are too many.
+    Events are passed to ``post``, except heartbeats, which are stored in the worker's link. No more is read while
+    ``queued`` events are too many.
     """
 
     def __init__(
         self,
         listener: socket.socket,
         reactor: Reactor,
-        workers: Mapping[str, Known],
+        links: Mapping[str, Link],
         *,
         job: str,
         welcome: Welcome,
-        on_hello: Callable[[Hello], None],
-        on_message: Callable[[str, Known, FromWorker], None],
+        post: Callable[[Event], None],
         queued: Callable[[], int] = lambda: 0,
     ) -> None:
-        self._listener, self._reactor, self._workers = listener, reactor, workers
+        self._listener, self._reactor, self._links = listener, reactor, links
         self._job, self._welcome = job, welcome
-        self._on_hello, self._on_message, self._queued = on_hello, on_message, queued
+        self._post, self._queued = post, queued
         self._strangers: dict[SupervisorEnd, float] = {}
-        self._unwanted: set[SupervisorEnd] = set()
-        self._paused: dict[str, Known] = {}
-        self._refusals, self._tell_at_s = 0, 0.0
+        self._refused: set[SupervisorEnd] = set()
+        self._paused: dict[str, Link] = {}
+        self._refusals, self._report_at_s = 0, 0.0
         self._accept_again: Timer | None = None  # while connections are not accepted
 
     def open(self) -> None:
@@ -108,129 +109,126 @@ class Lines:
         self._reactor.watch(self._listener, self._accept)
 
     def close(self) -> None:
-        """Cut all of them."""
-        for known in list(self._workers.values()):
-            self.drop(known)
-        for line in list(self._strangers):
-            self._hang_up(line)
+        """Close all connections and stop listening."""
+        for link in list(self._links.values()):
+            self.drop(link)
+        for connection in list(self._strangers):
+            self._close_stranger(connection)
         if self._accept_again is not None:
             self._accept_again.cancel()
         self._reactor.unwatch(self._listener)
         self._listener.close()
 
-    def send(self, worker: str, message: FromSupervisor) -> None:
-        """Send, if there is a line; a worker without one is either starting or about to be found dead.
+    def send(self, link: Link, message: FromSupervisor) -> None:
+        """Send a message, if the worker is connected; from any thread, in the order of the calls.
 
-        From any thread: it is sent after what was asked for before.
+        A worker that is not connected is starting, or will soon be found dead.
         """
-        known = self._workers.get(worker)
-        if known is not None:
-            self._reactor.call_soon(lambda: self._send(known, message))
+        self._reactor.call_soon(lambda: self._send(link, message))
 
-    def _send(self, known: Known, message: FromSupervisor) -> None:
-        if known.line is not None:
+    def _send(self, link: Link, message: FromSupervisor) -> None:
+        if link.connection is not None:
             try:
-                known.line.send(message)
+                link.connection.send(message)
             except OSError:
-                self.drop(known)
+                self.drop(link)
 
-    def hear(self, worker: str) -> None:
-        """Take in what a worker has said."""
-        known = self._workers.get(worker)
-        if known is None or known.line is None:
+    def receive(self, worker: str) -> None:
+        """Read what a worker has sent."""
+        link = self._links.get(worker)
+        if link is None or link.connection is None:
             return
         try:
-            heard = known.line.receive()
+            messages = link.connection.receive()
         except (EOFError, OSError):
-            self.drop(known)
+            self.drop(link)
             return
         except ProtocolError as problem:
-            known.last_words = f"spoke nonsense: {problem}"
-            self.drop(known)
-            known.process.signal(signal.SIGKILL)
+            self.drop(link)
+            self._post(inputs.MalformedMessage(worker, str(problem)))
             return
-        known.heard_at_s = self._reactor.now_s()
-        self._pass_on(worker, known, heard)
+        link.heard_at_s = self._reactor.now_s()
+        self._pass_on(worker, link, messages)
 
-    def _pass_on(self, worker: str, known: Known, heard: list[FromWorker]) -> None:
-        urgent = False
-        for message in heard:
+    def _pass_on(self, worker: str, link: Link, messages: list[FromWorker]) -> None:
+        is_urgent = False
+        for message in messages:
             if isinstance(message, Heartbeat):
-                known.doing = message
+                link.activity = message
             else:
-                self._on_message(worker, known, message)
-                urgent = True
-        if not urgent:
+                self._post(inputs.MessageReceived(worker, message))
+                is_urgent = True
+        if not is_urgent:
             return
         self._reactor.hurry()
-        if self._queued() > MAX_QUEUED and known.line is not None:
-            self._reactor.unwatch(known.line)
-            self._paused[worker] = known
+        if self._queued() > MAX_QUEUED and link.connection is not None:
+            self._reactor.unwatch(link.connection)
+            self._paused[worker] = link
 
     def resume(self) -> None:
-        """What was said has been handled: read on."""
+        """Read on: what was received before has been handled."""
         paused, self._paused = self._paused, {}
-        for worker, known in paused.items():
-            if known.line is not None and not self._reactor.watches(known.line):
-                known.heard_at_s = self._reactor.now_s()
-                self._watch(worker, known.line)
+        for worker, link in paused.items():
+            if link.connection is not None and not self._reactor.watches(link.connection):
+                link.heard_at_s = self._reactor.now_s()
+                self._watch(worker, link.connection)
 
     @property
     def are_paused(self) -> bool:
-        """Whether something is not read for now; from any thread."""
+        """Whether a connection is not read for now; from any thread."""
         return bool(self._paused)
 
-    def drop(self, known: Known) -> None:
-        """Cut a worker's line, if it has one."""
-        if known.line is not None:
-            line, known.line = known.line, None
-            self._reactor.unwatch(line)
-            line.close()
+    def drop(self, link: Link) -> None:
+        """Close a worker's connection, if it has one."""
+        if link.connection is not None:
+            connection, link.connection = link.connection, None
+            self._reactor.unwatch(connection)
+            connection.close()
 
-    def tick(self, patience_s: float) -> None:
-        """Close connections that have not said for this long who they are."""
+    def tick(self, hello_timeout_s: float) -> None:
+        """Close connections that have sent no ``Hello`` in time."""
         if self._strangers or self._paused:
             now_s = self._reactor.now_s()
-            for line, since_s in list(self._strangers.items()):
-                if now_s - since_s > patience_s:
-                    self._hang_up(line)
-            for known in self._paused.values():  # what it says is not read
-                known.heard_at_s = now_s
+            for connection, since_s in list(self._strangers.items()):
+                if now_s - since_s > hello_timeout_s:
+                    self._close_stranger(connection)
+            for link in self._paused.values():  # what it sends is not read
+                link.heard_at_s = now_s
 
-    def hear_last_words(self, worker: str) -> None:
-        """Take in what a worker that has ended has said, on a line that it may only just have opened."""
-        for _ in range(MOST_WAITING):
+    def receive_last(self, worker: str) -> None:
+        """Read what a worker that has ended has sent, on a connection that it may only just have opened."""
+        for _ in range(MAX_WAITING):
             if not self._accept():
                 break
-        for line in list(self._strangers):
-            self._greet(line)
-        self.hear(worker)
+        for connection in list(self._strangers):
+            self._admit(connection)
+        self.receive(worker)
 
-    def _watch(self, worker: str, line: SupervisorEnd) -> None:
-        self._reactor.watch(line, lambda: self.hear(worker))
+    def _watch(self, worker: str, connection: SupervisorEnd) -> None:
+        self._reactor.watch(connection, lambda: self.receive(worker))
 
-    # ------------------------------------------------------------------------------------------- strangers
+    # --- Connections that have sent no Hello yet ---
 
     def _accept(self) -> bool:
         try:
             opened, _ = self._listener.accept()
-        except OSError as problem:  # there is nobody, or whoever it was has gone again
+        except OSError as problem:  # none is waiting, or it was closed again
             if problem.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._pause_accepting()
             return False
-        line = channel.supervisor_end(opened)
-        self._strangers[line] = self._reactor.now_s()
-        self._reactor.watch(line, lambda: self._greet(line))
-        self._make_room()
+        connection = channel.supervisor_end(opened)
+        self._strangers[connection] = self._reactor.now_s()
+        self._reactor.watch(connection, lambda: self._admit(connection))
+        self._limit_strangers()
         return True
 
-    def _make_room(self) -> None:
-        """Close the oldest of too many strangers, unless it is a worker whose greeting has not been read yet."""
-        while len(self._strangers) > MOST_STRANGERS + len(self._workers):
+    def _limit_strangers(self) -> None:
+        """Close the oldest of too many strangers, unless it is a worker whose ``Hello`` has not been read yet."""
+        while len(self._strangers) > MAX_STRANGERS + len(self._links):
             oldest, since_s = next(iter(self._strangers.items()))
-            self._greet(oldest)
+            self._admit(oldest)
             if oldest in self._strangers:
-                self._hang_up(oldest)
+                self._close_stranger(oldest)
                 if self._reactor.now_s() - since_s < ACCEPT_PAUSE_S:
                     self._pause_accepting()
 
@@ -238,67 +236,67 @@ class Lines:
         """Leave connections waiting for a moment: a listener that is always ready would keep this thread busy."""
         if self._accept_again is None:
             self._reactor.unwatch(self._listener)
-            self._accept_again = self._reactor.call_at(self._reactor.now_s() + ACCEPT_PAUSE_S, self._accept_on)
+            self._accept_again = self._reactor.call_at(self._reactor.now_s() + ACCEPT_PAUSE_S, self._resume_accepting)
 
-    def _accept_on(self) -> None:
+    def _resume_accepting(self) -> None:
         self._accept_again = None
         self._reactor.watch(self._listener, self._accept)
 
-    def _greet(self, line: SupervisorEnd) -> None:
-        """Let a worker in that says who it is and has its token; cut everybody else off.
+    def _admit(self, connection: SupervisorEnd) -> None:
+        """Admit a worker that sends a ``Hello`` with its token; refuse every other connection.
 
-        A stray process of this job (an earlier supervisor started it, and did not live to write it down) ends then.
+        A process of this job that an earlier supervisor started but did not record ends when it is refused.
         """
-        if line not in self._strangers:  # it was let in, or cut off, because a worker has ended meanwhile
+        if connection not in self._strangers:  # it was admitted or closed because a worker has ended meanwhile
             return
         try:
-            heard = line.receive()
-        except EOFError:  # it only wanted to know whether somebody is there
-            self._hang_up(line)
+            messages = connection.receive()
+        except EOFError:  # it only checked that somebody listens
+            self._close_stranger(connection)
             return
         except (ProtocolError, OSError) as problem:
-            self._tell(problem)
-            self._hang_up(line)
+            self._report_refusal(problem)
+            self._close_stranger(connection)
             return
-        if not heard or line in self._unwanted:  # not all of the first line is there yet; or it was answered
+        if not messages or connection in self._refused:  # the first line is incomplete, or it was answered
             return
-        first, *others = heard
+        first, *others = messages
         try:
-            known = self._workers.get(first.worker) if isinstance(first, Hello) else None
-            hello = channel.admitted(first, None if known is None else known.token)
+            link = self._links.get(first.worker) if isinstance(first, Hello) else None
+            hello = channel.admitted(first, None if link is None else link.token)
         except ProtocolError as problem:
-            self._refuse(line, problem)
+            self._refuse(connection, problem)
             return
-        assert known is not None
-        with contextlib.suppress(OSError):  # it may have ended, and this may be all that it has to say
-            line.send(self._welcome)
-        del self._strangers[line]
-        self._reactor.unwatch(line)
-        self.drop(known)
-        known.line, known.heard_at_s = line, self._reactor.now_s()
-        self._watch(hello.worker, line)
+        assert link is not None
+        with contextlib.suppress(OSError):  # it may have ended, and this may be all that it has sent
+            connection.send(self._welcome)
+        del self._strangers[connection]
+        self._reactor.unwatch(connection)
+        self.drop(link)
+        link.connection, link.heard_at_s = connection, self._reactor.now_s()
+        self._watch(hello.worker, connection)
         self._reactor.hurry()
-        self._on_hello(hello)
-        self._pass_on(hello.worker, known, others)
+        self._post(inputs.WorkerConnected(hello))
+        self._pass_on(hello.worker, link, others)
 
-    def _refuse(self, line: SupervisorEnd, problem: Exception) -> None:
-        """Tell it so. The other side hangs up: what it has still to say would keep it from hearing the answer."""
-        self._tell(problem)
+    def _refuse(self, connection: SupervisorEnd, problem: Exception) -> None:
+        """Answer that it is refused. The other side closes: closing here could discard the answer before it is read."""
+        self._report_refusal(problem)
         try:
-            line.send(protocol.Refused(job=self._job))
-            self._unwanted.add(line)
+            connection.send(Refused(job=self._job))
+            self._refused.add(connection)
         except OSError:
-            self._hang_up(line)
+            self._close_stranger(connection)
 
-    def _tell(self, problem: Exception) -> None:
+    def _report_refusal(self, problem: Exception) -> None:
         self._refusals += 1
-        if self._reactor.now_s() >= self._tell_at_s:
-            more = f" ({self._refusals} since this was last said)" if self._refusals > 1 else ""
+        if self._reactor.now_s() >= self._report_at_s:
+            more = f" ({self._refusals} since the last report)" if self._refusals > 1 else ""
             print(f"geminid: {self._job}: a connection was refused: {problem}{more}", file=sys.stderr, flush=True)
-            self._refusals, self._tell_at_s = 0, self._reactor.now_s() + REFUSALS_S
+            self._refusals, self._report_at_s = 0, self._reactor.now_s() + REFUSALS_S
 
-    def _hang_up(self, line: SupervisorEnd) -> None:
-        self._unwanted.discard(line)
-        del self._strangers[line]
-        self._reactor.unwatch(line)
-        line.close()
+    def _close_stranger(self, connection: SupervisorEnd) -> None:
+        self._refused.discard(connection)
+        del self._strangers[connection]
+        self._reactor.unwatch(connection)
+        connection.close()

@@ -1,28 +1,28 @@
-"""Which of a job's workers hang: decisions only, from what they last said and when.
+"""Which of a job's workers hang: decisions only, from what they last reported and when.
 
-A worker that says nothing any more hangs, whatever it does. One that says that it lives may still keep its peers
+A worker that sends nothing any more hangs, whatever it does. One that sends heartbeats may still keep its peers
 waiting; whether that is a hang depends on what it is doing. A pass takes about as long as the passes before it, so a
 worker that takes far longer, while a peer waits for it, hangs. The leader may do more than the others in the body of
-its loop, and everybody between epochs (evaluate, save, print): what they do there takes as long as it takes while there
-are signs of life, such as calls of the model, and without any a minute. Should that be too short for a script, patience
-grows. After training a script may take long, but not for ever: it holds slots.
+its loop, and every worker between epochs (evaluate, save, print): there is no limit while there are signs of life, such
+as calls of the model, and a minute without any. If that proves too short for a script, the limit grows. After training
+a script may take hours, but not forever: it occupies slots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from geminid.supervise.group import Standing
 from geminid.supervise.spec import Patience
 
-#: A worker may take so many times as long as it usually does.
-UNUSUAL = 20.0
+#: How many times its usual duration a part of a pass may take.
+MAX_USUAL_DURATIONS = 20.0
 
-#: Nobody computes, and all wait for each other: so many times as patient as with one that computes.
-DEADLOCK = 3.0
+#: How many times longer than for one slow worker to wait when all wait for each other.
+DEADLOCK_FACTOR = 3.0
 
-#: What a worker is doing, for people.
+#: What a worker is doing, in words.
 _DOING = {
     "opening": "waiting for its first batch",
     "loading": "waiting for its data",
@@ -34,20 +34,20 @@ _DOING = {
     "between": "between epochs",
 }
 
-#: The worker is where the script decides how long it takes.
-WITH_THE_SCRIPT = ("opening", "loading", "training", "forward", "computing", "compiling", "stepping", "between")
+#: The phases in which the script decides how long they take.
+IN_SCRIPT = ("opening", "loading", "training", "forward", "computing", "compiling", "stepping", "between")
 
-#: How much longer the script may go without a sign of life after a worker was ended because it had shown none.
-MORE_PATIENT = 4.0
+#: How many times longer a script may show no sign of life after a worker was ended because it had shown none.
+PATIENCE_GROWTH = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
     """A worker as its supervisor sees it.
 
-    ``silent_s`` is how long nothing was heard of it (since its start, if nothing ever was), ``phase_s`` how long it has
-    been in its phase, ``usual_s`` how long its passes take, ``joined`` whether it is in the newest generation,
-    ``leads`` whether it is (or was, until it has joined) a leader, ``connected`` whether there is a line to it.
+    ``silent_s`` is how long ago its last message was received (since its start, if there was none), ``phase_s`` how
+    long it has been in its phase, ``usual_s`` how long its passes take, ``joined`` whether it is in the newest
+    generation, ``leads`` whether it is (or was, until it has joined) a leader.
     """
 
     worker: str
@@ -63,13 +63,13 @@ class Seen:
 
     @property
     def in_a_group(self) -> bool:
-        """Whether it has peers who may wait for it."""
+        """Whether it has peers that may wait for it."""
         return self.standing in (Standing.MEMBER, Standing.LEAVING) and not self.finished
 
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """A worker that hangs, and why that is thought; ``free`` where the script may have been about its own business."""
+    """A worker that hangs, and how that shows; ``free`` if it was where the script may take as long as it likes."""
 
     worker: str
     reason: str
@@ -77,7 +77,7 @@ class Hung:
 
 
 def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
-    """The workers that are to be ended."""
+    """The workers that have to be ended."""
     found = []
     for seen in workers:
         if seen.silent_s > (limit := _silence(seen, patience)):
@@ -85,7 +85,7 @@ def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
             found.append(Hung(seen.worker, f"hung: it {what} {limit:g} s"))
         elif seen.phase in ("left", "finished") and seen.phase_s > patience.conclude:
             found.append(Hung(seen.worker, f"hung: it did not end within {patience.conclude:g} s after training"))
-        elif seen.in_a_group and seen.phase in WITH_THE_SCRIPT:
+        elif seen.in_a_group and seen.phase in IN_SCRIPT:
             limit = allowed(seen, patience)
             waited_s = max((_waits(other) for other in workers if other is not seen), default=0.0)
             if min(seen.phase_s, waited_s) > limit:
@@ -95,7 +95,7 @@ def hung(workers: Sequence[Seen], patience: Patience) -> list[Hung]:
 
 
 def deadlocked(workers: Sequence[Seen], patience: Patience) -> bool:
-    """Whether all members wait for each other, far longer than synchronising or forming a group can take."""
+    """Whether all members wait for each other, far longer than synchronising or forming a group takes."""
     missing = [seen for seen in workers if seen.standing is Standing.MEMBER and not seen.joined]
     if missing:
         return all(seen.phase == "forming" and seen.phase_s > patience.stall for seen in missing)
@@ -103,46 +103,55 @@ def deadlocked(workers: Sequence[Seen], patience: Patience) -> bool:
     known = [seen.usual_s for seen in members if seen.usual_s is not None]
     if len(members) < 2:
         return False
-    usual = len(known) == len(members)  # in the first step connections may still be made
-    limit = DEADLOCK * (_longest(max(known), patience) if usual else patience.form)
+    usual = len(known) == len(members)  # in the first step, connections may still be opened
+    limit = DEADLOCK_FACTOR * (_longest(max(known), patience) if usual else patience.form)
     return all(_waits(seen) > limit for seen in members)
 
 
 def late(workers: Sequence[Seen], forming_s: float, free_s: float, patience: Patience) -> list[Hung]:
-    """Who does not come although others wait for them to form a group, for so long.
+    """Members that have not joined although others have waited for ``forming_s`` for them to form a group.
 
-    Whoever is with the script has not come to a boundary yet, and whoever synchronises may be waiting for such a one:
-    nobody has been with the script for ``free_s``.
+    A worker that is in the script has not reached a boundary yet, and one that synchronises may be waiting for such a
+    worker. No worker has been in the script for ``free_s``.
     """
     missing = [seen for seen in workers if seen.standing is Standing.MEMBER and not seen.joined]
     if forming_s <= patience.form or not any(seen.phase == "forming" for seen in missing):
         return []
     coming = ("forming", "synchronising") if free_s <= patience.form else ("forming",)
     return [
-        Hung(seen.worker, "hung: it did not join its peers")
+        Hung(seen.worker, f"hung: it did not join its peers within {patience.form:g} s")
         for seen in missing
         if seen.phase not in coming and not excused(seen, patience)
     ]
 
 
-def waiting(workers: Sequence[Seen], lost_s: float) -> list[str]:
-    """Who waits for peers, of whom one gave up so long ago, and lives: it was heard in the second half of that time.
+def unaware(workers: Sequence[Seen], members: Collection[str], patience: Patience) -> list[Hung]:
+    """Of these members, which have not noticed that their group is broken, those that are not in the script."""
+    return [
+        Hung(seen.worker, f"hung: it did not notice within {patience.hang:g} s that its group was broken")
+        for seen in workers
+        if seen.worker in members and not excused(seen, patience)
+    ]
 
-    Whoever was not may be the one that the others have lost, though nobody has told yet that it is gone.
+
+def waiting(workers: Sequence[Seen], lost_s: float) -> list[str]:
+    """Workers that wait for peers, one of which gave up ``lost_s`` ago, and that live: they sent something since.
+
+    A worker that has sent nothing in the second half of that time may be the one that the others have lost.
     """
     return [seen.worker for seen in workers if seen.phase == "forming" and seen.silent_s < lost_s / 2.0]
 
 
 def busy(workers: Sequence[Seen], patience: Patience) -> bool:
-    """Whether somebody in a group is with the script."""
+    """Whether a worker of a group is in the script."""
     return any(seen.in_a_group and excused(seen, patience) for seen in workers)
 
 
 def excused(seen: Seen, patience: Patience) -> bool:
-    """Whether the script may still be at work in this worker; after training it may for hours."""
+    """Whether the script may still be working in this worker; after training it may for hours."""
     if seen.phase in ("left", "finished"):
         return True
-    return seen.phase in WITH_THE_SCRIPT and seen.phase_s <= allowed(seen, patience)
+    return seen.phase in IN_SCRIPT and seen.phase_s <= allowed(seen, patience)
 
 
 def allowed(seen: Seen, patience: Patience) -> float:
@@ -154,23 +163,23 @@ def allowed(seen: Seen, patience: Patience) -> float:
 
 
 def more_patient(patience: Patience) -> Patience:
-    """How long to wait next time, after a worker was ended that may only have been about its own business."""
-    return replace(patience, free=max(patience.free, min(MORE_PATIENT * patience.free, patience.stall)))
+    """How long to wait next time, after a worker was ended that may only have been busy."""
+    return replace(patience, free=max(patience.free, min(PATIENCE_GROWTH * patience.free, patience.stall)))
 
 
 def _is_free(seen: Seen) -> bool:
-    """Whether the script may do there what it likes."""
+    """Whether the script may take as long as it likes there."""
     return seen.phase == "between" or (seen.leads and seen.phase == "training")
 
 
 def _longest(usual_s: float, patience: Patience) -> float:
-    """How long a pass may take that usually takes so long."""
-    return max(patience.step, min(UNUSUAL * usual_s, patience.stall), 2.0 * usual_s)
+    """How long a pass may take that usually takes ``usual_s``."""
+    return max(patience.step, min(MAX_USUAL_DURATIONS * usual_s, patience.stall), 2.0 * usual_s)
 
 
 def _silence(seen: Seen, patience: Patience) -> float:
-    """How long a worker may say nothing."""
-    if seen.finished and not seen.connected:  # it hung up at its end, and has to end now
+    """How long a worker may send nothing."""
+    if seen.finished and not seen.connected:  # it closed its connection at its end, and has to end now
         return patience.grace
     return patience.stall if seen.standing is Standing.STARTING else patience.hang
 

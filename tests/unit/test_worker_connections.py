@@ -12,42 +12,48 @@ from typing import Any, cast
 
 import pytest
 
-from geminid.supervise import connections, protocol
+from geminid.supervise import connections, inputs, protocol
 from geminid.supervise.channel import Address
-from geminid.supervise.connections import MAX_QUEUED, MOST_STRANGERS, Known, Lines
+from geminid.supervise.connections import MAX_QUEUED, MAX_STRANGERS, Link, WorkerConnections
 from geminid.wire.reactor import Reactor
 
 
 class Job:
-    """The lines of a job with two workers, and what they have said."""
+    """The connections of a job with two workers, and what they have sent."""
 
     def __init__(self, folder: Path) -> None:
         self.listener, self.address = Address(path=str(folder / "control")).listen()
         self.reactor = Reactor()
         self.queued = 0
-        self.workers = {name: Known(cast(Any, None), "0", f"token of {name}") for name in ("w1", "w2")}
+        self.workers = {name: Link(cast(Any, None), "0", f"token of {name}") for name in ("w1", "w2")}
         self.greeted: list[str] = []
         self.heard: list[protocol.Message] = []
-        self.lines = Lines(
+        self.connections = WorkerConnections(
             self.listener,
             self.reactor,
             self.workers,
             job="x",
             welcome=protocol.Welcome(heartbeat_s=1.0, orphan_s=1.0, report_s=1.0),
-            on_hello=lambda hello: self.greeted.append(hello.worker),
-            on_message=lambda worker, known, message: self.heard.append(message),
+            post=self.take,
             queued=lambda: self.queued,
         )
-        self.lines.open()
+        self.connections.open()
+
+    def take(self, event: inputs.Event) -> None:
+        match event:
+            case inputs.WorkerConnected(hello):
+                self.greeted.append(hello.worker)
+            case inputs.MessageReceived(_, message):
+                self.heard.append(message)
 
     def attend(self, until: Callable[[], bool] = lambda: False, *, rounds: int = 40) -> int:
-        """Serve the lines for a while, as their supervisor does; how often somebody was ready."""
+        """Serve the connections for a while, as their supervisor does; how often somebody was ready."""
         ready = 0
         for _ in range(rounds):
             if until():
                 break
             ready += self.reactor.step(0.02)
-            self.lines.tick(60.0)
+            self.connections.tick(60.0)
         return ready
 
     def connect(self) -> socket.socket:
@@ -61,7 +67,7 @@ class Job:
         return protocol.encode(protocol.Hello(token=self.workers[worker].token, worker=worker, pid=1))
 
     @property
-    def open_lines(self) -> int:
+    def open_connections(self) -> int:
         return self.reactor.watched - self.reactor.watches(self.listener)
 
 
@@ -69,7 +75,7 @@ class Job:
 def job(tmp_path) -> Iterator[Job]:
     made = Job(tmp_path)
     yield made
-    made.lines.close()
+    made.connections.close()
     made.reactor.close()
 
 
@@ -82,10 +88,10 @@ def test_a_flood_of_connections_leaves_few_open_and_a_worker_gets_through(job):
             for _ in range(30):
                 opened.enter_context(contextlib.closing(job.connect()))
             job.attend(rounds=30)
-            assert job.open_lines <= MOST_STRANGERS + 2 * len(job.workers)
-        assert len(os.listdir("/proc/self/fd")) - before <= 300 + MOST_STRANGERS + 2 * len(job.workers)
+            assert job.open_connections <= MAX_STRANGERS + 2 * len(job.workers)
+        assert len(os.listdir("/proc/self/fd")) - before <= 300 + MAX_STRANGERS + 2 * len(job.workers)
         assert job.greeted == ["w1"]
-        assert job.workers["w1"].line is not None
+        assert job.workers["w1"].connection is not None
     late = job.connect()
     late.sendall(job.hello("w2"))
     job.attend(lambda: "w2" in job.greeted, rounds=200)
@@ -113,12 +119,12 @@ def test_the_last_words_of_a_worker_are_heard_behind_a_flood_that_does_not_end(j
     class Flooded:
         accept = staticmethod(accept_and_connect)
 
-    monkeypatch.setattr(job.lines, "_listener", Flooded())
-    monkeypatch.setattr(job.lines, "_pause_accepting", lambda: None)
-    job.lines.hear_last_words("w1")
+    monkeypatch.setattr(job.connections, "_listener", Flooded())
+    monkeypatch.setattr(job.connections, "_pause_accepting", lambda: None)
+    job.connections.receive_last("w1")
     monkeypatch.undo()
     assert protocol.Failed(reason="out of luck") in job.heard
-    assert job.open_lines <= MOST_STRANGERS + 2 * len(job.workers)
+    assert job.open_connections <= MAX_STRANGERS + 2 * len(job.workers)
     for one in opened:
         one.close()
 
@@ -153,10 +159,10 @@ def test_what_a_supervisor_cannot_handle_yet_is_not_read_and_its_worker_counts_a
     worker.sendall(protocol.encode(protocol.Finished(step=2, samples=2)))
     assert job.attend(rounds=5) == 0
     job.workers["w1"].heard_at_s = 0.0
-    job.lines.tick(60.0)
+    job.connections.tick(60.0)
     assert job.workers["w1"].heard_at_s > 0.0
     job.queued = 0
-    job.lines.resume()
+    job.connections.resume()
     job.attend(lambda: len(job.heard) > 1)
     assert [message.step for message in job.heard] == [1, 2]
     worker.close()
@@ -166,7 +172,7 @@ def test_heartbeats_are_kept_with_the_worker_and_passed_on_to_nobody(job):
     worker = job.connect()
     beat = protocol.Heartbeat(generation=1, step=2, phase="forward", phase_s=0.5, usual_s=1.5)
     worker.sendall(job.hello("w1") + protocol.encode(beat))
-    job.attend(lambda: job.workers["w1"].doing.phase == "forward")
-    assert job.workers["w1"].doing == beat
+    job.attend(lambda: job.workers["w1"].activity.phase == "forward")
+    assert job.workers["w1"].activity == beat
     assert job.heard == []
     worker.close()
