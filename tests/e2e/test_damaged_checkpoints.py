@@ -7,6 +7,7 @@ import time
 
 from live import Live
 
+from geminid.clock import Clock
 from geminid.train.storage import CheckpointFolder
 from waiting import until
 
@@ -65,12 +66,13 @@ def test_a_job_whose_checkpoints_are_all_damaged_is_held_until_somebody_decides(
 
 WRITE_FOR_EVER = """
 import sys, itertools, pathlib, torch
+from geminid.clock import Clock
 from geminid.train.checkpoint import take_snapshot
 from geminid.train.storage import CheckpointFolder
-folder = CheckpointFolder(pathlib.Path(sys.argv[1]), keep=2)
+folder = CheckpointFolder(pathlib.Path(sys.argv[1]), Clock(), keep=2)
 for step in itertools.count(int(sys.argv[2])):
     state = {"model": {"weight": torch.full((500_000,), float(step))}, "step": step}
-    folder.save(take_snapshot(state, step=step, samples=step))
+    folder.save(take_snapshot(state, Clock(), step=step, samples=step))
 """
 
 
@@ -83,7 +85,7 @@ def test_a_process_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path)
         time.sleep(0.004 * number)
         writer.kill()
         writer.wait()
-        found, path = CheckpointFolder(tmp_path, keep=2).load()
+        found, path = CheckpointFolder(tmp_path, Clock(), keep=2).load()
         assert found["step"] >= first
         assert bool((found["model"]["weight"] == found["step"]).all())
         assert path.name == newest(tmp_path)

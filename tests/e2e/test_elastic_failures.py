@@ -45,7 +45,7 @@ def test_a_stray_with_the_name_of_a_worker_ends_at_once(tmp_path, launcher):
             stray.begin()
             assert select.select([stray.fileno()], [], [], 60)[0]
             assert stray.exit_code() == -signal.SIGKILL
-            assert "another is in its place" in (tmp_path / f"{worker}.log").read_text()
+            assert "another has replaced it" in (tmp_path / f"{worker}.log").read_text()
             stray.close()
         (tmp_path / "hurry").touch()
         assert job.ended() == "finished"

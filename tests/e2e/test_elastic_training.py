@@ -18,6 +18,7 @@ from elastic import PATIENCE, SCRIPTS, Job, every_sample_once, exactly_once, sam
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
+from geminid.clock import Clock
 from geminid.process.launch import Launch
 from geminid.process.zygote import Zygote
 from geminid.supervise import channel
@@ -542,5 +543,5 @@ def test_workers_of_several_nodes_meet_over_tcp_and_get_over_the_loss_of_one(tmp
     formed = job.of_kind(GroupFormed)
     assert [len(group.slots) for group in formed] == [1, 3, 2]
     assert not any(group.restored for group in formed[1:])
-    seen = CheckpointFolder(tmp_path / "job/checkpoints").load()[0]["tuner"]["observations"]
+    seen = CheckpointFolder(tmp_path / "job/checkpoints", Clock()).load()[0]["tuner"]["observations"]
     assert (3, 2, 2) in {(one["slots"], one["nodes"], one["busiest_node_slots"]) for one in seen}

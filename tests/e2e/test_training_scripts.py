@@ -22,7 +22,7 @@ if sys.argv[2:]:
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    (write, storage.write), saving.PAUSES_S = (storage.write, full), (0.0,)
+    (write, storage.write), saving.RETRY_DELAYS_S = (storage.write, full), (0.0,)
 model = torch.nn.Linear(1, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.ones(40, 1)), batch_size=4)
@@ -97,8 +97,9 @@ def one_step(folder):
 def test_two_runs_do_not_share_their_checkpoints(tmp_path):
     code = f"""
 import sys
+from geminid.clock import Clock
 from geminid.train.storage import checkpoints_at
-checkpoints_at({str(tmp_path)!r}).claim()
+checkpoints_at({str(tmp_path)!r}, Clock()).claim()
 print("claimed", flush=True)
 sys.stdin.read()
 """

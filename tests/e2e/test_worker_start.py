@@ -9,8 +9,8 @@ from geminid.supervise.channel import CONTROL, Address
 
 SCRIPT = """
 import os, time
-from geminid.train.agent import mind_until_init
-mind_until_init(look_s=0.05, orphan_s=0.3)
+from geminid.train.agent import end_without_supervisor_before_init
+end_without_supervisor_before_init(look_s=0.05, orphan_s=0.3)
 if %r:
     del os.environ["GEMINID_CONTROL"]
 time.sleep(%r)

@@ -22,11 +22,12 @@ from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file
 
 from geminid.supervise.setaside import set_checkpoints_aside
+from geminid.testing.clock import ManualClock
 from geminid.train import rng
 from geminid.train.checkpoint import BadCheckpoint, read, take_snapshot, write
 from geminid.train.saving import BackgroundWriter
-from geminid.train.state_codec import CannotSave, put_together, take_apart
-from geminid.train.storage import AllDamaged, CannotLoad, CheckpointFolder, checkpoints_at
+from geminid.train.state_codec import CannotSave, decode, encode
+from geminid.train.storage import RETRY_DELAYS_S, AllDamaged, CannotLoad, CheckpointFolder, checkpoints_at
 
 STATE = {
     "model": OrderedDict(weight=torch.arange(6.0).reshape(2, 3), scalar=torch.tensor(3), empty=torch.empty(0, 4)),
@@ -53,18 +54,18 @@ def same(one, other):
 
 
 def snapshot(state=STATE, step=1):
-    return take_snapshot(state, step=step, samples=8 * step)
+    return take_snapshot(state, ManualClock(), step=step, samples=8 * step)
 
 
 def test_state_survives_being_taken_apart():
-    document, tensors = take_apart(STATE)
-    assert same(put_together(json.loads(json.dumps(document)), tensors), STATE)
+    document, tensors = encode(STATE)
+    assert same(decode(json.loads(json.dumps(document)), tensors), STATE)
     assert "state/model/weight" in tensors
 
 
 def test_what_cannot_be_saved_is_named():
     with pytest.raises(CannotSave, match="state/user/x is a function"):
-        take_apart({"user": {"x": same}})
+        encode({"user": {"x": same}})
 
 
 def test_a_file_gives_back_what_was_written(tmp_path):
@@ -147,9 +148,10 @@ def test_a_write_that_the_system_refuses_says_why_and_leaves_nothing(tmp_path):
     """The library has errors of its own; what is raised has the error number of the system."""
     code = """
 import resource, signal, sys, pathlib, torch
+from geminid.clock import Clock
 from geminid.train.checkpoint import take_snapshot, write
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-taken = take_snapshot({"w": torch.zeros(1 << 16)}, step=1, samples=1)
+taken = take_snapshot({"w": torch.zeros(1 << 16)}, Clock(), step=1, samples=1)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
     write(taken, pathlib.Path(sys.argv[1], "one"))
@@ -203,7 +205,7 @@ def test_other_files_are_refused(tmp_path, content):
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
-    folder = CheckpointFolder(tmp_path, keep=3)
+    folder = CheckpointFolder(tmp_path, ManualClock(), keep=3)
     for step in range(1, 6):
         folder.save(snapshot({"step": step}, step))
     names = [path.name for path in folder.paths()]
@@ -215,14 +217,14 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, capsys):
     assert path.name == names[1]
     assert "warning" in capsys.readouterr().err
     assert newest.with_suffix(".damaged").exists()
-    assert CheckpointFolder(tmp_path / "other").load() is None
+    assert CheckpointFolder(tmp_path / "other", ManualClock()).load() is None
     (tmp_path / "checkpoint-00000009.safetensors").mkdir()  # which cannot be read at all
     assert folder.load()[1].name == names[1]
     assert "cannot be read: Is a directory" in capsys.readouterr().err
 
 
 def test_training_does_not_begin_anew_by_itself_where_all_checkpoints_are_damaged(tmp_path, capsys):
-    folder = CheckpointFolder(tmp_path)
+    folder = CheckpointFolder(tmp_path, ManualClock())
     assert folder.load() is None
     assert capsys.readouterr().err == ""
     for step in (1, 2):
@@ -249,7 +251,7 @@ def test_training_does_not_begin_anew_by_itself_where_all_checkpoints_are_damage
 
 def test_damaged_checkpoints_on_storage_are_kept_and_can_be_put_aside():
     url = "memory://bucket/jobs/damaged"
-    storage, files = checkpoints_at(url), fsspec.filesystem("memory")
+    storage, files = checkpoints_at(url, ManualClock()), fsspec.filesystem("memory")
     assert set_checkpoints_aside(url) is None
     storage.save(snapshot({"step": 1}, 1))
     files.pipe("/bucket/jobs/damaged/checkpoint-00000001.safetensors", b"nothing")
@@ -263,7 +265,7 @@ def test_damaged_checkpoints_on_storage_are_kept_and_can_be_put_aside():
 
 @pytest.mark.parametrize("as_folder", [True, False])  # a file is what versions before this one left
 def test_what_is_left_over_or_damaged_does_not_pile_up(tmp_path, as_folder):
-    folder = CheckpointFolder(tmp_path, keep=2)
+    folder = CheckpointFolder(tmp_path, ManualClock(), keep=2)
     left = tmp_path / ".checkpoint-00000001.safetensors.77"
     if as_folder:
         left.mkdir()
@@ -280,7 +282,7 @@ def test_what_is_left_over_or_damaged_does_not_pile_up(tmp_path, as_folder):
 
 
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, capsys, monkeypatch):
-    folder = CheckpointFolder(tmp_path)
+    folder = CheckpointFolder(tmp_path, ManualClock())
     written = []
     writer = BackgroundWriter(folder, written.append)
     writer.begin(snapshot({"step": 1}))
@@ -298,7 +300,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, capsys, mo
 
 
 def test_checkpoints_on_remote_storage_fall_back_to_one_that_is_whole(capsys):
-    storage = checkpoints_at("memory://bucket/jobs/17", keep=2)
+    storage = checkpoints_at("memory://bucket/jobs/17", ManualClock(), keep=2)
     assert storage.load() is None
     for step in range(1, 4):
         written = storage.save(snapshot({"step": step, "weights": torch.arange(step)}, step))
@@ -324,7 +326,7 @@ def test_an_object_store_has_no_folder_before_there_is_something_in_it(monkeypat
 
     monkeypatch.setattr(MemoryFileSystem, "makedirs", makedirs)
     monkeypatch.setattr(MemoryFileSystem, "put_file", put_file)
-    storage = checkpoints_at("memory://bucket/jobs/19")
+    storage = checkpoints_at("memory://bucket/jobs/19", ManualClock())
     with pytest.raises(FileNotFoundError):
         storage._storage.ls("/bucket/jobs/19")
     assert storage.load() is None
@@ -333,15 +335,15 @@ def test_an_object_store_has_no_folder_before_there_is_something_in_it(monkeypat
 
 
 def test_a_folder_on_storage_that_has_folders_is_made_when_it_is_needed(tmp_path):
-    storage = checkpoints_at(f"local://{tmp_path}/some/where")
+    storage = checkpoints_at(f"local://{tmp_path}/some/where", ManualClock())
     assert storage.load() is None
     storage.save(snapshot({"step": 1}, 1))
     assert storage.load()[0] == {"step": 1}
 
 
 def test_storage_that_fails_is_asked_again_and_never_taken_for_empty(capsys, monkeypatch):
-    monkeypatch.setattr("geminid.train.storage.PAUSES_S", (0.0, 0.0))
-    storage = checkpoints_at("memory://bucket/jobs/18")
+    clock = ManualClock()
+    storage = checkpoints_at("memory://bucket/jobs/18", clock)
     for step in (1, 2):
         storage.save(snapshot({"step": step}, step))
     answers, real = [], type(storage._storage).get_file
@@ -354,6 +356,7 @@ def test_storage_that_fails_is_asked_again_and_never_taken_for_empty(capsys, mon
     monkeypatch.setattr(type(storage._storage), "get_file", get_file)
     answers += [ConnectionError("timed out"), ValueError("throttled")]
     assert storage.load()[0] == {"step": 2}
+    assert clock.at_s == sum(RETRY_DELAYS_S)
     answers += [ConnectionError("timed out")] * 3
     assert storage.load()[0] == {"step": 1}
     assert "checkpoint-00000002.safetensors cannot be read: timed out" in capsys.readouterr().err
@@ -368,17 +371,17 @@ def test_storage_that_fails_is_asked_again_and_never_taken_for_empty(capsys, mon
     with pytest.raises(CannotLoad, match="the checkpoints in memory://bucket/jobs/18 cannot be listed: nobody there"):
         storage.load()
     with pytest.raises(CannotLoad, match="checkpoints cannot be kept in nosuch://x: Protocol not known"):
-        checkpoints_at("nosuch://x")
+        checkpoints_at("nosuch://x", ManualClock())
 
 
 def test_a_folder_that_cannot_be_read_is_not_taken_for_empty(tmp_path):
-    folder = CheckpointFolder(tmp_path)
+    folder = CheckpointFolder(tmp_path, ManualClock())
     (tmp_path / "checkpoint-00000009.safetensors").mkdir()
     with pytest.raises(CannotLoad, match="but none can be read \\(Is a directory\\)"):
         folder.load()
 
 
 def test_a_file_url_is_a_folder(tmp_path):
-    storage = checkpoints_at(f"file://{tmp_path}/deep/er")
+    storage = checkpoints_at(f"file://{tmp_path}/deep/er", ManualClock())
     storage.save(snapshot({"step": 1}))
     assert [path.parent for path in storage.paths()] == [tmp_path / "deep" / "er"]

@@ -173,7 +173,7 @@ def test_of_two_workers_the_one_that_has_stepped_more_often_with_a_batch_is_furt
         for batch in loader:
             for half in ("a", "b"):
                 train(model, optimizer, batch, half)
-                ages.append(run._session.state.age)
+                ages.append(run._session.worker.state.age)
     assert ages == sorted(set(ages))
     assert len(ages) == 12
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import geminid
 from geminid.supervise.protocol import Plan
 from geminid.train import rng
+from geminid.train.group_view import Layout
 from geminid.train.trainstate import _sum_of_bits
-from geminid.train.tuner import Layout
 
 
 @pytest.fixture(autouse=True)
@@ -245,12 +245,12 @@ def test_learning_rates_follow_the_batch_size_by_their_rule(rule, factor):
 
 def pinned(run, plan):
     """Fix the batch plan, as a scheduler's order does."""
-    run._session._tuner.pinned = plan
+    run._session.worker.state.tuner.pinned = plan
 
 
 def test_the_noise_scale_is_that_of_theory(monkeypatch):
     """Loss a·(w + ξ)·w with known signal and noise: the gradient of a sample is a + ξ, its covariance known."""
-    monkeypatch.setattr("geminid.train.norms.BUDGET", math.inf)  # measure every step, however short
+    monkeypatch.setattr("geminid.train.measuring_cost.BUDGET", math.inf)  # measure every step, however short
     dimensions, deviation, batch = 20, 3.0, 8
     generator = torch.Generator().manual_seed(1)
     x = 1.0 + deviation * torch.randn(12_000, dimensions, generator=generator)
@@ -281,7 +281,7 @@ def test_adam_is_measured_in_its_own_metric():
     train(run, model, optimizer, loader, 1, clip=math.inf)
     squares = [(state["exp_avg_sq"] / (1 - 0.999 ** state["step"])).sqrt() + 1e-8 for state in optimizer.state.values()]
     size = sum(square.numel() for square in squares)
-    estimate = run._session.noise
+    estimate = run._session.worker.state.meter.estimate
     # Preconditioned gradients have entries of about one in absolute value, whatever the loss is scaled by.
     total = float(estimate.squared_gradients.sum() + estimate.variances.sum())
     assert 0.2 * size < total < 5 * size
@@ -505,7 +505,7 @@ def test_a_run_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(tmp_path
                 schedule.step()
                 history["losses"].append(loss.item())
                 if run.step == stop_after:
-                    run._session._saver.wait()
+                    run._session.saver.wait()
                     raise Interrupted
         return history["losses"], [parameter.tolist() for parameter in model.parameters()]
 
@@ -561,12 +561,12 @@ def test_clipping_sees_whole_steps_whichever_parts_of_the_model_a_pass_uses():
     run = geminid.init()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     _, _, loader = run.prepare(model, optimizer, DataLoader(toy(48), batch_size=12), max_per_slot_batch=3)
-    hooks = run._session._gradients
+    hooks = run._session.step.gradients.hooks
     for _ in run.epochs(1):
         for x, y in loader:
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
-            assert len(hooks._hooks) == 4
+            assert hooks.count == 4
             nn.utils.clip_grad_norm_(model.parameters(), 0.3)
             optimizer.step()
     assert close(model, expected)
@@ -586,11 +586,11 @@ def test_models_with_batch_norm_get_two_samples_a_slot_unless_told_otherwise(bat
     run, model = geminid.init(), nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), DataLoader(toy(), batch_size=batch), **options)
     session = run._session
-    assert session.limits.smallest_per_slot == options.get("min_per_slot_batch", fewest)
+    assert session.worker.limits.smallest_per_slot == options.get("min_per_slot_batch", fewest)
     for size in (2, 3):
-        session.place.layout = Layout(size)
-        assert session._feed._share(0, size * fewest, Plan(8)).alone is False
-        assert session._feed._share(0, size * fewest - 1, Plan(8)).alone is True
+        session.group.layout = Layout(size)
+        assert session.sampler.share(0, size * fewest, Plan(8), rank=0).alone is False
+        assert session.sampler.share(0, size * fewest - 1, Plan(8), rank=0).alone is True
 
 
 def test_batch_norm_is_warned_of_when_the_batch_on_a_slot_changes(capsys):
@@ -604,7 +604,7 @@ def test_batch_norm_is_warned_of_when_the_batch_on_a_slot_changes(capsys):
             pinned_soon = {5: Plan(8, 1), 11: Plan(4, 3)}.get(number)
             if pinned_soon is not None:
                 pinned(run, pinned_soon)
-                run._session._agreement.wanted_plan = pinned_soon
+                run._session.chooser.plan = pinned_soon
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
@@ -813,7 +813,7 @@ def test_state_that_cannot_be_saved_any_more_is_left_out_and_nothing_else_is_los
     assert problems.count("run.state('other')/odd is a object, which cannot be saved") == 1
     assert "it is left out of checkpoints" in problems
     run, kept, other = trained(3, False)
-    assert "run.state('other') was not saved with the rest" in capsys.readouterr().err
+    assert "run.state('other') is not in the saved state" in capsys.readouterr().err
     assert (kept["epochs"], other["epochs"]) == (3, 1)
     assert run.step == 3 * -(-len(toy()) // 12)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -835,7 +835,7 @@ def test_no_epoch_is_empty_whenever_training_is_interrupted(tmp_path):
                         optimizer.zero_grad()
                         nn.functional.mse_loss(model(x), y).backward()
                         optimizer.step()
-                        run._session._saver.wait()
+                        run._session.saver.wait()
                         batches += 1
                         if first and place == "step" and run.step == 4:
                             raise KeyError

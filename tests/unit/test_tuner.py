@@ -3,7 +3,8 @@
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
 from geminid.supervise.protocol import Plan
-from geminid.train.tuner import Layout, StepTimes, Tuner
+from geminid.train.group_view import Layout
+from geminid.train.tuner import StepTimes, Tuner
 
 
 def test_how_slots_lie_is_counted_from_the_hosts_of_workers():

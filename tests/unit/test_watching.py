@@ -8,17 +8,27 @@ import time
 import pytest
 import torch
 
+from geminid.testing.clock import ManualClock
+from geminid.train.activity import Activity
+from geminid.train.group_view import GroupView
 from geminid.train.watching import UsualTime, Watch
 
 
-class Listener:
-    """Stands where the agent stands, and remembers what it is told."""
+class Recorded(Activity):
+    """Remembers the phases, and the signs of life as the phase that they are in."""
 
     def __init__(self):
-        self.phases, self.usual_s = [], None
+        self.clock = ManualClock()
+        super().__init__(self.clock)
+        self.phases = []
 
     def enter(self, phase):
         self.phases.append(phase)
+        return super().enter(phase)
+
+    def show_life(self):
+        self.phases.append(self.phase)
+        super().show_life()
 
 
 @pytest.fixture
@@ -30,71 +40,72 @@ def model():
 
 @pytest.fixture
 def watched(model):
-    agent, passes = Listener(), [True]
-    watch = Watch(agent, in_pass=lambda: passes[0], leads=lambda: True)
+    activity = Recorded()
+    watch = Watch(activity, GroupView())
+    watch.in_pass = True
     watch.begin(model)
     watch.enter("training")
-    agent.phases.clear()
-    yield watch, agent, passes
+    activity.phases.clear()
+    yield watch, activity
     watch.end()
 
 
 def test_a_call_of_the_model_is_training_only_in_a_pass_in_training_mode_and_with_gradients(watched, model):
-    _, agent, passes = watched
+    watch, activity = watched
     x = torch.ones(1, 3)
     model(x)
-    assert [phase for phase in agent.phases if phase != "training"] == ["forward"]
-    agent.phases.clear()
+    assert [phase for phase in activity.phases if phase != "training"] == ["forward"]
+    activity.phases.clear()
     with torch.no_grad():
         model(x)
     model.eval()(x)
-    passes[0] = False
+    watch.in_pass = False
     model.train()(x)
-    assert set(agent.phases) == {"training"}  # signs of life, each time
+    assert set(activity.phases) == {"training"}  # signs of life, each time
 
 
 def test_a_failure_in_forward_is_not_taken_for_a_forward_that_goes_on(watched, model):
-    _, agent, _ = watched
+    _, activity = watched
     with pytest.raises(RuntimeError):
         model(torch.ones(1, 4))
-    assert "forward" in agent.phases
-    assert agent.phases[-1] == "training"
+    assert "forward" in activity.phases
+    assert activity.phases[-1] == "training"
 
 
 def test_a_model_that_is_watched_can_be_copied_and_pickled_and_is_left_as_it_was(watched, model):
-    watch, agent, _ = watched
+    watch, activity = watched
     average = copy.deepcopy(model).eval()
     stored = pickle.loads(pickle.dumps(model))
     stored(torch.ones(1, 3))
-    assert agent.phases == []
+    assert activity.phases == []
     average(torch.ones(1, 3))
-    assert agent.phases == ["training", "training"]
+    assert activity.phases == ["training", "training"]
     watch.end()
     assert not model._forward_hooks
     assert not model._forward_pre_hooks
 
 
 def test_a_watched_model_compiles_whole_and_compiling_is_known(watched, model):
-    watch, agent, _ = watched
+    watch, activity = watched
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     watch.enter("training")
     compiled(torch.ones(1, 3))
-    assert "compiling" in agent.phases
-    assert agent.phases[-1] == "training"
-    agent.phases.clear()
+    assert "compiling" in activity.phases
+    assert activity.phases[-1] == "training"
+    activity.phases.clear()
     compiled(torch.ones(1, 3))
-    assert agent.phases == []
+    assert activity.phases == []
 
 
 def test_reading_and_writing_files_is_a_sign_of_life(watched, tmp_path):
-    _, agent, _ = watched
-    agent.before_beat()
-    agent.phases.clear()
-    agent.before_beat()
-    assert agent.phases == []
+    _, activity = watched
+    activity.before_heartbeat()
+    activity.phases.clear()
+    activity.before_heartbeat()
+    assert activity.phases == []
     (tmp_path / "saved").write_bytes(bytes(1 << 20))
-    agent.before_beat()
-    assert agent.phases == ["training"]
+    activity.before_heartbeat()
+    assert activity.phases == ["training"]
 
 
 class Sleeper(torch.nn.Module):
@@ -106,27 +117,27 @@ class Sleeper(torch.nn.Module):
 
 def test_what_a_script_does_with_pytorch_is_a_sign_of_life_unless_it_stands_still(watched):
     """Seen from another thread, as the agent does."""
-    _, agent, _ = watched
+    _, activity = watched
     other = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(50)))
     over = threading.Event()
 
     def beat():
         while not over.wait(0.01):
-            agent.before_beat()
+            activity.before_heartbeat()
 
     def signs(action):
-        agent.phases.clear()
+        activity.phases.clear()
         over.clear()
         watcher = threading.Thread(target=beat)
         watcher.start()
         action()
         over.set()
         watcher.join()
-        return len(agent.phases)
+        return len(activity.phases)
 
     def evaluate():
         deadline_s = time.monotonic() + 60.0
-        while len(agent.phases) <= 5 and time.monotonic() < deadline_s:
+        while len(activity.phases) <= 5 and time.monotonic() < deadline_s:
             other(torch.ones(1, 8))
 
     assert signs(evaluate) > 5
@@ -149,14 +160,12 @@ def test_the_usual_time_is_the_longest_of_parts_of_a_pass_after_the_first_few():
     assert usual.seconds == pytest.approx(1.2)
 
 
-def test_waiting_and_what_the_leader_does_besides_are_not_usual(watched, monkeypatch):
-    watch, agent, _ = watched
-    now = [0.0]
-    monkeypatch.setattr("geminid.train.watching.monotonic", lambda: now[0])
+def test_waiting_and_what_the_leader_does_besides_are_not_usual(watched):
+    watch, activity = watched
     for _ in range(6):
         for phase, seconds in (("loading", 1.0), ("training", 50.0), ("synchronising", 70.0), ("stepping", 2.0)):
             watch.enter(phase)
-            now[0] += seconds
+            activity.clock.at_s += seconds
         watch.enter("between")
         watch.end_pass()
-    assert agent.usual_s == 2.0
+    assert activity.usual_s == 2.0

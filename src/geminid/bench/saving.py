@@ -16,6 +16,7 @@ from statistics import median
 import torch
 from torch import nn
 
+from geminid.clock import Clock
 from geminid.train.checkpoint import Written, take_snapshot
 from geminid.train.saving import SNAPSHOT_BUDGET, BackgroundWriter
 from geminid.train.settings import Settings
@@ -83,13 +84,14 @@ def run(
     busy: list[float] = []
     pauses: list[float] = []
     written: list[Written] = []
+    clock = Clock()
     with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
-        writer = BackgroundWriter(CheckpointFolder(Path(folder), keep=2), written.append)
+        writer = BackgroundWriter(CheckpointFolder(Path(folder), clock, keep=2), written.append)
         for number in range(extent.checkpoints):
             progress(f"checkpoint {number + 1} of {extent.checkpoints}")
             idle += [step() for _ in range(extent.block_steps)]
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            snapshot = take_snapshot(state, step=number, samples=number)
+            snapshot = take_snapshot(state, clock, step=number, samples=number)
             pauses.append(snapshot.pause_s)
             writer.begin(snapshot)
             while writer.busy:

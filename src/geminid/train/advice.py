@@ -1,20 +1,24 @@
-"""What the user is told, once, about a loop over batches that does not do what its author may believe.
+"""Warnings, once each, about training loops that may not do what their author expects.
 
-The body of the loop runs once for every *pass*, while ``len(loader)`` is the number of batches of the initial size,
-which schedules are built from. Where a step has several passes, an epoch has more passes than that.
+The body of the loop over batches runs once for every *pass*, while ``len(loader)`` is the number of batches of the
+initial size, which schedules are built from. Where a step has several passes, an epoch has more passes than that.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+
+from geminid.train.group_view import GroupView
 
 
 class Advice:
-    """Counts the passes of an epoch; ``leads`` says whether this worker is the one that prints."""
+    """Counts the passes of an epoch, and warns. Only the leader prints.
 
-    def __init__(self, leads: Callable[[], bool], *, batches: int | None) -> None:
-        self._leads, self._batches = leads, batches
+    ``batches`` is ``len(loader)``, if known, and ``batch_norm`` whether the model has BatchNorm layers.
+    """
+
+    def __init__(self, group: GroupView, *, batches: int | None, batch_norm: bool) -> None:
+        self._group, self._batches, self._batch_norm = group, batches, batch_norm
         self._given: set[str] = set()
         self._passes = 0
 
@@ -22,7 +26,7 @@ class Advice:
         """The loop over the batches of an epoch begins."""
         self._passes = 0
 
-    def pass_begins(self, number: int, count: int) -> None:
+    def begin_pass(self, number: int, count: int) -> None:
         """The next pass, one of ``count`` in its step, is handed to the loop's body."""
         self._passes += 1
         if count > 1 and number == 0:
@@ -34,7 +38,7 @@ class Advice:
             )
 
     def steps_again(self, passes: int) -> None:
-        """The optimiser has stepped again for the same batch, of a step that has so many passes."""
+        """The optimiser has stepped again for the same batch, in a step of this many passes."""
         if passes > 1:
             self._once(
                 "second step",
@@ -44,8 +48,25 @@ class Advice:
                 "whole share",
             )
 
+    def step_was_skipped(self) -> None:
+        """A step was not taken although there is no loss scaler to decide that."""
+        self._once(
+            "skipped step",
+            "warning: optimizer.step() was not called for a batch, which then makes no progress. Do not accumulate "
+            "gradients in the loop: give the loader the total batch size, and run.prepare max_per_slot_batch",
+        )
+
+    def plan_changes(self, before: int, after: int) -> None:
+        """The per-slot batch changes."""
+        if self._batch_norm and after != before:
+            self._once(
+                "batch norm",
+                f"warning: the batch on one slot changes from {before} to {after} samples, and with it what the "
+                "model's BatchNorm layers compute",
+            )
+
     def epoch_was_left(self, trained_last: bool, samples_left: int | None) -> None:
-        """The loop over batches was left with data remaining: say so if that seems to be for trust in ``len``.
+        """The loop over batches was left with data remaining: warn if it seems to have counted up to ``len``.
 
         A loop that ends before or after ``len(loader)`` passes does so for reasons of its own. ``trained_last`` says
         whether the last pass was trained on: ``zip(loader, range(len(loader)))`` draws one that it does not use.
@@ -61,7 +82,15 @@ class Advice:
             "counting, inside of 'for epoch in run.epochs(...)'",
         )
 
+    def weights_were_rounded(self) -> None:
+        """The weights of workers differed by rounding."""
+        self._once(
+            "rounding",
+            "warning: the weights of workers differed in their last digits towards the end of an epoch; all workers "
+            "have the leader's now",
+        )
+
     def _once(self, subject: str, text: str) -> None:
-        if subject not in self._given and self._leads():
+        if subject not in self._given and self._group.leads:
             self._given.add(subject)
             print(f"geminid: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
-"""A worker's end of the line: a thread that keeps in touch with the supervisor while another one trains.
+"""A worker's connection to its supervisor: a thread that sends heartbeats and receives orders while another trains.
 
-It says hello and goes on saying that the worker lives, takes in orders, and finds its supervisor again after losing
-it. A worker whose supervisor stays away is told to save and stop, so that nothing is left behind.
+It reconnects when the connection breaks. A worker whose supervisor does not return saves and stops, so that no process
+is left without a supervisor.
 """
 
 from __future__ import annotations
@@ -13,56 +13,61 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from time import monotonic, sleep
 from typing import NoReturn
 
 from msgspec.structs import replace
 
+from geminid.clock import Clock
 from geminid.supervise import channel
 from geminid.supervise.channel import Address, WorkerEnd
 from geminid.supervise.handover import leave_report, training_is_over
 from geminid.supervise.protocol import (
     LONGEST_TEXT,
+    REPORT_S,
     Failed,
     Finished,
-    Form,
     FromSupervisor,
     FromWorker,
-    Heartbeat,
     Hello,
     Lost,
-    Phase,
     Progress,
     ProtocolError,
     Ready,
     Refused,
-    Retune,
-    SaveCheckpoint,
     Stop,
     Welcome,
 )
+from geminid.train.activity import Activity
+from geminid.train.orders import Orders
 from geminid.wire.reactor import Reactor
 
-#: How long to wait before looking for a lost supervisor again.
+#: Time between two attempts to connect to the supervisor.
 RECONNECT_S = 0.5
 
-#: A worker without a supervisor that was told to stop has this long to do so.
-ORPHAN_GRACE_S = 60.0
+#: Time between two heartbeats, before the supervisor says otherwise.
+HEARTBEAT_S = 0.5
 
-#: How often a process that has no agent yet looks whether there is a supervisor.
-LOOK_S = 5.0
-
-#: How long workers do without a supervisor that has not told them anything else.
+#: How long a worker trains without a supervisor, before the supervisor says otherwise.
 ORPHAN_S = 60.0
 
-#: What is kept for a supervisor that is away; the oldest is dropped first.
+#: How long a worker without a supervisor has to save and stop.
+ORPHAN_GRACE_S = 60.0
+
+#: Before ``geminid.init()``: time between two looks whether the supervisor is there.
+LOOK_S = 5.0
+
+#: How many messages are kept for a supervisor that is away; the oldest are dropped first.
 LONGEST_BACKLOG = 256
+
+#: Exit code of a process whose training thread did not stop in time.
+STUCK_ORPHAN_EXIT_CODE = 143
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a worker is, from its environment, and what it leaves (``ended``) when its script has ended well."""
+    """Who a worker is, from its environment. ``ended`` is the file that records that its script ended successfully."""
 
     address: Address
     token: str
@@ -87,231 +92,234 @@ class Identity:
         )
 
 
-class Agent:
-    """Talks with the supervisor. Orders are kept until the training thread looks for them, at the end of a step."""
+class Outbox:
+    """Messages for the supervisor that have not been sent, and those that a new supervisor needs again."""
 
-    def __init__(self, identity: Identity, on_broken: Callable[[], None] = lambda: None) -> None:
-        self.identity = identity
-        self._on_broken = on_broken
-        self.generation = 0
-        self.step = 0
-        self.report_s = 1.0
-        self.usual_s: float | None = None
-        #: Called before every heartbeat, in the agent's thread.
-        self.before_beat: Callable[[], None] = lambda: None
-        self._phase: Phase = "waiting"
-        self._phase_since_s = monotonic()
-        self._form: Form | None = None
-        self._retune: Retune | None = None
-        self._save = False
-        self._standing: dict[type, FromWorker] = {}
-        self._stop: Stop | None = None
+    def __init__(self, ended: Path | None) -> None:
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._unsent: deque[FromWorker] = deque(maxlen=LONGEST_BACKLOG)
+        self._repeated: dict[type, FromWorker] = {}
         self._last_report: Progress | None = None
-        self._heartbeat_s, self._orphan_s = 0.5, ORPHAN_S
-        self._backlog: deque[FromWorker] = deque(maxlen=LONGEST_BACKLOG)
-        self._changed = threading.Condition()
+
+    def __bool__(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self._unsent)
+
+    def add(self, message: FromWorker) -> None:
+        """Send this next. The end of training is recorded in a file too, for a supervisor that is away."""
+        if isinstance(message, Failed | Lost):  # they may quote an exception of any length
+            message = replace(message, reason=message.reason[:LONGEST_TEXT])
+        with self._lock:
+            if isinstance(message, Ready | Finished):
+                self._repeated[type(message)] = message
+            self._unsent.append(message)
+            if isinstance(message, Progress):
+                self._last_report = message
+        if isinstance(message, Finished) and self._ended is not None:
+            if self._last_report is not None:
+                leave_report(self._ended, self._last_report)
+            training_is_over(self._ended)
+
+    def repeated(self) -> list[FromWorker]:
+        """What a supervisor that has just been connected to may not know."""
+        return [message for message in list(self._repeated.values()) if message not in self._unsent]
+
+    def send_all(self, connection: WorkerEnd) -> None:
+        """Send everything; what could not be sent is kept.
+
+        Raises:
+            OSError: the supervisor is gone.
+        """
+        while self._unsent:
+            connection.send(self._unsent[0])
+            connection.drain(channel.SEND_PATIENCE_S)
+            with self._lock:
+                self._unsent.popleft()
+
+
+class OrphanAction(Enum):
+    """What a worker without a supervisor does."""
+
+    WAIT = "wait"
+    STOP = "stop"
+    EXIT = "exit"
+
+
+class Contact:
+    """How long the supervisor has been away, and what follows."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen_at_s = clock.monotonic_s()
+        self.orphan_s = ORPHAN_S
+
+    def seen(self) -> None:
+        """The supervisor is there."""
+        self._seen_at_s = self._clock.monotonic_s()
+
+    def action(self) -> OrphanAction:
+        """Train on at first, then save and stop; a process that does not stop in time is ended."""
+        away_s = self._clock.monotonic_s() - self._seen_at_s
+        if away_s <= self.orphan_s:
+            return OrphanAction.WAIT
+        return OrphanAction.STOP if away_s <= self.orphan_s + ORPHAN_GRACE_S else OrphanAction.EXIT
+
+
+class NoSupervisor:
+    """Takes the agent's place in a process that no supervisor started: there are no orders, and nothing is sent."""
+
+    supervised = False
+
+    def __init__(self, clock: Clock) -> None:
+        self.orders, self.activity = Orders(), Activity(clock)
+        self.report_s = REPORT_S
+        self.worker = ""
+
+    def send(self, message: FromWorker) -> None:
+        """Nobody receives it."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Agent(NoSupervisor):
+    """Talks with the supervisor in a thread of its own. ``on_broken`` is called when the group has lost a member."""
+
+    supervised = True
+
+    def __init__(self, identity: Identity, clock: Clock, on_broken: Callable[[], None] = lambda: None) -> None:
+        super().__init__(clock)
+        self.worker = identity.worker
+        self._identity, self._clock, self._on_broken = identity, clock, on_broken
+        self._outbox, self._contact = Outbox(identity.ended), Contact(clock)
+        self._heartbeat_s = HEARTBEAT_S
         self._reactor, self._is_woken = Reactor(), False
-        self._closing = False
-        self._line: WorkerEnd | None = None
-        self._welcome = False
-        self._thread = threading.Thread(target=self._serve, name="geminid agent", daemon=True)
+        self._connection: WorkerEnd | None = None
+        self._welcomed = self._closing = False
+        self._thread = threading.Thread(target=self._run, name="geminid agent", daemon=True)
         self._thread.start()
-
-    # ------------------------------------------------------------------------------------ for the training thread
-
-    def enter(self, phase: Phase) -> None:
-        """Say what the training thread is doing from now on."""
-        self._phase, self._phase_since_s = phase, monotonic()
 
     def send(self, message: FromWorker) -> None:
         """Send in the background; kept for later while the supervisor is away."""
-        if isinstance(message, Failed | Lost):  # which may quote an exception of any length
-            message = replace(message, reason=message.reason[:LONGEST_TEXT])
-        with self._changed:
-            if isinstance(message, Ready | Finished):
-                self._standing[type(message)] = message
-            self._backlog.append(message)
-            if isinstance(message, Progress):
-                self._last_report = message
-        if isinstance(message, Finished) and self.identity.ended is not None:
-            if self._last_report is not None:
-                leave_report(self.identity.ended, self._last_report)
-            training_is_over(self.identity.ended)
+        self._outbox.add(message)
         self._reactor.call_soon(self._wake)
 
-    @property
-    def form(self) -> Form | None:
-        """The newest order to form a generation later than the current one."""
-        form = self._form
-        return form if form is not None and form.generation > self.generation else None
-
-    @property
-    def broken(self) -> bool:
-        """Whether the group that this worker is in has lost a member."""
-        form = self.form
-        return form is not None and form.broken
-
-    def wait_for_form(self, timeout_s: float) -> Form | None:
-        """Wait for such an order, or for one to stop."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.form is not None or self._stop is not None, timeout_s)
-        return self.form
-
-    @property
-    def stop(self) -> Stop | None:
-        """The order to stop, if there is one."""
-        return self._stop
-
-    def take_retune(self) -> Retune | None:
-        """The newest order about the batch plan, once."""
-        taken, self._retune = self._retune, None
-        return taken
-
-    def take_save(self) -> bool:
-        """Whether a checkpoint was asked for since the last time."""
-        taken, self._save = self._save, False
-        return taken
-
     def close(self, timeout_s: float = 2.0) -> None:
-        """Send what is left, to a supervisor that is found within the time, and hang up."""
+        """Send what is unsent if the supervisor can be reached within the time, and disconnect."""
         self._closing = True
         self._reactor.call_soon(self._wake)
         self._thread.join(timeout_s)
 
     # ------------------------------------------------------------------------------------ the agent's thread
 
-    def _serve(self) -> None:
-        alone_since_s = monotonic()
-        while not self._closing or self._backlog:
-            line = self._line
-            if line is None:
-                if self._connect():
-                    continue
-                alone_s = monotonic() - alone_since_s
-                if alone_s > self._orphan_s:
-                    self._take(Stop(save=True))
-                if alone_s > self._orphan_s + ORPHAN_GRACE_S:
-                    os._exit(143)  # the training thread is stuck, and nobody is there to notice
-                self._reactor.step(RECONNECT_S)
+    def _run(self) -> None:
+        while not self._closing or self._outbox:
+            connection = self._connection or self._connect()
+            if connection is None:
+                self._act_as_orphan()
                 continue
             try:
-                self._converse(line)
+                self._exchange(connection)
             except (OSError, EOFError, ProtocolError):
-                self._hang_up()
-            if self._welcome:
-                alone_since_s = monotonic()
-            elif self._line is None:  # whoever is there did not let it in
-                sleep(RECONNECT_S)
-        self._hang_up()
+                self._disconnect()
+                if not self._welcomed:  # the other side has refused this worker
+                    self._clock.sleep(RECONNECT_S)
+            if self._welcomed:
+                self._contact.seen()
+        self._disconnect()
 
-    def _connect(self) -> bool:
-        try:
-            line = channel.worker_end(self.identity.address.connect(channel.SEND_PATIENCE_S))
-        except OSError:
-            return False
-        self._line, self._welcome = line, False
-        self._reactor.watch(line, lambda: self._hear(line))
-        try:
-            line.send(
-                Hello(
-                    token=self.identity.token,
-                    worker=self.identity.worker,
-                    pid=os.getpid(),
-                    generation=self.generation,
-                )
-            )
-            for message in list(self._standing.values()):
-                if message not in self._backlog:
-                    line.send(message)  # a new supervisor has not heard it
-            line.drain(channel.SEND_PATIENCE_S)
-        except OSError:
-            self._hang_up()
-            return False
-        return True
+    def _act_as_orphan(self) -> None:
+        action = self._contact.action()
+        if action is not OrphanAction.WAIT:
+            self.orders.receive(Stop(save=True))
+        if action is OrphanAction.EXIT:
+            os._exit(STUCK_ORPHAN_EXIT_CODE)
+        self._reactor.step(RECONNECT_S)
 
-    def _converse(self, line: WorkerEnd) -> None:
-        """Send what there is, then listen until the next heartbeat is due, or there is something to send."""
+    def _connect(self) -> WorkerEnd | None:
+        identity = self._identity
+        try:
+            connection = channel.worker_end(identity.address.connect(channel.SEND_PATIENCE_S))
+        except OSError:
+            return None
+        self._connection, self._welcomed = connection, False
+        self._reactor.watch(connection, lambda: self._receive(connection))
+        hello = Hello(token=identity.token, worker=identity.worker, pid=os.getpid(), generation=self.orders.generation)
+        try:
+            for message in (hello, *self._outbox.repeated()):
+                connection.send(message)
+            connection.drain(channel.SEND_PATIENCE_S)
+        except OSError:
+            self._disconnect()
+            return None
+        return connection
+
+    def _exchange(self, connection: WorkerEnd) -> None:
+        """Send what there is and a heartbeat, then receive until the next heartbeat, or until there is more to send."""
         self._is_woken = False
-        while self._backlog:
-            line.send(self._backlog[0])
-            line.drain(channel.SEND_PATIENCE_S)
-            with self._changed:
-                self._backlog.popleft()
+        self._outbox.send_all(connection)
         if self._closing:
             return
-        self.before_beat()
-        line.send(
-            Heartbeat(
-                generation=self.generation,
-                step=self.step,
-                phase=self._phase,
-                phase_s=monotonic() - self._phase_since_s,
-                usual_s=self.usual_s,
-            )
-        )
-        line.drain(channel.SEND_PATIENCE_S)
-        due = monotonic() + self._heartbeat_s
-        while (left := due - monotonic()) > 0 and not self._is_woken:
-            self._reactor.step(left)
+        connection.send(self.activity.heartbeat(self.orders.generation))
+        connection.drain(channel.SEND_PATIENCE_S)
+        due_s = self._clock.monotonic_s() + self._heartbeat_s
+        while (left_s := due_s - self._clock.monotonic_s()) > 0 and not self._is_woken:
+            self._reactor.step(left_s)
 
-    def _hear(self, line: WorkerEnd) -> None:
-        for message in line.receive():
-            self._take(message)
+    def _receive(self, connection: WorkerEnd) -> None:
+        for message in connection.receive():
+            self._handle(message)
 
     def _wake(self) -> None:
         self._is_woken = True
 
-    def _take(self, message: FromSupervisor) -> None:
-        with self._changed:
-            match message:
-                case Welcome():
-                    self._heartbeat_s, self._orphan_s = message.heartbeat_s, message.orphan_s
-                    self.report_s, self._welcome = message.report_s, True
-                case Refused(job=self.identity.job):
-                    _end("its supervisor does not know this process: another is in its place")
-                case Form():
-                    if self._form is None or message.generation > self._form.generation:
-                        self._form = message
-                    if self.broken:
-                        self._on_broken()
-                case Retune():
-                    self._retune = message
-                case SaveCheckpoint():
-                    self._save = True
-                case Stop():
-                    self._stop = message
-            self._changed.notify_all()
+    def _handle(self, message: FromSupervisor) -> None:
+        match message:
+            case Welcome():
+                self._heartbeat_s, self._contact.orphan_s = message.heartbeat_s, message.orphan_s
+                self.report_s, self._welcomed = message.report_s, True
+            case Refused():
+                if message.job == self._identity.job:
+                    _end_all("its supervisor does not know this process: another has replaced it")
+            case _:
+                self.orders.receive(message)
+                if self.orders.group_is_broken:
+                    self._on_broken()
 
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self._reactor.unwatch(self._line)
-            self._line.close()
-            self._line = None
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._reactor.unwatch(self._connection)
+            self._connection.close()
+            self._connection = None
 
 
-def mind_until_init(*, look_s: float = LOOK_S, orphan_s: float = ORPHAN_S) -> None:
-    """End this process and all that it started, should its supervisor stay away before there is an agent to care.
+def end_without_supervisor_before_init(*, look_s: float = LOOK_S, orphan_s: float = ORPHAN_S) -> None:
+    """Start to watch whether the supervisor is there, until ``geminid.init()`` starts an agent; returns at once.
 
-    A script that hangs before ``geminid.init()`` would otherwise be left behind for ever. Returns at once.
+    If the supervisor stays away, this process ends, with all that it started. Otherwise a script that hangs before
+    ``geminid.init()`` would never end.
     """
     if channel.CONTROL in os.environ and channel.LONE not in os.environ:
         address = Address.parse(os.environ[channel.CONTROL])
-        threading.Thread(target=_mind, args=(address, look_s, orphan_s), name="geminid start", daemon=True).start()
+        arguments = (address, look_s, orphan_s, Clock())
+        threading.Thread(target=_watch_supervisor, args=arguments, name="geminid start", daemon=True).start()
 
 
-def _mind(address: Address, look_s: float, orphan_s: float) -> None:
-    seen_s = monotonic()
-    while channel.CONTROL in os.environ:  # the agent takes it
+def _watch_supervisor(address: Address, look_s: float, orphan_s: float, clock: Clock) -> None:
+    contact = Contact(clock)
+    contact.orphan_s = orphan_s
+    while channel.CONTROL in os.environ:  # geminid.init() removes it
         try:
             address.connect(look_s).close()
-            seen_s = monotonic()
+            contact.seen()
         except OSError:
-            if monotonic() - seen_s > orphan_s and channel.CONTROL in os.environ:
-                _end("there is no supervisor any more, and training has not begun")
-        sleep(look_s)
+            if contact.action() is not OrphanAction.WAIT and channel.CONTROL in os.environ:
+                _end_all("there is no supervisor any more, and training has not begun")
+        clock.sleep(look_s)
 
 
-def _end(why: str) -> NoReturn:
+def _end_all(why: str) -> NoReturn:
     """End this process and all that it started, at once."""
     print(f"geminid: error: {why}", file=sys.stderr, flush=True)
     os.killpg(os.getpgrp(), signal.SIGKILL)

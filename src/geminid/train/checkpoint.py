@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
@@ -22,12 +21,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from geminid.train.state_codec import check_tensors, dtype_code, put_together, take_apart
+from geminid.clock import Clock
+from geminid.train.state_codec import check_tensors, decode, dtype_code, encode
 
 #: Version of what the metadata holds: the checksum takes the tensors in the order of their names.
 FORMAT = "geminid-2"
 
-#: The version before, which is still read: the checksum takes the tensors in the order in which they are stored.
+#: The previous version, which can still be read: the checksum takes the tensors in the order in which they are stored.
 FORMAT_1 = "geminid-1"
 
 
@@ -37,7 +37,7 @@ class BadCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """State at one moment, copied out of the way of training: what is written may take its time."""
+    """A copy of the state at one moment, which can be written while training goes on; the copy took ``pause_s``."""
 
     document: Any
     tensors: Mapping[str, Tensor]
@@ -48,7 +48,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A checkpoint that is safely on disk."""
+    """A checkpoint that was written, and how long that took."""
 
     snapshot: Snapshot
     path: Path | str
@@ -56,13 +56,17 @@ class Written:
     seconds: float
 
 
-def take_snapshot(state: Any, *, step: int, samples: int) -> Snapshot:
-    """Copy the state to main memory."""
-    begin = monotonic()
-    document, tensors = take_apart(state)
+def take_snapshot(state: Any, clock: Clock, *, step: int, samples: int) -> Snapshot:
+    """Copy the state to main memory.
+
+    Raises:
+        CannotSave: a part of it cannot be saved.
+    """
+    begin_s = clock.monotonic_s()
+    document, tensors = encode(state)
     check_tensors(tensors)
     copies = {name: _copy(tensor) for name, tensor in tensors.items()}
-    return Snapshot(document, copies, step, samples, monotonic() - begin)
+    return Snapshot(document, copies, step, samples, clock.monotonic_s() - begin_s)
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -70,10 +74,10 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def write(snapshot: Snapshot, path: Path) -> int:
-    """Write a file atomically: under another name, flushed to disk, then renamed. Its size in bytes.
+    """Write a file atomically: under another name, flushed to disk, then renamed; returns its size in bytes.
 
-    The library has a temporary file of its own, next to the one that it is asked for, and only its owner may read it.
-    So it writes in a new folder, whose permissions are the default ones.
+    The library writes to a temporary file of its own beside the target, which only its owner may read. So it is given a
+    new folder to write in, and the file gets the default permissions of that folder.
 
     Raises:
         OSError: it cannot be written.
@@ -102,7 +106,7 @@ def write(snapshot: Snapshot, path: Path) -> int:
 
 
 def _save(tensors: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Have the library write a file; what the system refuses is raised as an OSError, which the library does not do."""
+    """Have the library write a file; its errors that come from the system are raised as an OSError."""
     try:
         save_file(dict(tensors), path, metadata)
     except SafetensorError as problem:
@@ -140,7 +144,7 @@ def read(path: Path) -> Any:
             raise BadCheckpoint("its checksum is wrong")
         if metadata["format"] not in (FORMAT, FORMAT_1):
             raise BadCheckpoint(f"its format is {metadata['format']!r}, not {FORMAT!r}")
-        return put_together(json.loads(metadata["state"]), tensors)
+        return decode(json.loads(metadata["state"]), tensors)
     except SafetensorError as problem:
         raise BadCheckpoint(f"it is truncated or damaged ({problem})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:

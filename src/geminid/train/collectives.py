@@ -1,174 +1,152 @@
-"""What workers do together between two steps: compare, agree, and have what the leader has.
+"""What workers do together between two steps: compare themselves, agree, and copy the leader's state.
 
-Whatever goes wrong because somebody is gone is noted in the place (``place.lost``); those who are left form the next
-group at the next boundary, or here where they cannot go on without it.
+If an operation fails because a worker is gone, that is noted in ``group.lost``. The others form the next group at the
+next boundary, or here where they cannot continue without it.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
-import torch
-
-from geminid.supervise import protocol
 from geminid.train import peers, rng, state_transfer
-from geminid.train.agreement import Agreement, Place
-from geminid.train.data import LARGEST_CODE
-from geminid.train.gradients import Gradients
+from geminid.train.agreement import Agreement
+from geminid.train.fingerprint import Fingerprint
 from geminid.train.membership import Membership
 from geminid.train.peers import PeersLost
-from geminid.train.sampler import Feed
-from geminid.train.trainstate import TrainingState
+from geminid.train.sampler import StepSampler
+from geminid.train.step import Step
+from geminid.train.worker import Worker
+
+T = TypeVar("T")
 
 
-class Together:
-    """One worker's part in it. ``recover`` forms the next group; ``enter`` says what this worker is doing.
-
-    ``questions`` counts what was agreed on and gathered in this epoch, and ``weights`` is a code of all weights while
-    they are compared: both are part of what is compared.
-    """
+class Collectives:
+    """One worker's part in the operations of all."""
 
     def __init__(
         self,
-        place: Place,
-        state: TrainingState,
+        worker: Worker,
         *,
-        feed: Feed,
-        gradients: Gradients,
+        sampler: StepSampler,
+        step: Step,
         agreement: Agreement,
-        membership: Membership | None,
-        device: torch.device,
-        enter: Callable[[protocol.Phase], None],
-        recover: Callable[[], None],
+        fingerprint: Fingerprint,
+        membership: Membership,
     ) -> None:
-        self._place, self._state, self._feed, self._device = place, state, feed, device
-        self._gradients, self._agreement, self._membership = gradients, agreement, membership
-        self._enter, self._recover = enter, recover
-        self.questions, self.weights = 0, (0, 0)
-        self._warned_of_rounding = False
+        self._group, self._state = worker.group, worker.state
+        self._watch, self._advice = worker.watch, worker.advice
+        self._sampler, self._step, self._agreement = sampler, step, agreement
+        self._fingerprint, self._membership = fingerprint, membership
 
     # ------------------------------------------------------------------------------------------- questions
 
     def agree(self, value: Any) -> Any:
         """The leader's value, as JSON has it, for all workers."""
-        return self._ask(json.loads(json.dumps(value)), lambda: peers.tell_all(value, self._place.rank))
+        return self._ask(json.loads(json.dumps(value)), lambda: peers.broadcast_json(value, self._group.rank))
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all workers by rank, as JSON has them."""
-        answer: list[Any] = self._ask([json.loads(json.dumps(value))], lambda: peers.hear_all(value, self._place.size))
+        alone = [json.loads(json.dumps(value))]
+        answer: list[Any] = self._ask(alone, lambda: peers.gather_json(value, self._group.size))
         return answer
 
     def _ask(self, alone: Any, ask: Callable[[], Any]) -> Any:
-        """The answer of all; if one is lost meanwhile, those who are left ask again. ``alone`` is that of one alone."""
-        self.questions += 1
+        """The answer of all workers; if one is lost, the others ask again. ``alone`` is the answer of one worker."""
+        self._fingerprint.questions += 1
         answer = alone
-        while self._place.size > 1:
-            if self._place.lost is None:
+        while self._group.size > 1:
+            if self._group.lost is None:
                 self.compare()
-            if self._place.lost is None:
-                try:
-                    self._enter("synchronising")
-                    answer = ask()
-                    peers.wait_for_all()
-                    break
-                except PeersLost as problem:
-                    self._place.lost = str(problem)
-            self._recover()
-            answer = alone
-        self._enter("between")
+            answered = self._attempt(ask) if self._group.lost is None else None
+            if answered is not None and self._attempt(peers.wait_for_all) is not None:
+                (answer,) = answered
+                break
+            self._membership.recover()
+        self._watch.enter("between")
         return answer
+
+    def wait_for_all(self) -> None:
+        """Wait until all workers are here; if some are lost, continue with the others."""
+        while self._group.size > 1 and (self._group.lost is not None or self._attempt(peers.wait_for_all) is None):
+            self._membership.recover()
+
+    def _attempt(self, operation: Callable[[], T]) -> tuple[T] | None:
+        """Run a collective operation: its result in a tuple of one, or None if a worker is lost."""
+        self._watch.enter("synchronising")
+        try:
+            return (operation(),)
+        except PeersLost as problem:
+            self._group.lost = str(problem)
+            return None
 
     # ------------------------------------------------------------------------------------------- comparing
 
     def compare(self, weights: tuple[int, int] = (0, 0)) -> bool:
-        """Make sure that all are at the same place; whether they have the same codes of weights.
+        """Make sure that all workers are at the same position; whether they have the same codes of weights.
 
         Raises:
-            RuntimeError: they are not; the sentence says in what.
+            RuntimeError: they are not; the sentence says what differs.
         """
-        self.weights = weights
+        self._fingerprint.weights = weights
+        gradients = self._step.gradients
         try:
-            self._gradients.exchange_numbers()
-            self._place.lost = self._gradients.failed
-            alike = self._place.lost is not None or self._agreement.check(self._gradients.numbers)
+            gradients.exchange_numbers()
+            self._group.lost = gradients.failed
+            alike = self._group.lost is not None or self._agreement.check(gradients.numbers)
         finally:
-            self.weights = (0, 0)
-        self._enter("between")
+            self._fingerprint.weights = (0, 0)
+        self._watch.enter("between")
         return alike
 
     def compare_weights(self) -> None:
-        """Make sure that all have the same weights, to the last bit; the leader's, where rounding made a difference.
+        """Make sure that all workers have the same weights; where rounding made a difference, they get the leader's.
 
         Raises:
-            RuntimeError: the difference is larger than that.
+            RuntimeError: the difference is larger than rounding explains.
         """
-        code = self._state.weights_code()
-        if self.compare((code % LARGEST_CODE, code // LARGEST_CODE % LARGEST_CODE)):
+        if self.compare(self._fingerprint.weight_codes()):
             return
         different: list[str] = []
-        if self._place.rank == 0:
-            self._hand_out()
-        elif (state := self._received()) is not None:
-            different = self._state.weights_beyond_rounding(state)
-            self._take_over(state)
+        leaders = self._exchange_leader_state()
+        if leaders is not None:
+            different = self._state.weights_beyond_rounding(leaders)
+            self._restore(leaders)
         names = f" ({different[0]} and {len(different) - 1} more)" if different else ""
-        if self._place.lost is None and not self.compare((int(bool(different)), 0)):
+        if self._group.lost is None and not self.compare((int(bool(different)), 0)):
             raise RuntimeError(
                 f"the weights of workers are different towards the end of an epoch{names}: something changed "
                 "them on some workers only, or they are trained by an optimizer that was not given to run.prepare()"
             )
-        if self._place.lost is None and self._place.rank == 0 and not self._warned_of_rounding:
-            self._warned_of_rounding = True
-            print(
-                "geminid: warning: the weights of workers differed in their last digits towards the end of an epoch; "
-                "those of the leader have become everybody's",
-                file=sys.stderr,
-                flush=True,
-            )
+        if self._group.lost is None:
+            self._advice.weights_were_rounded()
 
-    # ------------------------------------------------------------------------------------------- what the leader has
+    # ------------------------------------------------------------------------------------------- the leader's state
 
-    def have_its_state(self) -> None:
-        """A step was the leader's alone: have its result on all workers."""
-        if self._place.rank == 0:
-            self._hand_out()
-        elif (state := self._received()) is not None:
-            self._take_over(state)
+    def copy_leader_state(self) -> None:
+        """Have the leader's state on all workers: after a step that it has taken alone."""
+        leaders = self._exchange_leader_state()
+        if leaders is not None:
+            self._restore(leaders)
 
-    def have_its_own(self) -> None:
-        """Have what workers may have of their own, as the leader has it: at the end of an epoch, and of a group."""
-        assert self._membership is not None
-        self._enter("synchronising")
-        try:
-            self._membership.share_what_the_leader_has()
-        except PeersLost as problem:
-            self._place.lost = str(problem)
-        self._enter("between")
+    def copy_unsynchronised_state(self) -> None:
+        """Have the leader's version of what may differ between workers: at the end of an epoch, and of a group."""
+        self._attempt(self._membership.share_leader_state)
+        self._watch.enter("between")
 
-    def _hand_out(self) -> None:
-        if self._place.lost is None:
-            self._enter("synchronising")
-            try:
-                state_transfer.send_state(self._state.collect(), range(1, self._place.size))
-            except PeersLost as problem:
-                self._place.lost = str(problem)
+    def _exchange_leader_state(self) -> dict[str, Any] | None:
+        """Send the leader's state to all workers; what was received, on a worker that has received it."""
+        if not self._group.leads:
+            received = self._attempt(lambda: state_transfer.receive_state(0, self._step.device))
+            return received[0][0] if received is not None else None
+        if self._group.lost is None:
+            self._attempt(lambda: state_transfer.send_state(self._state.collect(), range(1, self._group.size)))
+        return None
 
-    def _received(self) -> dict[str, Any] | None:
-        """The leader's state; None if it was lost."""
-        self._enter("synchronising")
-        try:
-            state, _ = state_transfer.receive_state(0, self._device)
-        except PeersLost as problem:
-            self._place.lost = str(problem)
-            return None
-        return state  # type: ignore[no-any-return]
-
-    def _take_over(self, state: dict[str, Any]) -> None:
-        """Go on from the leader's state, but with random numbers of one's own."""
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Continue from the leader's state, but with this worker's own random numbers."""
         own = rng.states()
-        self._state.take(state)
+        self._state.restore(state)
         rng.restore(own)
-        self._feed.forget()
+        self._sampler.forget()

@@ -1,149 +1,197 @@
-"""Being a member of a generation: waiting for a place, forming the group, and having the same state as everybody."""
+"""Joining the generations of a group: waiting for an order, forming the group, and having the same state as all."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from pathlib import Path
 
-import torch
+import msgspec
 
 from geminid.supervise import protocol
-from geminid.supervise.protocol import Form, Plan
-from geminid.train import peers, rng, state_transfer
-from geminid.train.agent import Agent
-from geminid.train.agreement import Place
-from geminid.train.peers import PeersLost, Superseded
-from geminid.train.trainstate import TrainingState
-from geminid.train.tuner import Layout
+from geminid.supervise.protocol import Form
+from geminid.train import peers, rendezvous, rng, state_transfer
+from geminid.train.agreement import Agreement
+from geminid.train.choosing import Choice, Chooser, CurrentChoice
+from geminid.train.group_view import Layout
+from geminid.train.peers import PeersLost, Stuck
+from geminid.train.rendezvous import Superseded
+from geminid.train.sampler import StepSampler
+from geminid.train.saving import Saver
+from geminid.train.shutdown import Shutdown
+from geminid.train.step import Step
+from geminid.train.worker import Worker
 
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """How a worker came into a generation: what its leader decided, bytes of state received, and whether the state was
-    restored (or is fresh) rather than handed on.
-    """
-
-    proposal: dict[str, Any]
-    received_bytes: int
-    restored: bool
+#: While waiting for an order: time between two looks whether the process has received SIGTERM.
+LOOK_S = 0.2
 
 
 class Membership:
-    """One worker's membership in the generations of its group.
-
-    ``restore`` takes the state from the last checkpoint, if there is one; ``release`` lets go of the process group;
-    ``stop_if_wanted`` and ``leave`` may not come back.
-    """
+    """One worker's membership in the generations of its group."""
 
     def __init__(
         self,
-        agent: Agent,
-        place: Place,
-        state: TrainingState,
-        device: torch.device,
+        worker: Worker,
         *,
-        restore: Callable[[], object],
-        release: Callable[[], None],
-        stop_if_wanted: Callable[[], None],
-        leave: Callable[[Form], NoReturn],
+        step: Step,
+        sampler: StepSampler,
+        chooser: Chooser,
+        current: CurrentChoice,
+        agreement: Agreement,
+        saver: Saver | None,
+        shutdown: Shutdown,
     ) -> None:
-        self._agent, self._place, self._state, self._device = agent, place, state, device
-        self._restore, self._release = restore, release
-        self._stop_if_wanted, self._leave = stop_if_wanted, leave
+        self._agent, self._group, self._state = worker.agent, worker.group, worker.state
+        self._watch, self._clock = worker.watch, worker.clock
+        self._step, self._sampler, self._chooser, self._current = step, sampler, chooser, current
+        self._agreement, self._saver, self._shutdown = agreement, saver, shutdown
 
-    def await_form(self) -> Form:
-        """Wait to be told one's place."""
-        self._agent.enter("waiting")
+    def begin_alone(self) -> Path | str | None:
+        """Train without a supervisor, from the last checkpoint if there is one; returns where that is."""
+        restored_from = self._restore_checkpoint()
+        self._state.present = True
+        self._begin_generation(self._chooser.choose_first(None))
+        return restored_from
+
+    def join_next(self) -> None:
+        """Wait for an order, and join the generation that it names."""
+        self.join(self._await_form())
+
+    def recover(self) -> None:
+        """A member is lost: report it, and join the group that the supervisor decides on."""
+        self._shutdown.leave_group()
+        self._report_loss(self._group.generation, str(self._group.lost))
+        self.join_next()
+
+    def share_leader_state(self) -> None:
+        """Have the leader's running statistics, step times and plain script state: workers may have their own."""
+        state, leads = self._state, self._group.leads
+        own = {"user": state.plain_user_state(), "tuner": state.tuner.state()} if leads else None
+        leaders = peers.broadcast_json(own, self._group.rank)
+        if not leads:
+            state.restore_user_state(leaders["user"])
+            state.tuner.restore(leaders["tuner"])
+        peers.broadcast_tensors(state.model.buffers())
+
+    # ------------------------------------------------------------------------------------------- forming a group
+
+    def _await_form(self) -> Form:
+        self._watch.enter("waiting")
         while True:
-            form = self._agent.wait_for_form(0.2)
-            self._stop_if_wanted()
+            form = self._agent.orders.wait_for_form(LOOK_S)
+            self._shutdown.stop_if_ordered()
             if form is not None:
                 return form
 
-    def recover(self, reason: str, propose: Callable[[Plan | None], dict[str, Any]]) -> Entry:
-        """Somebody is gone: say so, and join the group that the supervisor decides on."""
-        self._release()
-        if self._agent.form is None:
-            self._agent.send(protocol.Lost(generation=self._place.generation, reason=reason))
-        return self.join(self.await_form(), propose)
-
-    def join(self, form: Form, propose: Callable[[Plan | None], dict[str, Any]]) -> Entry:
-        """Leave the group one is in, and form the next one, however many attempts that takes."""
-        agent, place = self._agent, self._place
+    def join(self, form: Form) -> None:
+        """Leave the current group, and form the next one, in as many attempts as it takes."""
+        stopped_at_s = self._step.ended_at_s if self._state.present else None
         while True:
-            agent.enter("forming")
-            self._release()
-            if agent.identity.worker not in form.members:
-                self._leave(form)
-            agent.generation = place.generation = form.generation
-            place.layout, place.rank = Layout(len(form.members)), form.members.index(agent.identity.worker)
-            place.held = form.hold
+            self._watch.enter("forming")
+            self._shutdown.leave_group()
+            if self._agent.worker not in form.members:
+                self._shutdown.leave(form)
             try:
-                if place.size > 1:
-                    store = peers.meet(form, agent.identity.worker, superseded=self._is_superseded)
-                    peers.form_group(store, place.rank, place.size, self._device, broken=lambda: agent.broken)
-                received, restored = self._share_state()
-                proposal = propose(form.plan) if place.rank == 0 else None
-                if place.size > 1:
-                    proposal = peers.tell_all(proposal, place.rank)
-                    self.share_what_the_leader_has()
-                assert proposal is not None
-                return Entry(proposal, received, restored)
+                received_bytes, restored, choice = self._form(form)
+                break
             except Superseded:
-                assert agent.form is not None
-                form = agent.form
+                if not self._state.present:  # this worker's peers may have stopped already
+                    self._shutdown.stop_if_ordered()
+                form = self._agent.orders.form or self._await_form()
             except PeersLost as problem:
-                if agent.form is None:
-                    agent.send(protocol.Lost(generation=form.generation, reason=str(problem)))
-                form = self.await_form()
+                if not self._state.present:
+                    self._shutdown.stop_if_ordered()
+                self._report_loss(form.generation, str(problem))
+                form = self._await_form()
+            except Stuck as problem:
+                self._shutdown.give_up(problem)
+        self._begin_generation(choice)
+        self._agent.send(
+            protocol.Joined(
+                generation=self._group.generation,
+                rank=self._group.rank,
+                size=self._group.size,
+                step=self._state.position.step,
+                resumed_at_s=self._clock.monotonic_s(),
+                stopped_at_s=stopped_at_s,
+                received_bytes=received_bytes,
+                restored=restored,
+                samples=self._state.position.samples,
+            )
+        )
+        self._watch.enter("between")
 
-    def _is_superseded(self) -> bool:
-        """Whether there is a newer order. A newcomer that is to stop does so: its peers may have stopped already."""
-        if not self._state.present:
-            self._stop_if_wanted()
-        return self._agent.form is not None
+    def _form(self, form: Form) -> tuple[int, bool, Choice]:
+        """One attempt: bytes of state received, whether the state is from a checkpoint or new, and how to train."""
+        group, orders, clock = self._group, self._agent.orders, self._clock
+        orders.generation = group.generation = form.generation
+        group.layout, group.rank = Layout(len(form.members)), form.members.index(self._agent.worker)
+        group.held = form.hold
+        if group.size > 1:
+            store = rendezvous.meet(form, group.rank, clock, interrupted=self._is_interrupted)
+            peers.form_group(
+                store, group.rank, group.size, self._step.device, clock, broken=lambda: orders.group_is_broken
+            )
+        received_bytes, restored = self._share_state()
+        choice = self._chooser.choose_first(form.plan) if group.leads else None
+        if group.size > 1:
+            document = peers.broadcast_json(msgspec.to_builtins(choice), group.rank)
+            choice = msgspec.convert(document, Choice)
+            self.share_leader_state()
+        assert choice is not None
+        return received_bytes, restored, choice
 
-    def share_what_the_leader_has(self) -> None:
-        """Have the leader's running statistics, step times, and what its script keeps: workers may have their own."""
-        place, state = self._place, self._state
-        own = {"user": state.plain_user_state(), "tuner": state.tuner.state()} if place.rank == 0 else None
-        kept = peers.tell_all(own, place.rank)
-        if place.rank > 0:
-            state.take_user_state(kept["user"])
-            state.tuner.restore(kept["tuner"])
-        peers.share_tensors(state.model.buffers())
+    def _is_interrupted(self) -> bool:
+        """Whether there is a newer order. A worker without state stops at once if it has to."""
+        orders = self._agent.orders
+        return orders.form is not None or (orders.stop and not self._state.present)
+
+    def _report_loss(self, generation: int, reason: str) -> None:
+        if self._agent.orders.form is None:
+            self._agent.send(protocol.Lost(generation=generation, reason=reason))
+
+    def _begin_generation(self, choice: Choice) -> None:
+        """Train as the leader of a new group has chosen."""
+        self._group.lost = None
+        self._sampler.forget()
+        self._agreement.forget()
+        self._chooser.plan = choice.plan
+        self._current.apply(choice, new_group=True)
+        self._step.begin_generation()
+
+    # ------------------------------------------------------------------------------------------- the same state
 
     def _share_state(self) -> tuple[int, bool]:
-        """Give the state to whoever has none, or an older one; bytes received, and whether a checkpoint was used.
+        """Give the state to the workers that have none, or an older one; as the first two results of ``_form``.
 
-        Those who are furthest hand it over, each to some of the others; on one host, one of them for all. If nobody has
-        any, the first worker takes it from the last checkpoint, or as the script made it.
+        The workers with the most advanced state send it, each to some of the others; on one host, one of them to all.
+        If none has any, the first worker uses the last checkpoint, or begins as the script has built it.
         """
-        place, state = self._place, self._state
+        group, state = self._group, self._state
         own = [state.age, peers.this_host()]
-        everybody = peers.survey(own, place.size) if place.size > 1 else [own]
-        ages = [age for age, _ in everybody]
-        place.layout = Layout.of([host for _, host in everybody])
-        same_host = place.layout.nodes == 1
-        furthest = max(ages)
-        restored = furthest < 0
-        if restored and place.rank == 0:
-            self._restore()
+        everyones = peers.gather_numbers(own, group.size) if group.size > 1 else [own]
+        ages = [age for age, _ in everyones]
+        group.layout = Layout.of([host for _, host in everyones])
+        same_host = group.layout.nodes == 1
+        newest = max(ages)
+        restored = newest < 0
+        if restored and group.leads:
+            self._restore_checkpoint()
             state.present = True
-        givers = [0] if restored else [rank for rank, age in enumerate(ages) if age == furthest]
-        takers = [rank for rank in range(place.size) if rank not in givers]
-        givers = givers[:1] if same_host else givers
-        if place.rank in givers:
-            mine = takers[givers.index(place.rank) :: len(givers)]
-            if mine:
-                state_transfer.send_state(state.collect(), mine, same_host=same_host)
-            return 0, restored
-        if place.rank not in takers:
-            return 0, restored
-        taken, received = state_transfer.receive_state(givers[takers.index(place.rank) % len(givers)], self._device)
-        state.take(taken)
-        # A stream of random numbers of one's own, which depends on the giver's.
-        rng.seed_all(rng.mixed(zlib.crc32(taken["rng"]["torch"].cpu().numpy().tobytes()), place.rank))
-        return received, restored
+        senders = [0] if restored else [rank for rank, age in enumerate(ages) if age == newest]
+        receivers = [rank for rank in range(group.size) if rank not in senders]
+        senders = senders[:1] if same_host else senders
+        if group.rank in receivers:
+            sender = senders[receivers.index(group.rank) % len(senders)]
+            received, received_bytes = state_transfer.receive_state(sender, self._step.device)
+            state.restore(received)
+            # This worker's random numbers differ from the sender's, but depend on them.
+            seed = zlib.crc32(received["rng"]["torch"].cpu().numpy().tobytes())
+            rng.seed_all(rng.mixed(seed, group.rank))
+            return received_bytes, restored
+        mine = receivers[senders.index(group.rank) :: len(senders)] if group.rank in senders else []
+        if mine:
+            state_transfer.send_state(state.collect(), mine, same_host=same_host)
+        return 0, restored
+
+    def _restore_checkpoint(self) -> Path | str | None:
+        return self._saver.restore() if self._saver is not None else None

@@ -1,149 +1,146 @@
-"""The user's optimiser, loss scaler and learning-rate schedule, made to keep step with batch plans.
+"""The user's optimiser, loss scaler and learning-rate schedule, adapted to changing batch plans.
 
-They stay the user's own objects; only what their methods do changes, on these very objects:
+They stay the user's own objects; only some of their methods are replaced:
 
 - ``optimizer.step()`` does nothing in passes that only accumulate, and uses learning rates scaled for the batch size;
 - ``optimizer.add_param_group()`` is refused: workers that join later would not have the group;
 - ``scaler.unscale_()``, ``.step()`` and ``.update()`` do nothing in those passes either;
-- ``lr_scheduler.step()`` takes as many steps as samples have gone by for: one per batch of the loader's own size where
-  it is called in the loop over batches, one per such loop where it is called outside of it.
+- ``lr_scheduler.step()`` takes as many steps as are due by the samples consumed: one per batch of the loader's own size
+  where it is called in the loop over batches, one per such loop where it is called outside of it.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from geminid.train.progress import TrainingProgress
+
 #: Optimisers that divide gradients by a running estimate of their scale.
 ADAM_LIKE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lamb", "Lion", "Adafactor")
 
 
 def rule_for(optimizer: Optimizer) -> str:
-    """The learning-rate rule that goes with an optimiser: AdaScale for SGD, AdamScale for Adam and its kin."""
+    """The learning-rate rule for an optimiser: AdaScale for SGD, AdamScale for Adam and similar ones."""
     name = type(optimizer).__name__
     if name == "SGD":
         return "adascale"
     return "adamscale" if name in ADAM_LIKE else "square_root"
 
 
-class OptimizerSteps:
-    """Decides what a call of ``optimizer.step()`` does."""
+class StepListener(Protocol):
+    """What decides about, and is informed of, steps of the user's optimiser."""
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        may_step: Callable[[], bool],
-        before_step: Callable[[], None],
-        on_step: Callable[[], None],
-    ) -> None:
-        self._optimizer = optimizer
-        self._may_step, self._before_step, self._on_step = may_step, before_step, on_step
-        self._step = optimizer.step
-        self.factors: Sequence[float] = [1.0] * len(optimizer.param_groups)
-        steps = self
+    @property
+    def factors(self) -> Sequence[float]:
+        """What the learning rate of each parameter group is multiplied by."""
 
-        @functools.wraps(getattr(self._step, "__func__", self._step))
-        def step(optimizer: Optimizer, closure: Any = None) -> None:
-            if closure is not None:
-                raise ValueError("optimizer.step(closure) is not supported: closures run the model several times")
-            optimizer._opt_called = True  # type: ignore[attr-defined]
-            steps.step()
+    def may_step(self) -> bool:
+        """Whether a step takes effect now: not in passes that only accumulate."""
 
-        def add_param_group(optimizer: Optimizer, group: Any) -> None:
-            raise ValueError(
-                "optimizer.add_param_group() was called after run.prepare(): give the optimizer all parameters before, "
-                "and freeze those that are to be trained later with requires_grad_(False)"
-            )
+    def before_step(self) -> None:
+        """The optimiser is about to step."""
 
-        optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
-        optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
-
-    def step(self) -> None:
-        """Step, if this is the time for it, with scaled learning rates."""
-        if not self._may_step():
-            return
-        groups = self._optimizer.param_groups
-        self._before_step()
-        if all(factor == 1.0 for factor in self.factors):
-            self._step()
-        else:
-            own = [group["lr"] for group in groups]
-            for group, lr, factor in zip(groups, own, self.factors, strict=True):
-                group["lr"] = lr * factor
-            try:
-                self._step()
-            finally:
-                for group, lr in zip(groups, own, strict=True):
-                    group["lr"] = lr
-        self._on_step()
+    def after_step(self) -> None:
+        """The optimiser has stepped."""
 
 
-class ScalerSteps:
-    """Keeps a ``GradScaler`` quiet in passes that only accumulate."""
+def listen_to_optimizer(optimizer: Optimizer, listener: StepListener) -> None:
+    """From now on ``optimizer.step()`` steps if the listener permits it, with scaled learning rates."""
+    plain_step = optimizer.step
 
-    def __init__(self, scaler: Any, *, may_step: Callable[[], bool]) -> None:
-        self._scaler = scaler
-        unscale, step, update = scaler.unscale_, scaler.step, scaler.update
+    @functools.wraps(getattr(plain_step, "__func__", plain_step))
+    def step(optimizer: Optimizer, closure: Any = None) -> None:
+        if closure is not None:
+            raise ValueError("optimizer.step(closure) is not supported: closures run the model several times")
+        optimizer._opt_called = True  # type: ignore[attr-defined]
+        if listener.may_step():
+            listener.before_step()
+            with _scaled_rates(optimizer.param_groups, listener.factors):
+                plain_step()
+            listener.after_step()
 
-        def quiet(method: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(method)
-            def call(*args: Any, **kwargs: Any) -> Any:
-                return method(*args, **kwargs) if may_step() else None
+    def add_param_group(optimizer: Optimizer, group: Any) -> None:
+        raise ValueError(
+            "optimizer.add_param_group() was called after run.prepare(): give the optimizer all parameters before, "
+            "and freeze those that are to be trained later with requires_grad_(False)"
+        )
 
-            return call
-
-        scaler.unscale_, scaler.step, scaler.update = quiet(unscale), quiet(step), quiet(update)
-
-    def scale(self) -> Tensor | None:
-        """The loss scale, on its device; None while there is none."""
-        scaler = self._scaler
-        if not scaler.is_enabled() or scaler._scale is None:
-            return None
-        scale: Tensor = scaler._scale
-        return scale
+    optimizer.add_param_group = MethodType(add_param_group, optimizer)  # type: ignore[method-assign]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]
 
 
-class ScheduleSteps:
-    """Advances a schedule by samples, whoever calls it how often."""
+@contextmanager
+def _scaled_rates(groups: list[dict[str, Any]], factors: Sequence[float]) -> Iterator[None]:
+    """Multiply the learning rates of parameter groups, for a while."""
+    if all(factor == 1.0 for factor in factors):
+        yield
+        return
+    own = [group["lr"] for group in groups]
+    for group, lr, factor in zip(groups, own, factors, strict=True):
+        group["lr"] = lr * factor
+    try:
+        yield
+    finally:
+        for group, lr in zip(groups, own, strict=True):
+            group["lr"] = lr
 
-    def __init__(
-        self,
-        scheduler: LRScheduler | ReduceLROnPlateau,
-        *,
-        in_loop: Callable[[], bool],
-        batches_done: Callable[[], float],
-        epochs_done: Callable[[], float],
-    ) -> None:
-        self.taken = 0
+
+def listen_to_scaler(scaler: Any, listener: StepListener) -> None:
+    """From now on a ``GradScaler`` does nothing in passes that only accumulate."""
+
+    def quiet(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return method(*args, **kwargs) if listener.may_step() else None
+
+        return call
+
+    scaler.unscale_, scaler.step, scaler.update = quiet(scaler.unscale_), quiet(scaler.step), quiet(scaler.update)
+
+
+def loss_scale(scaler: Any) -> Tensor | None:
+    """A ``GradScaler``'s loss scale, on its device; None while there is none."""
+    if scaler is None or not scaler.is_enabled() or scaler._scale is None:
+        return None
+    scale: Tensor = scaler._scale
+    return scale
+
+
+class Schedule:
+    """A learning-rate schedule that advances by samples, however often it is called. ``taken`` counts its steps."""
+
+    def __init__(self, scheduler: LRScheduler | ReduceLROnPlateau, progress: TrainingProgress) -> None:
+        self.scheduler, self.taken = scheduler, 0
         kind: Any = type(scheduler)
-        steps = self
+        schedule = self
 
         @functools.wraps(kind.step)
         def step(scheduler: Any, *args: Any, **kwargs: Any) -> None:
             if args or kwargs:  # a metric, or an epoch of the user's own choice: nothing to count
                 kind.step(scheduler, *args, **kwargs)
                 return
-            due = int((batches_done() if in_loop() else epochs_done()) + 1e-6)
-            while steps.taken < due:
+            due = int(progress.schedule_steps_due + 1e-6)
+            while schedule.taken < due:
                 kind.step(scheduler)
-                steps.taken += 1
+                schedule.taken += 1
 
-        # A class of its own, because whatever a schedule's own attributes are goes into its state_dict.
+        # The method is overridden in a subclass: an attribute of the schedule would become part of its state_dict.
         scheduler.__class__ = type(kind.__name__, (kind,), {"step": step, "__module__": kind.__module__})
 
 
 def check_model(model: torch.nn.Module) -> None:
-    """Refuse models that do for themselves what we do for them, or that we cannot spread.
+    """Refuse models that synchronise or shard themselves, or that cannot be replicated.
 
     Raises:
         TypeError, ValueError: with one sentence that says what to pass instead.
@@ -162,7 +159,7 @@ def check_model(model: torch.nn.Module) -> None:
 
 
 def check_helpers(scaler: Any, lr_scheduler: Any) -> None:
-    """Refuse what is no loss scaler, and what is no schedule.
+    """Refuse objects that are not a loss scaler or not a schedule.
 
     Raises:
         TypeError: with one sentence that says what to pass instead.
@@ -182,18 +179,18 @@ def has_batch_norm(model: torch.nn.Module) -> bool:
 
 
 def fewest_samples(model: torch.nn.Module) -> int:
-    """How many samples the model can be trained with at a time: a single one has no variance to normalise by."""
+    """The fewest samples that the model can be trained with at a time: BatchNorm needs two to have a variance."""
     return 2 if has_batch_norm(model) else 1
 
 
 def warn_of_parameters_left_out(model: torch.nn.Module, optimizer: Optimizer) -> None:
-    """Say so if something in the model wants gradients that this optimiser does not know: nobody averages them."""
+    """Warn of parameters of the model that are trained but not by this optimiser: their gradients are not averaged."""
     known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in known]
     if left_out:
         print(
             "geminid: warning: parameters of the model require gradients but are not the optimizer's "
-            f"({len(left_out)}, the first is {left_out[0]}): whatever else trains them trains them differently on "
+            f"({len(left_out)}, the first is {left_out[0]}): if something else trains them, they become different on "
             "every worker",
             file=sys.stderr,
             flush=True,

@@ -1,8 +1,7 @@
-"""A worker's peers: finding them, forming a process group with them, and telling each other a little.
+"""A worker's peers: forming a process group with them, leaving it, and small collective operations in it.
 
-Groups are formed anew, inside the running processes, for every generation. The members first meet in a small store (a
-file in a folder that only the job's owner can open, or a TCP server), where waiting can be interrupted by a newer
-order; only when all have arrived is the group formed, which then takes milliseconds.
+Groups are formed inside the running processes, a new one for every generation, once all members have met
+(``rendezvous``); that takes milliseconds.
 """
 
 from __future__ import annotations
@@ -16,199 +15,79 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from geminid.clock import Clock
 from geminid.process.interfaces import interfaces_with
 from geminid.supervise.channel import ADDRESS, NODE
-from geminid.supervise.protocol import Form
 
-#: Once all have arrived, forming the group may take this long; after that somebody is presumed dead.
+#: Longest time for forming a group whose members have all arrived; after that one of them is presumed dead.
 FORMING_S = 10.0
 
-#: A collective operation may take this long: a leader may evaluate for many minutes while the others wait for it. That
-#: somebody is dead or hangs is the supervisor's to find out, in seconds.
-WAITING_S = 3600.0
+#: Longest time for a collective operation: the others may wait for many minutes while the leader evaluates. Finding
+#: workers that are dead or hang is the supervisor's task, and takes seconds.
+COLLECTIVE_S = 3600.0
 
-#: While waiting in an operation, look around this often; one that does not end so long after its group was abandoned is
-#: left to itself.
-LOOK_S, STUCK_S = 0.5, 1.0
+#: Time between two looks whether the group is abandoned, while waiting in an operation.
+LOOK_S = 0.5
 
-#: How often the store is looked at while waiting for the others.
-POLL_S = 0.002
+#: How long after its group was abandoned an operation may take to end.
+STUCK_S = 1.0
 
-
-#: Sockets of the group that is formed, so that whatever waits for a dead peer can be woken; and who may touch them.
+#: Sockets of the current group, by which threads that wait for a dead peer can be woken; protected by the lock.
 _sockets: list[int] = []
 _sockets_lock = threading.Lock()
 
-#: Groups that could not be taken down because something in them never ended. Holding them leaks a few threads.
+#: Groups that could not be destroyed because an operation in them never ended. Keeping them leaks a few threads.
 _stuck: list[Any] = []
 
 
 class PeersLost(Exception):
-    """Forming a group, or an operation in it, failed because somebody is gone."""
+    """Forming a group, or an operation in it, failed because a member is gone."""
 
 
 class Stuck(Exception):
-    """Forming a group does not end although somebody in it is gone: only a new process can form another one."""
-
-
-class Superseded(Exception):
-    """A newer order came while waiting for the others."""
-
-
-class _Interruptible(dist.Store):  # type: ignore[name-defined,misc]
-    """A store in which waiting for somebody who died in the meantime ends when a newer order comes."""
-
-    def __init__(self, inner: Any, superseded: Callable[[], bool]) -> None:
-        super().__init__()
-        self._inner, self._superseded = inner, superseded
-
-    def set(self, key: str, value: Any) -> None:
-        self._inner.set(key, value if isinstance(value, str) else bytes(value))
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return bytes(self._inner.get(key))
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._inner.add(key, amount))
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._inner.check(keys))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._inner.delete_key(key))
-
-    def num_keys(self) -> int:
-        return int(self._inner.num_keys())
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._inner.set_timeout(timeout)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        deadline_s = monotonic() + FORMING_S
-        while not self._inner.check(keys):
-            if self._superseded():
-                raise RuntimeError("a newer order came")
-            if monotonic() > deadline_s:
-                raise RuntimeError(f"somebody did not come within {FORMING_S:g} s")
-            sleep(POLL_S)
-
-
-def meet(form: Form, me: str, *, superseded: Callable[[], bool]) -> Any:
-    """Arrive at the meeting place of a generation and wait for the others; the store that was used.
-
-    Raises:
-        Superseded: a newer order came.
-        PeersLost: the meeting place cannot be reached.
-    """
-    size, rank = len(form.members), form.members.index(me)
-    try:
-        store = _store(form.rendezvous, size, rank, superseded)
-        store.add("arrived", 1)
-        while int(store.add("arrived", 0)) < size:
-            if superseded():
-                raise Superseded
-            sleep(POLL_S)
-    except RuntimeError as problem:
-        raise PeersLost(_first_line(problem)) from None
-    return _Interruptible(store, superseded)
-
-
-def _store(rendezvous: str, size: int, rank: int, superseded: Callable[[], bool]) -> Any:
-    scheme, _, place = rendezvous.partition(":")
-    if scheme == "file":
-        return dist.FileStore(place, size)  # type: ignore[attr-defined]
-    address, _, generation = place.partition("/")
-    host, _, port = address.rpartition(":")
-    if scheme != "tcp" or not port.isdigit():
-        raise ValueError(f"the rendezvous is {rendezvous!r}: it must be file:/path or tcp:host:port, or .../generation")
-    # A store that serves many generations is its owner's, and there already: see MeetingPlace.
-    owns = rank == 0 and not generation
-    if not owns:
-        _await_listener(host, int(port), superseded)
-    store = dist.TCPStore(  # type: ignore[attr-defined]
-        host, int(port), None, is_master=owns, timeout=timedelta(seconds=FORMING_S), wait_for_workers=False
-    )
-    return dist.PrefixStore(generation, store) if generation else store  # type: ignore[attr-defined]
-
-
-def _await_listener(host: str, port: int, superseded: Callable[[], bool]) -> None:
-    """Wait until somebody listens there: a store's own attempts to connect cannot be interrupted."""
-    deadline_s = monotonic() + FORMING_S
-    while True:
-        try:
-            socket.create_connection((host, port), timeout=LOOK_S).close()
-            return
-        except OSError as problem:
-            if superseded():
-                raise Superseded from None
-            if monotonic() > deadline_s:
-                raise PeersLost(f"nobody listens at {host}:{port}: {problem}") from None
-            sleep(10 * POLL_S)
-
-
-class MeetingPlace:
-    """A store of this worker's own, in which generations can meet whose first member it is."""
-
-    def __init__(self, host: str) -> None:
-        listener = socket.create_server((host, 0), backlog=512)
-        port = listener.getsockname()[1]
-        self.address = f"tcp:{host}:{port}"
-        self._store = dist.TCPStore(  # type: ignore[attr-defined]
-            host,
-            port,
-            None,
-            is_master=True,
-            timeout=timedelta(seconds=FORMING_S),
-            wait_for_workers=False,
-            master_listen_fd=listener.detach(),
-        )
+    """Forming a group does not end although a member is gone: only a new process can form another one."""
 
 
 def form_group(
-    store: Any, rank: int, size: int, device: torch.device, *, broken: Callable[[], bool] = lambda: False
+    store: Any, rank: int, size: int, device: torch.device, clock: Clock, *, broken: Callable[[], bool]
 ) -> None:
     """Form the default process group.
 
-    Connecting to somebody who died a moment ago cannot be interrupted, and takes far longer than its time-out says. So
-    it happens in a thread of its own, and is given up if the group turns out to be ``broken`` meanwhile.
+    Connecting to a member that died a moment ago cannot be interrupted, and takes far longer than its timeout. So it
+    happens in a thread of its own, and is given up if the group turns out to be ``broken`` meanwhile.
 
     Raises:
-        PeersLost: somebody is gone.
-        Stuck: somebody is gone, and this process cannot form groups any more.
+        PeersLost: a member is gone.
+        Stuck: a member is gone, and this process cannot form groups any more.
     """
-    if size == 1:
-        return
     host = os.environ.get(ADDRESS)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_of(host or "127.0.0.1"))
     before = _connections()
     try:
         backend = _backend(store, rank, size, device)
     except RuntimeError as problem:
-        raise PeersLost(_first_line(problem)) from None
+        raise PeersLost(first_line(problem)) from None
     attempt = _Attempt(store, rank, size, backend)
-    patience_s = None
+    limit = _StuckLimit(clock, broken)
     while not attempt.over.wait(LOOK_S):
-        patience_s = patience_s or (monotonic() + STUCK_S if broken() else None)
-        if patience_s is not None and monotonic() > patience_s:
-            raise Stuck("somebody died while the group was formed")
+        if limit.exceeded():
+            raise Stuck("a member died while the group was formed")
     if attempt.problem is not None:
         leave_group()
-        raise PeersLost(_first_line(attempt.problem))
-    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=WAITING_S))
+        raise PeersLost(first_line(attempt.problem))
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=COLLECTIVE_S))
     with _sockets_lock:
         _sockets[:] = _connections() - before
 
 
 def _backend(store: Any, rank: int, size: int, device: torch.device) -> str:
-    """NCCL for what is on GPUs, unless workers share one, which it does not support; gloo for the rest."""
+    """NCCL for tensors on GPUs, unless workers share a GPU, which it does not support; gloo for the rest."""
     if device.type != "cuda":
         return "gloo"
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -242,31 +121,45 @@ class _Attempt:
 
 
 def leave_group() -> None:
-    """Take the default process group down, if there is one; peers may be gone already."""
+    """Destroy the default process group, if there is one; peers may be gone already."""
     with _sockets_lock:
         _sockets.clear()
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):
             dist.destroy_process_group()
-    # Groups are named by a counter, which a failed attempt has moved on here but not at the others.
+    # Groups are named by a counter, which a failed attempt has increased here but not at the others.
     dist.distributed_c10d._world.group_count = 0
 
 
 def abandon_group() -> None:
-    """Cut all connections of the group, from any thread: whoever waits in it fails at once, here and at the peers."""
+    """Cut all connections of the group, from any thread: operations in it fail at once, here and at the peers."""
     with _sockets_lock:
         for descriptor in _sockets:
             with contextlib.suppress(OSError), _borrowed(descriptor) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
-def wait_for(work: Any, abandoned: Callable[[], bool]) -> None:
-    """Wait for a collective operation on the CPU, and not for ever for one that even cut connections did not end.
+class _StuckLimit:
+    """How long to wait in a group that has been abandoned."""
+
+    def __init__(self, clock: Clock, abandoned: Callable[[], bool]) -> None:
+        self._clock, self._abandoned = clock, abandoned
+        self._since_s: float | None = None
+
+    def exceeded(self) -> bool:
+        """Whether the group was abandoned too long ago."""
+        if self._since_s is None and self._abandoned():
+            self._since_s = self._clock.monotonic_s()
+        return self._since_s is not None and self._clock.monotonic_s() - self._since_s > STUCK_S
+
+
+def wait_for(work: Any, clock: Clock, *, abandoned: Callable[[], bool]) -> None:
+    """Wait for a collective operation on the CPU, unless it continues although its group was abandoned.
 
     Raises:
         RuntimeError: it failed.
     """
-    since_s = None
+    limit = _StuckLimit(clock, abandoned)
     while True:
         try:
             work.wait(timedelta(seconds=LOOK_S))
@@ -274,24 +167,22 @@ def wait_for(work: Any, abandoned: Callable[[], bool]) -> None:
         except RuntimeError as problem:
             if work.is_completed():
                 raise
-            now = monotonic()
-            since_s = since_s or (now if abandoned() else None)
-            if since_s is not None and now - since_s > STUCK_S:
+            if limit.exceeded():
                 _stuck.append(dist.distributed_c10d._get_default_group())
                 raise RuntimeError("an operation in an abandoned group did not end") from problem
 
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """A socket that somebody else has opened.
+    """A socket that other code has opened.
 
     Raises:
-        OSError: it is no socket, or not open.
+        OSError: it is not a socket, or not open.
     """
     own = os.dup(descriptor)
     try:
         borrowed = socket.socket(fileno=own)
-    except OSError:  # not a socket, and so nobody closes it but we
+    except OSError:  # not a socket: no other object closes the duplicate
         os.close(own)
         raise
     with borrowed:
@@ -299,7 +190,7 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _connections() -> set[int]:
-    """The descriptors of this process's TCP connections (listening sockets have no peer, and are none)."""
+    """The descriptors of this process's TCP connections; listening sockets, which have no peer, are left out."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError), _borrowed(int(name)) as connection:
@@ -309,7 +200,7 @@ def _connections() -> set[int]:
 
 
 def _interface_of(host: str) -> str:
-    """The network interface that has this address: gloo is to use no other.
+    """The network interface with this address, the only one that gloo should use.
 
     Raises:
         ValueError: this machine has no such address.
@@ -320,20 +211,20 @@ def _interface_of(host: str) -> str:
     return names[0]
 
 
-def survey(numbers: Sequence[int], size: int) -> list[list[int]]:
-    """Some numbers from every member, by rank."""
+def gather_numbers(numbers: Sequence[int], size: int) -> list[list[int]]:
+    """The numbers of all members, by rank."""
     mine = torch.tensor(numbers, dtype=torch.int64)
-    all_of_them = [torch.zeros_like(mine) for _ in range(size)]
-    with watchful():
-        dist.all_gather(all_of_them, mine)
-    return [one.tolist() for one in all_of_them]
+    everyones = [torch.zeros_like(mine) for _ in range(size)]
+    with losing_peers():
+        dist.all_gather(everyones, mine)
+    return [one.tolist() for one in everyones]
 
 
-def tell_all(document: Any, rank: int) -> Any:
-    """A JSON document from the first member to all; what the others pass is ignored."""
+def broadcast_json(document: Any, rank: int) -> Any:
+    """The first member's JSON document, on all members; the others' are ignored."""
     raw = json.dumps(document if rank == 0 else None).encode()
     length = torch.tensor([len(raw)], dtype=torch.int64)
-    with watchful():
+    with losing_peers():
         dist.broadcast(length, src=0)
         data = (
             torch.frombuffer(bytearray(raw), dtype=torch.uint8)
@@ -344,33 +235,33 @@ def tell_all(document: Any, rank: int) -> Any:
     return json.loads(data.numpy().tobytes())
 
 
-def hear_all(document: Any, size: int) -> list[Any]:
-    """A JSON document from every member, by rank."""
+def gather_json(document: Any, size: int) -> list[Any]:
+    """The JSON documents of all members, by rank."""
     raw = json.dumps(document).encode()
-    lengths = [length for (length,) in survey([len(raw)], size)]
+    lengths = [length for (length,) in gather_numbers([len(raw)], size)]
     mine = torch.zeros(max(lengths), dtype=torch.uint8)
     mine[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
-    all_of_them = [torch.zeros_like(mine) for _ in range(size)]
-    with watchful():
-        dist.all_gather(all_of_them, mine)
-    return [json.loads(one[:length].numpy().tobytes()) for one, length in zip(all_of_them, lengths, strict=True)]
+    everyones = [torch.zeros_like(mine) for _ in range(size)]
+    with losing_peers():
+        dist.all_gather(everyones, mine)
+    return [json.loads(one[:length].numpy().tobytes()) for one, length in zip(everyones, lengths, strict=True)]
 
 
 def wait_for_all() -> None:
-    """A barrier, on the CPU whatever the gradients are on."""
-    with watchful():
+    """A barrier, on the CPU wherever the gradients are."""
+    with losing_peers():
         dist.all_reduce(torch.zeros(1))
 
 
-def share_tensors(tensors: Iterable[Tensor]) -> None:
-    """The first member's tensors become everybody's; those of a kind go together."""
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Have the first member's tensors on all members; those of one type are sent together."""
     kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
             kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor.detach())
     for some in kinds.values():
         flat = torch.cat([tensor.reshape(-1) for tensor in some])
-        with watchful():
+        with losing_peers():
             dist.broadcast(flat, src=0)
         begin = 0
         for tensor in some:
@@ -379,24 +270,29 @@ def share_tensors(tensors: Iterable[Tensor]) -> None:
 
 
 def this_host() -> int:
-    """A number that processes on the same running machine (and node, where they were told one) share."""
+    """A number that processes share if they run on the same machine, and on the same node where nodes have names."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         node = os.environ.get(NODE, "")
         return zlib.crc32(f"{boot}{os.readlink('/proc/self/ns/pid')}{node}".encode())
     except OSError:
-        return zlib.crc32(f"{socket.gethostname()}{os.getpid()}".encode())  # nobody's but one's own
+        return zlib.crc32(f"{socket.gethostname()}{os.getpid()}".encode())  # shared with no other process
 
 
 @contextlib.contextmanager
-def watchful() -> Any:
-    """A failed operation within means that somebody is gone."""
+def losing_peers() -> Iterator[None]:
+    """A collective operation that fails within means that a member is gone.
+
+    Raises:
+        PeersLost: one failed.
+    """
     try:
         yield
     except RuntimeError as problem:
-        raise PeersLost(_first_line(problem)) from None
+        raise PeersLost(first_line(problem)) from None
 
 
-def _first_line(problem: Exception) -> str:
+def first_line(problem: Exception) -> str:
+    """An error's message, in one short line."""
     lines = str(problem).strip().splitlines()
     return lines[0][:200] if lines else type(problem).__name__

@@ -8,14 +8,14 @@ import torch
 
 import geminid.train.run  # noqa: F401
 from geminid.supervise.handover import write_end
-from geminid.train.agent import mind_until_init
+from geminid.train.agent import end_without_supervisor_before_init
 
 torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)  # the first optimiser imports half of PyTorch
 
 
 def before_script() -> None:
     """Prepare a forked worker: it ends if its supervisor disappears, and computes with its own number of threads."""
-    mind_until_init()
+    end_without_supervisor_before_init()
     threads = os.environ.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         torch.set_num_threads(int(threads))

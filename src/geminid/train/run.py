@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
@@ -33,14 +34,15 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from geminid.clock import Clock
 from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.learning_rate import RULES
 from geminid.process.disk_full import keep_printing
 from geminid.supervise import channel, protocol
-from geminid.train.agent import Agent, Identity
+from geminid.train.agent import Agent, Identity, NoSupervisor
 from geminid.train.optim import check_helpers, check_model, fewest_samples, rule_for, warn_of_parameters_left_out
 from geminid.train.peers import abandon_group
-from geminid.train.session import Session
+from geminid.train.session import Session, make_session
 from geminid.train.settings import Settings, Unit
 from geminid.train.shutdown import STOPPED_EXIT_CODE
 from geminid.train.state_codec import check_saveable
@@ -86,8 +88,10 @@ def init(
     reports = environment.get(channel.REPORTS)
     options = _options(environment.get(channel.OPTIONS))
     every_s = min(checkpoint_every_s, float(options.get("checkpoint_interval_s", checkpoint_every_s)))
+    clock = Clock()
     return Run(
-        agent=Agent(identity, abandon_group) if identity is not None else None,
+        agent=Agent(identity, clock, abandon_group) if identity is not None else NoSupervisor(clock),
+        clock=clock,
         settings=Settings(seed=seed, checkpoint_every_s=every_s, keep_checkpoints=keep_checkpoints),
         checkpoints=os.fspath(folder) if folder else None,
         reports=Path(reports) if reports else None,
@@ -156,21 +160,21 @@ class Run:
     def __init__(
         self,
         *,
-        agent: Agent | None,
+        agent: NoSupervisor,
+        clock: Clock,
         settings: Settings,
         checkpoints: Path | str | None,
         reports: Path | None,
         options: dict[str, Any],
     ) -> None:
-        self._agent, self._settings, self._options = agent, settings, options
+        self._agent, self._clock, self._settings, self._options = agent, clock, settings, options
         self._checkpoints, self._reports = checkpoints, reports
         self._session: Session | None = None
         self._user_state: dict[str, Any] = {}
         self._metrics: dict[str, Any] = {}
-        self._terminated = False
         self._failed = self._left_early = self._looped = False
         self._loop_frame: FrameType | None = None
-        if agent is not None or checkpoints is not None:
+        if agent.supervised or checkpoints is not None:
             self._notice_failure()
             atexit.register(self._end)
             if threading.current_thread() is threading.main_thread():
@@ -222,16 +226,16 @@ class Run:
         if rule not in RULES:
             raise ValueError(f"scaling_rule is {rule!r}: it must be one of auto, {', '.join(RULES)}")
         limits = self._limits(loader, max_batch_size, min_per_slot_batch, max_per_slot_batch, fewest_samples(model))
-        self._settings.scaling_rule, self._settings.warmup_epochs = rule, warmup_epochs
-        self._session = Session(
+        self._session = make_session(
             model,
             optimizer,
             loader,
             limits=limits,
-            settings=self._settings,
+            settings=replace(self._settings, scaling_rule=rule, warmup_epochs=warmup_epochs),
             agent=self._agent,
             checkpoints=self._checkpoints,
             reports=self._reports,
+            clock=self._clock,
             scaler=scaler,
             lr_scheduler=lr_scheduler,
         )
@@ -290,19 +294,19 @@ class Run:
         _whole("the number of epochs", count, least=0)
         if by not in ("samples", "progress"):
             raise ValueError(f"by is {by!r}: it must be 'samples' or 'progress'")
-        self._looped, session.settings.unit = True, by
-        session.state.user, session.terminated = self._user_state, self._terminated
-        session.metrics.update(self._metrics)
-        self._metrics = session.metrics
-        session.begin(count)
-        while not session.work_is_done:
+        self._looped = True
+        session.worker.state.user = self._user_state
+        session.reporter.metrics.update(self._metrics)
+        self._metrics = session.reporter.metrics
+        session.begin(count, by)
+        while not session.progress.work_is_done:
             epoch = session.position.epoch
             try:
                 yield epoch
             except GeneratorExit:  # the loop was left early; whether by choice or by a failure will show
-                self._left_early, self._loop_frame = session.left(), _calling_frame(sys._getframe())
+                self._left_early, self._loop_frame = session.leave(), _calling_frame(sys._getframe())
                 raise
-            session.epoch_done(epoch)
+            session.end_epoch(epoch)
         session.finish()
 
     def report(self, **metrics: Any) -> None:
@@ -311,7 +315,7 @@ class Run:
         Cheap: only the newest values are kept, and looked at about once a second.
         """
         if self._session is not None:
-            self._session.alive()
+            self._session.worker.watch.show_life()
         self._metrics.update(
             {name: value.detach() if isinstance(value, torch.Tensor) else value for name, value in metrics.items()}
         )
@@ -326,7 +330,7 @@ class Run:
             raise TypeError(f"the state {name!r} is a {type(value).__name__}: it needs a state_dict, or must be a dict")
         if name in self._user_state:
             raise ValueError(f"the state {name!r} was given before")
-        if self._agent is not None or self._checkpoints is not None:
+        if self._agent.supervised or self._checkpoints is not None:
             check_saveable(value.state_dict() if hasattr(value, "state_dict") else value, f"run.state({name!r})")
         self._user_state[name] = value
         return value
@@ -350,17 +354,17 @@ class Run:
     @property
     def is_leader(self) -> bool:
         """Whether this is the first worker: the one to print, evaluate and save."""
-        return self._session is None or self._session.place.rank == 0
+        return self._session is None or self._session.group.rank == 0
 
     @property
     def rank(self) -> int:
         """This worker's number among the workers; it may change at a rescale."""
-        return self._session.place.rank if self._session is not None else 0
+        return self._session.group.rank if self._session is not None else 0
 
     @property
     def size(self) -> int:
         """How many workers there are; it may change at a rescale."""
-        return self._session.place.size if self._session is not None else 1
+        return self._session.group.size if self._session is not None else 1
 
     @property
     def device(self) -> torch.device:
@@ -389,27 +393,28 @@ class Run:
     @property
     def batch_plan(self) -> protocol.Plan:
         """The batch plan in use."""
-        return self._prepared().plan
+        return self._prepared().current.plan
 
     @property
     def learning_rate_factors(self) -> list[float]:
         """What the learning rate of each parameter group is multiplied by at the batch size in use."""
-        return self._prepared().learning_rate_factors
+        return list(self._prepared().current.choice.factors)
 
     @property
     def noise_scale(self) -> float | None:
         """The gradient noise scale in samples; None while unknown."""
-        session = self._prepared()
-        return session.noise.stats().noise_scale(session.limits.initial) if session.noise.known else None
+        worker = self._prepared().worker
+        noise = worker.state.meter.estimate
+        return noise.stats().noise_scale(worker.limits.initial) if noise.known else None
 
     @property
     def noise_interval(self) -> int:
         """The gradient noise is measured every so many steps."""
-        return self._prepared().noise_interval
+        return self._prepared().worker.state.meter.interval
 
     def measure_noise(self, wanted: bool) -> None:
         """Whether to measure the gradient noise; do the same on all workers."""
-        self._prepared().measure_noise(wanted)
+        self._prepared().worker.state.meter.enabled = wanted
 
     def _prepared(self) -> Session:
         if self._session is None:
@@ -418,10 +423,8 @@ class Run:
 
     def _on_sigterm(self, number: int, frame: Any) -> None:
         """Save and stop at the next boundary; at once if training has not begun."""
-        self._terminated = True
-        if self._session is not None and self._session.training:
-            self._session.terminated = True
-        else:
+        self._agent.orders.terminated = True
+        if self._session is None or not self._session.progress.training:
             raise SystemExit(STOPPED_EXIT_CODE)
 
     def _end(self) -> None:
@@ -429,10 +432,8 @@ class Run:
         failure = self._conclude() if self._session is not None and not self._failed else None
         if failure is not None:
             print(f"geminid: error: {failure}", file=sys.stderr, flush=True)
-            if self._agent is not None:
-                self._agent.send(protocol.Failed(reason=failure))
-        if self._agent is not None:
-            self._agent.close()
+            self._agent.send(protocol.Failed(reason=failure))
+        self._agent.close()
         if failure is not None:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -441,12 +442,12 @@ class Run:
     def _conclude(self) -> str | None:
         """What is left to do; why it failed, if so."""
         session = self._prepared()
-        problem = session.save_what_is_left()
+        problem = session.save_kept()
         if problem is not None:
             return f"the last state was not saved in {self._checkpoints}: {reason(problem)}"
         try:
             if self._left_early:
-                session.ended_early(cut_short=_was_raised_through(self._loop_frame))
+                session.end_early(cut_short=_was_raised_through(self._loop_frame))
         except RuntimeError as different:
             return str(different)
         return None
@@ -458,10 +459,9 @@ class Run:
         def hook(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
             self._failed = True
             lines = str(problem).strip().splitlines()
-            if self._agent is not None:
-                what = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
-                hold = isinstance(problem, AllDamaged)
-                self._agent.send(protocol.Failed(reason=lines[0] if hold else what, hold=hold))
+            what = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
+            hold = isinstance(problem, AllDamaged)
+            self._agent.send(protocol.Failed(reason=lines[0] if hold else what, hold=hold))
             usual(kind, problem, trace)
 
         sys.excepthook = hook

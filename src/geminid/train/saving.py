@@ -1,30 +1,29 @@
-"""When a worker saves: now and then in the background, at once when it has to stop, and when training is over.
+"""When a worker saves: at intervals in the background, at once when it has to stop, and when training is over.
 
-Training goes on when a checkpoint cannot be written, with a warning. The last one is insisted on: the script may go on
-after training, and when it has ended the state is saved once more if it is not safe yet.
+If a checkpoint cannot be written, training continues with a warning. The last one is required: it is tried again, and
+once more when the script has ended.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from geminid.supervise import protocol
 from geminid.train import rng
-from geminid.train.agent import Agent
 from geminid.train.checkpoint import Snapshot, Written, take_snapshot
 from geminid.train.state_codec import CannotSave, check_saveable
-from geminid.train.storage import Checkpoints, checkpoints_at, reason
-from geminid.train.trainstate import DoesNotFit, TrainingState
+from geminid.train.storage import Checkpoints, reason
+from geminid.train.trainstate import DoesNotFit
+from geminid.train.worker import Worker
 
-#: Taking a snapshot may stop training for at most this share of the time.
+#: Largest share of the training time that taking snapshots may stop training for.
 SNAPSHOT_BUDGET = 0.01
 
-#: The last checkpoint is tried again after so long, and once more.
-PAUSES_S = (0.5, 2.0)
+#: Delays before the last checkpoint is tried again.
+RETRY_DELAYS_S = (0.5, 2.0)
 
 
 class BackgroundWriter:
@@ -42,13 +41,13 @@ class BackgroundWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Write this one next; waits for the one before."""
+        """Write this snapshot, after the one before is written."""
         self.finish()
         self._thread = threading.Thread(target=self._write, args=(snapshot,), name="geminid checkpoint", daemon=True)
         self._thread.start()
 
     def finish(self) -> Exception | None:
-        """Wait until nothing is being written; why the last one could not be, if so."""
+        """Wait until nothing is being written; the problem with the last one, if it could not be written."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -64,54 +63,60 @@ class BackgroundWriter:
 
 
 class Saver:
-    """One worker's checkpoints. Which worker saves, and when there is a boundary, is for others to say."""
+    """One worker's checkpoints. Its callers decide which worker saves, and when training is between two steps."""
 
-    def __init__(
-        self, state: TrainingState, place: Path | str, *, every_s: float, keep: int, agent: Agent | None
-    ) -> None:
-        self._state, self._every_s, self._agent = state, every_s, agent
-        self._writer = BackgroundWriter(checkpoints_at(place, keep), self._on_written)
+    def __init__(self, worker: Worker, checkpoints: Checkpoints, *, every_s: float) -> None:
+        self._state, self._agent, self._clock = worker.state, worker.agent, worker.clock
+        self._every_s = every_s
+        self._writer = BackgroundWriter(checkpoints, self._on_written)
+        self._first_step_checked = False
         #: What is to be saved before the process ends.
         self._kept: Snapshot | Exception | None = None
-        self._saved_at_s, self._pause_s = time.monotonic(), 0.0
+        self._saved_at_s, self._pause_s = self._clock.monotonic_s(), 0.0
 
     def check(self) -> None:
-        """Find out whether the state can be saved.
+        """Check whether the state can be saved: better now than at the first checkpoint.
 
         Raises:
             CannotSave: it cannot.
         """
         check_saveable(self._state.collect())
 
-    def now_and_then(self) -> None:
-        """Begin to save if it is time to, or if the supervisor asks for it; written in the background."""
+    def check_after_first_step(self) -> None:
+        """Check once more after the first step, which creates the optimiser's state."""
+        if not self._first_step_checked:
+            self._first_step_checked = True
+            self.check()
+
+    def save_if_due(self) -> None:
+        """Begin to save in the background, if it is time to or the supervisor has ordered it."""
         if self._writer.busy:
             return
-        asked = self._agent is not None and self._agent.take_save()
+        ordered = self._agent.orders.take_save()
         interval_s = max(self._every_s, self._pause_s / SNAPSHOT_BUDGET)
-        if asked or time.monotonic() - self._saved_at_s >= interval_s:
+        if ordered or self._clock.monotonic_s() - self._saved_at_s >= interval_s:
             snapshot = self._snapshot()
             if isinstance(snapshot, Snapshot):
                 self._writer.begin(snapshot)
 
-    def at_once(self) -> Exception | None:
-        """Save, and wait until that is done; why it could not be, if so."""
+    def save_now(self) -> Exception | None:
+        """Save, and wait until that is done; the problem, if it failed."""
         return self._write(self._snapshot())
 
-    def at_last(self) -> None:
-        """Training is over: save. What cannot be saved now is kept until the script has ended."""
+    def save_last(self) -> None:
+        """Training is over: save. A state that cannot be saved now is kept until the script has ended."""
         snapshot = self._snapshot()
         problem = self._write(snapshot)
-        for pause_s in PAUSES_S:
+        for delay_s in RETRY_DELAYS_S:
             if problem is None or isinstance(problem, CannotSave):
                 break
-            time.sleep(pause_s)
+            self._clock.sleep(delay_s)
             problem = self._write(snapshot)
         if problem is not None:
             self._kept = snapshot
 
     def wait(self) -> Exception | None:
-        """Wait for what is being written; why it could not be, if so."""
+        """Wait for what is being written; the problem, if it failed."""
         return self._writer.finish()
 
     def keep(self) -> None:
@@ -119,7 +124,7 @@ class Saver:
         self._kept = self._snapshot()
 
     def save_kept(self) -> Exception | None:
-        """Save the state that was kept, if any was; why it could not be, if so."""
+        """Save the state that was kept, if there is one; the problem, if it failed."""
         kept, self._kept = self._kept, None
         return self._write(kept) if kept is not None else None
 
@@ -132,20 +137,21 @@ class Saver:
         self._writer.folder.claim()
 
     def restore(self) -> Path | str | None:
-        """Go on from the last intact checkpoint; where that was, if there is one.
+        """Continue from the last intact checkpoint; returns its location, if there is one.
 
         Raises:
-            CannotLoad: there are some, but they cannot be read, or all are damaged.
-            ValueError: it belongs to something else.
+            CannotLoad: there are checkpoints, but they cannot be read, or all are damaged.
+            DoesNotFit: it belongs to another model, optimiser or dataset.
         """
         loaded = self._writer.folder.load()
         if loaded is None:
             return None
         state, path = loaded
         try:
-            self._state.take(state)
+            self._state.restore(state)
         except DoesNotFit as problem:
-            raise DoesNotFit(f"{path} cannot be used: {problem}; move the checkpoints away to begin anew") from None
+            hint = "move the checkpoints away to start from scratch"
+            raise DoesNotFit(f"{path} cannot be used: {problem}; {hint}") from None
         rng.restore(state["rng"])
         return path
 
@@ -157,31 +163,30 @@ class Saver:
         return self._writer.finish()
 
     def _snapshot(self) -> Snapshot | CannotSave:
-        """A copy of the state; why there is none, if so."""
+        """A copy of the state, or the reason why there is none."""
         position = self._state.position
-        self._saved_at_s = time.monotonic()
+        self._saved_at_s = self._clock.monotonic_s()
         try:
-            snapshot = take_snapshot(self._state.collect(), step=position.step, samples=position.samples)
+            snapshot = take_snapshot(self._state.collect(), self._clock, step=position.step, samples=position.samples)
         except CannotSave as problem:
             warn_of(problem)
             return problem
-        self._pause_s, self._saved_at_s = snapshot.pause_s, time.monotonic()
+        self._pause_s, self._saved_at_s = snapshot.pause_s, self._clock.monotonic_s()
         return snapshot
 
     def _on_written(self, written: Written) -> None:
-        if self._agent is not None:
-            self._agent.send(
-                protocol.Checkpointed(
-                    step=written.snapshot.step,
-                    samples=written.snapshot.samples,
-                    path=str(written.path),
-                    size_bytes=written.size_bytes,
-                    seconds=written.seconds,
-                    pause_s=written.snapshot.pause_s,
-                )
+        self._agent.send(
+            protocol.Checkpointed(
+                step=written.snapshot.step,
+                samples=written.snapshot.samples,
+                path=str(written.path),
+                size_bytes=written.size_bytes,
+                seconds=written.seconds,
+                pause_s=written.snapshot.pause_s,
             )
+        )
 
 
 def warn_of(problem: Exception) -> None:
-    """Say that there will be no checkpoint this time."""
+    """Warn that no checkpoint was written."""
     print(f"geminid: warning: no checkpoint was written: {reason(problem)}", file=sys.stderr, flush=True)

@@ -9,7 +9,7 @@ from typing import Literal
 Unit = Literal["samples", "progress"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the user chose; see ``geminid.init`` and ``run.prepare``."""
 
@@ -18,4 +18,3 @@ class Settings:
     keep_checkpoints: int = 3
     scaling_rule: str = "auto"
     warmup_epochs: float = 0.0
-    unit: Unit = "samples"

@@ -24,7 +24,7 @@ class CannotSave(TypeError):
     """Some state cannot be saved; the sentence names it."""
 
 
-def take_apart(value: Any, path: str = "state") -> tuple[Any, dict[str, Tensor]]:
+def encode(value: Any, path: str = "state") -> tuple[Any, dict[str, Tensor]]:
     """A JSON document and the tensors that it refers to by name. The tensors are not copied."""
     tensors: dict[str, Tensor] = {}
     return _encode(value, path, tensors), tensors
@@ -36,7 +36,7 @@ def check_saveable(value: Any, path: str = "state") -> None:
     Raises:
         CannotSave: it could not, and the sentence says which part of it.
     """
-    check_tensors(take_apart(value, path)[1])
+    check_tensors(encode(value, path)[1])
 
 
 def check_tensors(tensors: Mapping[str, Tensor]) -> None:
@@ -61,15 +61,15 @@ def dtype_code(dtype: torch.dtype) -> str | None:
         return None
 
 
-def put_together(document: Any, tensors: Mapping[str, Tensor]) -> Any:
+def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The value that was taken apart."""
     if isinstance(document, list):
-        return [put_together(item, tensors) for item in document]
+        return [decode(item, tensors) for item in document]
     if not isinstance(document, dict):
         return document
     kind = document.get(MARK)
     if kind is None:
-        return {name: put_together(item, tensors) for name, item in document.items()}
+        return {name: decode(item, tensors) for name, item in document.items()}
     return _DECODERS[kind](document, tensors)
 
 
@@ -121,7 +121,7 @@ def _array(document: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def _dict(document: Any, tensors: Mapping[str, Tensor]) -> Any:
-    return {put_together(key, tensors): put_together(item, tensors) for key, item in document["items"]}
+    return {decode(key, tensors): decode(item, tensors) for key, item in document["items"]}
 
 
 _DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
@@ -129,6 +129,6 @@ _DECODERS: dict[str, Callable[[Any, Mapping[str, Tensor]], Any]] = {
     "tensor": lambda document, tensors: tensors[document["name"]],
     "array": _array,
     "bytes": lambda document, tensors: tensors[document["name"]].numpy().tobytes(),
-    "tuple": lambda document, tensors: tuple(put_together(item, tensors) for item in document["items"]),
+    "tuple": lambda document, tensors: tuple(decode(item, tensors) for item in document["items"]),
     "dict": _dict,
 }

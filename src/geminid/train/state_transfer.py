@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from geminid.train.peers import watchful
-from geminid.train.state_codec import put_together, take_apart
+from geminid.train.peers import losing_peers
+from geminid.train.state_codec import decode, encode
 
 #: The system does not read or write more than 2 GiB at a time.
 PIECE_BYTES = 1 << 30
@@ -29,7 +29,7 @@ def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False)
     On the same host the tensors go through shared memory, once for all receivers, if there is room for them and the
     receivers may read it.
     """
-    document, tensors = take_apart(state)
+    document, tensors = encode(state)
     staged = _by_main_memory()
     ordered = {name: (tensor.cpu() if staged else tensor).contiguous() for name, tensor in tensors.items()}
     header = {
@@ -44,7 +44,7 @@ def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False)
     header["shared"] = shared.path if shared is not None else None
     raw = torch.frombuffer(bytearray(json.dumps(header).encode()), dtype=torch.uint8)
     try:
-        with watchful():
+        with losing_peers():
             for receiver in receivers:
                 dist.send(torch.tensor([len(raw)]), receiver)
                 dist.send(raw, receiver)
@@ -74,7 +74,7 @@ def _send_all(tensors: Iterable[Tensor], receiver: int) -> None:
 def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
     """The state that a member hands over, and how many bytes it took."""
     length = torch.zeros(1, dtype=torch.int64)
-    with watchful():
+    with losing_peers():
         dist.recv(length, sender)
         raw = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(raw, sender)
@@ -97,7 +97,7 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
                 if tensor.numel():
                     dist.recv(_flat(tensor), sender)
     at_home = {name: tensor.to(homes[name]) for name, tensor in tensors.items()}
-    return put_together(header["document"], at_home), received
+    return decode(header["document"], at_home), received
 
 
 class _Shared:

@@ -1,8 +1,8 @@
-"""Where checkpoints are kept: several generations of them, in a folder or on storage that fsspec knows.
+"""Where checkpoints are kept: the newest few of them, in a folder or on storage that fsspec supports.
 
-Whoever loads gets the newest one that is intact. One that is damaged is passed over, with a warning, and the one before
-is tried. Where there are some, but none is intact, that is an error: training does not begin from the beginning unless
-somebody decides that it should. Storage that fails is asked again, and then an error as well.
+Loading uses the newest intact checkpoint. A damaged one is skipped with a warning, and the one before is tried. If
+there are checkpoints and none is intact, that is an error: only the user may decide to start from scratch. Storage that
+fails is asked again a few times, and then that is an error too.
 """
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import monotonic, sleep
 from typing import Any, Protocol, TypeVar
 
+from geminid.clock import Clock
 from geminid.train.checkpoint import BadCheckpoint, Snapshot, Written, read, write
 
-#: How many checkpoints are kept.
+#: How many checkpoints are kept by default.
 KEEP = 3
 
+#: The end of a checkpoint's file name.
 SUFFIX = ".safetensors"
 
-#: What is locked in a folder that is in use.
+#: The file that is locked while a process uses the folder.
 LOCK = ".lock"
 
-#: The locks that this process holds, and their open files: they end with it.
+#: The locks that this process holds, and their open files; they are released when it ends.
 _claimed: dict[Path, int] = {}
 
-#: Storage that fails is asked again after so long, and once more.
-PAUSES_S = (0.5, 2.0)
+#: Delays before storage that fails is asked again.
+RETRY_DELAYS_S = (0.5, 2.0)
 
-#: What asking again does not help against.
+#: Failures that do not go away by asking again.
 LASTING = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, ImportError, BadCheckpoint)
 
 T = TypeVar("T")
@@ -50,24 +51,24 @@ class AllDamaged(CannotLoad):
 
 
 class InUse(RuntimeError):
-    """Another process keeps its checkpoints there; one sentence says which."""
+    """Another process keeps its checkpoints in the same place; one sentence names it."""
 
 
 class Checkpoints(Protocol):
     """Where one job's checkpoints are kept."""
 
     def claim(self) -> None:
-        """Let nobody else use it while this process lives, where that is possible.
+        """Let no other process use it while this one lives, where the storage has locks.
 
         Raises:
-            InUse: somebody else does.
+            InUse: another process does.
         """
 
     def save(self, snapshot: Snapshot) -> Written:
-        """Write the next generation, then remove those that are too old."""
+        """Write the next checkpoint, then remove those that are too old."""
 
     def load(self) -> tuple[Any, Path | str] | None:
-        """The newest intact state and where it was; None if there is no checkpoint.
+        """The newest intact state and its location; None if there is no checkpoint.
 
         Raises:
             CannotLoad: the storage fails.
@@ -75,7 +76,7 @@ class Checkpoints(Protocol):
         """
 
 
-def checkpoints_at(place: Path | str, keep: int = KEEP) -> Checkpoints:
+def checkpoints_at(place: Path | str, clock: Clock, keep: int = KEEP) -> Checkpoints:
     """The checkpoints in a folder, or below an fsspec URL such as ``s3://bucket/jobs/17``.
 
     Raises:
@@ -84,20 +85,19 @@ def checkpoints_at(place: Path | str, keep: int = KEEP) -> Checkpoints:
     text = str(place)
     try:
         if isinstance(place, Path) or "://" not in text:
-            return CheckpointFolder(Path(text), keep)
+            return CheckpointFolder(Path(text), clock, keep)
         if text.startswith("file://"):
-            return CheckpointFolder(Path(text.removeprefix("file://")), keep)
-        return _insist(lambda: RemoteCheckpoints(text, keep))
+            return CheckpointFolder(Path(text.removeprefix("file://")), clock, keep)
+        return _retried(lambda: RemoteCheckpoints(text, clock, keep), clock)
     except Exception as problem:  # remote storage has errors of its own
         raise CannotLoad(f"checkpoints cannot be kept in {place}: {reason(problem)}") from problem
 
 
 class CheckpointFolder:
-    """The generations of one job's checkpoints; the newest has the largest number."""
+    """One job's checkpoints in a folder; the newest has the largest number."""
 
-    def __init__(self, folder: Path, keep: int = KEEP) -> None:
-        self.folder = folder
-        self.keep = keep
+    def __init__(self, folder: Path, clock: Clock, keep: int = KEEP) -> None:
+        self.folder, self._clock, self.keep = folder, clock, keep
         folder.mkdir(parents=True, exist_ok=True)
 
     def claim(self) -> None:
@@ -111,7 +111,7 @@ class CheckpointFolder:
             return
         try:
             file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-        except OSError:  # then nothing can be saved either, which is told when it is tried
+        except OSError:  # then nothing can be saved either, and saving reports it
             return
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,28 +124,28 @@ class CheckpointFolder:
                 f"another run keeps its checkpoints in {self.folder} (process {holder or 'unknown'}): wait for it, or "
                 "give this one a checkpoint_dir of its own"
             ) from None
-        with contextlib.suppress(OSError):  # on a full disk it stays unknown who holds the lock
+        with contextlib.suppress(OSError):  # on a full disk the holder of the lock stays unknown
             os.ftruncate(file, 0)
             os.write(file, f"{os.getpid()}\n".encode())
         _claimed[lock] = file
 
     def paths(self) -> list[Path]:
         """All checkpoints, the newest first."""
-        return [self.folder / name for name in _generations(os.listdir(self.folder))]
+        return [self.folder / name for name in _newest_first(os.listdir(self.folder))]
 
     def save(self, snapshot: Snapshot) -> Written:
-        """Write the next generation, then remove those that are too old."""
-        begin = monotonic()
+        """Write the next checkpoint, then remove those that are too old."""
+        begin_s = self._clock.monotonic_s()
         known = self.paths()
         path = self.folder / _name_after([path.name for path in known])
         size = write(snapshot, path)
         self._tidy(known[0] if known else None)
-        return Written(snapshot, path, size, monotonic() - begin)
+        return Written(snapshot, path, size, self._clock.monotonic_s() - begin_s)
 
     def _tidy(self, before: Path | None) -> None:
-        """Remove checkpoints and damaged files that are too old, and what was not written to its end.
+        """Remove checkpoints and damaged files that are too old, and unfinished ones.
 
-        There is one writer at a time: a file that nobody has touched since the last checkpoint but one is left over.
+        There is one writer at a time: an unfinished file older than the checkpoint ``before`` is left over.
         """
         damaged = sorted(self.folder.glob("checkpoint-*.damaged"), reverse=True)
         for old in (*self.paths()[self.keep :], *damaged[self.keep :]):
@@ -157,12 +157,13 @@ class CheckpointFolder:
                     shutil.rmtree(unfinished) if unfinished.is_dir() else unfinished.unlink(missing_ok=True)
 
     def load(self) -> tuple[Any, Path | str] | None:
-        """The newest intact state; None if there is no checkpoint. What is damaged is renamed, with a warning."""
+        """The newest intact state; None if there is no checkpoint. Damaged ones are renamed, with a warning."""
         found = _newest_intact(
             self.folder,
             lambda: [path.name for path in self.paths()],
             lambda name: read(self.folder / name),
             self._set_aside,
+            self._clock,
             damaged_before=len(list(self.folder.glob("checkpoint-*.damaged"))),
         )
         return (found[0], self.folder / found[1]) if found is not None else None
@@ -174,18 +175,18 @@ class CheckpointFolder:
 
 
 class RemoteCheckpoints:
-    """The generations of one job's checkpoints on storage that fsspec knows.
+    """One job's checkpoints on storage that fsspec supports.
 
-    A file is put there in one go. On object stores that is whole or not at all; elsewhere half a file may be left,
-    which its checksum betrays, and the generation before is used. Object stores know no folders: there is none before
-    there is something in it, and whoever may write below it may not be allowed to make it.
+    A file is uploaded in one operation. On object stores that is atomic; elsewhere half a file may be left, which its
+    checksum reveals, and the checkpoint before is used. Object stores have no folders: one exists only while there is
+    an object in it, and an account that may write objects may not be allowed to create folders.
     """
 
-    def __init__(self, url: str, keep: int = KEEP) -> None:
+    def __init__(self, url: str, clock: Clock, keep: int = KEEP) -> None:
         from fsspec.core import url_to_fs
 
         self._storage, self._root = url_to_fs(url)
-        self.url, self.keep = url.rstrip("/"), keep
+        self.url, self._clock, self.keep = url.rstrip("/"), clock, keep
 
     def names(self) -> list[str]:
         """All checkpoints, the newest first."""
@@ -194,11 +195,11 @@ class RemoteCheckpoints:
             listed = self._storage.ls(self._root, detail=False)
         except FileNotFoundError:
             return []
-        return _generations([path.rstrip("/").rpartition("/")[2] for path in listed])
+        return _newest_first([path.rstrip("/").rpartition("/")[2] for path in listed])
 
     def save(self, snapshot: Snapshot) -> Written:
-        """Write the next generation, then remove those that are too old."""
-        begin = monotonic()
+        """Write the next checkpoint, then remove those that are too old."""
+        begin_s = self._clock.monotonic_s()
         name = _name_after(self.names())
         with tempfile.TemporaryDirectory(prefix="geminid-") as folder:
             size = write(snapshot, Path(folder, name))
@@ -206,7 +207,7 @@ class RemoteCheckpoints:
         for old in self.names()[self.keep :]:
             with contextlib.suppress(FileNotFoundError):
                 self._storage.rm_file(f"{self._root}/{old}")
-        return Written(snapshot, f"{self.url}/{name}", size, monotonic() - begin)
+        return Written(snapshot, f"{self.url}/{name}", size, self._clock.monotonic_s() - begin_s)
 
     def _put(self, file: str, name: str) -> None:
         try:
@@ -219,8 +220,8 @@ class RemoteCheckpoints:
         """Remote storage has no locks."""
 
     def load(self) -> tuple[Any, Path | str] | None:
-        """The newest intact state; None if there is no checkpoint. What is damaged is passed over, with a warning."""
-        found = _newest_intact(self.url, self.names, self._read, lambda name: None)
+        """The newest intact state; None if there is no checkpoint. Damaged ones are skipped, with a warning."""
+        found = _newest_intact(self.url, self.names, self._read, lambda name: None, self._clock)
         return (found[0], f"{self.url}/{found[1]}") if found is not None else None
 
     def _read(self, name: str) -> Any:
@@ -230,12 +231,12 @@ class RemoteCheckpoints:
 
 
 def reason(problem: Exception) -> str:
-    """What an error says, in one line."""
+    """An error's message, in one line."""
     lines = str(getattr(problem, "strerror", None) or problem).strip().splitlines()
     return lines[0] if lines else type(problem).__name__
 
 
-def _generations(names: Sequence[str]) -> list[str]:
+def _newest_first(names: Sequence[str]) -> list[str]:
     """The checkpoints among these names, the newest first."""
     return sorted((name for name in names if name.startswith("checkpoint-") and name.endswith(SUFFIX)), reverse=True)
 
@@ -245,15 +246,15 @@ def _name_after(known: Sequence[str]) -> str:
     return f"checkpoint-{number:08d}{SUFFIX}"
 
 
-def _insist(action: Callable[[], T]) -> T:
-    """Ask storage that fails again, unless that does not help."""
-    for pause_s in PAUSES_S:
+def _retried(action: Callable[[], T], clock: Clock) -> T:
+    """Repeat an action on storage that fails, unless that does not help."""
+    for delay_s in RETRY_DELAYS_S:
         try:
             return action()
         except LASTING:
             raise
         except Exception:  # remote storage has errors of its own
-            sleep(pause_s)
+            clock.sleep(delay_s)
     return action()
 
 
@@ -262,23 +263,24 @@ def _newest_intact(
     names: Callable[[], list[str]],
     read_one: Callable[[str], Any],
     set_aside: Callable[[str], None],
+    clock: Clock,
     damaged_before: int = 0,
 ) -> tuple[Any, str] | None:
     """The newest intact state and its name; None if there is no checkpoint.
 
     Raises:
         CannotLoad: the storage fails.
-        AllDamaged: there are checkpoints, but no intact one. ``damaged_before`` of them were found to be so before.
+        AllDamaged: there are checkpoints, but no intact one. ``damaged_before`` of them were found damaged earlier.
     """
     damaged, failure = damaged_before, None
     try:
-        known = _insist(names)
+        known = _retried(names, clock)
     except Exception as problem:
         raise CannotLoad(f"the checkpoints in {place} cannot be listed: {reason(problem)}") from problem
     for name in known:
         try:
-            return _insist(lambda name=name: read_one(name)), name  # type: ignore[misc]
-        except FileNotFoundError:  # too old by now
+            return _retried(lambda name=name: read_one(name), clock), name  # type: ignore[misc]
+        except FileNotFoundError:  # it was removed meanwhile because it was too old
             continue
         except BadCheckpoint as problem:
             _warn(f"{place}/{name} is not used: {problem}")
@@ -290,13 +292,13 @@ def _newest_intact(
     if failure is not None:
         raise CannotLoad(
             f"there are checkpoints in {place}, but none can be read ({reason(failure)}): make them readable, or "
-            "remove them to begin anew"
+            "remove them to start from scratch"
         ) from failure
     if damaged:
         what = "the only checkpoint" if damaged == 1 else f"all {damaged} checkpoints"
         raise AllDamaged(
-            f"{what} in {place} {'is' if damaged == 1 else 'are'} damaged: put an intact one there to go on from it, "
-            "or move the damaged ones away to begin from the beginning"
+            f"{what} in {place} {'is' if damaged == 1 else 'are'} damaged: put an intact one there to continue from "
+            "it, or move the damaged ones away to start from scratch"
         )
     return None
 

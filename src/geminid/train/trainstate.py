@@ -1,4 +1,4 @@
-"""Everything that training goes on from: collected for checkpoints and newcomers, and taken over from them."""
+"""The state of training: collected for checkpoints and for workers that join, and restored from them."""
 
 from __future__ import annotations
 
@@ -16,59 +16,48 @@ from torch.optim import Optimizer
 from geminid.goodput.noise import NoiseEstimate
 from geminid.train import rng
 from geminid.train.norms import NoiseMeter
-from geminid.train.optim import ScheduleSteps
-from geminid.train.state_codec import CannotSave, check_saveable, put_together, take_apart
+from geminid.train.optim import Schedule
+from geminid.train.progress import Position, TrainingProgress
+from geminid.train.state_codec import CannotSave, check_saveable, decode, encode
 from geminid.train.tuner import Tuner
 
 
 class DoesNotFit(ValueError):
-    """A state that belongs to something else; one sentence says to what."""
-
-
-@dataclass(slots=True)
-class Position:
-    """How far training is: samples consumed of this epoch's order and of all epochs, steps, and useful samples.
-
-    ``batches`` is how many batches of the loader's own size the epochs before this one had: what schedules count.
-    """
-
-    epoch: int = 0
-    cursor: int = 0
-    step: int = 0
-    samples: int = 0
-    progress: float = 0.0
-    batches: int = 0
+    """A state that belongs to another model, optimiser or dataset; one sentence says what differs."""
 
 
 @dataclass(slots=True)
 class TrainingState:
-    """The objects whose state makes up that of training, and the position.
+    """The objects whose state makes up that of training.
 
-    ``present`` says whether the state is worth anything to others: not before it was restored or received.
-    ``further_steps`` is how often the optimiser has stepped again with the batch that was counted last (None: never
-    with any), and ``switched`` are the numbers of its parameters whose ``requires_grad`` changes within steps.
+    ``present`` says whether the state is of use to other workers: not before it was restored, received or initialised.
+    ``further_steps`` counts further steps of the optimiser with the batch that was counted last (None: never with any
+    batch), and ``switched`` are the numbers of its parameters whose ``requires_grad`` changes within steps.
     """
 
     model: nn.Module
     optimizer: Optimizer
     meter: NoiseMeter
     tuner: Tuner
-    dataset_samples: int | None
-    scaler: Any
-    lr_scheduler: Any
-    schedule_steps: ScheduleSteps | None
-    user: dict[str, Any]
-    position: Position
+    progress: TrainingProgress
+    scaler: Any = None
+    schedule: Schedule | None = None
+    user: dict[str, Any] = field(default_factory=dict)
     present: bool = False
     further_steps: int | None = None
     switched: set[int] = field(default_factory=set)
-    _told_of: set[str] = field(default_factory=set)
+    _warned_of: set[str] = field(default_factory=set)
+
+    @property
+    def position(self) -> Position:
+        """How far training is."""
+        return self.progress.position
 
     @property
     def age(self) -> int:
-        """How far this state is, to be compared with those of other workers; less than 0 if it is worth nothing.
+        """How advanced this state is, compared with those of other workers; less than 0 if there is none.
 
-        Where the script steps several times with one batch, that counts as well: a worker may be lost in between.
+        Where the script steps several times with one batch, these steps count: a worker may be lost in between.
         """
         if not self.present:
             return -1
@@ -81,11 +70,11 @@ class TrainingState:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "others": [parameter.detach() for parameter in self._others],
-            "trained": [parameter.requires_grad for parameter in self._parameters],
+            "trained": [parameter.requires_grad for parameter in self.parameters],
             "switched": sorted(self.switched),
             "further_steps": self.further_steps,
             "position": asdict(self.position),
-            "dataset_samples": self.dataset_samples,
+            "dataset_samples": self.progress.epoch_samples,
             "noise": {"estimate": asdict(self.meter.estimate), **self.meter.state()},
             "tuner": self.tuner.state(),
             "rng": rng.states(),
@@ -93,20 +82,21 @@ class TrainingState:
         }
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
-        if self.schedule_steps is not None:
-            state["schedule"] = {"taken": self.schedule_steps.taken, "state": self.lr_scheduler.state_dict()}
+        if self.schedule is not None:
+            state["schedule"] = {"taken": self.schedule.taken, "state": self.schedule.scheduler.state_dict()}
         return state
 
-    def take(self, state: dict[str, Any]) -> None:
-        """Go on from this state (the generators of random numbers excepted).
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from this state. The random-number generators are left as they are.
 
         Raises:
             DoesNotFit: it belongs to other data, or to another model or optimiser.
         """
-        if state["dataset_samples"] != self.dataset_samples:
+        samples = self.progress.epoch_samples
+        if state["dataset_samples"] != samples:
             raise DoesNotFit(
-                f"the state belongs to a dataset of {state['dataset_samples']} samples, this one has "
-                f"{self.dataset_samples}: bring the data back"
+                f"the state belongs to a dataset of {state['dataset_samples']} samples, this one has {samples}: bring "
+                "the data back"
             )
         try:
             self.model.load_state_dict(state["model"])
@@ -119,30 +109,30 @@ class TrainingState:
             self.optimizer.load_state_dict(state["optimizer"])
         except ValueError as problem:
             raise DoesNotFit(f"the optimizer has changed since: {problem}") from problem
-        for parameter, trained in zip(self._parameters, state.get("trained", ()), strict=False):
+        for parameter, trained in zip(self.parameters, state.get("trained", ()), strict=False):
             parameter.requires_grad_(trained)
         self.further_steps = state.get("further_steps")
         self.switched.clear()
         self.switched.update(state.get("switched", ()))
-        self.position = Position(**state["position"])
+        self.progress.position = Position(**state["position"])
         self.meter.estimate = NoiseEstimate(**state["noise"]["estimate"])
-        self.meter.take_state(state["noise"])
+        self.meter.restore(state["noise"])
         self.tuner.restore(state["tuner"])
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
-        if self.schedule_steps is not None and "schedule" in state:
-            self.schedule_steps.taken = state["schedule"]["taken"]
-            self.lr_scheduler.load_state_dict(state["schedule"]["state"])
+        if self.schedule is not None and "schedule" in state:
+            self.schedule.taken = state["schedule"]["taken"]
+            self.schedule.scheduler.load_state_dict(state["schedule"]["state"])
         for name, value in self.user.items():
             if name in state["user"]:
                 _restore(value, state["user"][name])
-            elif name not in self._told_of:
-                self._told_of.add(name)
-                _warn(f"run.state({name!r}) was not saved with the rest: it begins as the script made it")
+            elif name not in self._warned_of:
+                self._warned_of.add(name)
+                _warn(f"run.state({name!r}) is not in the saved state: it begins as the script created it")
         self.present = True
 
     def _difference(self, saved: dict[str, Any], problem: Exception) -> str:
-        """What another model's state has that this one's has not, or the other way round, or else."""
+        """The first difference between a saved model and this one."""
         own = self.model.state_dict()
         for name in (*own, *saved):
             if name not in saved:
@@ -154,17 +144,17 @@ class TrainingState:
         return str(problem).splitlines()[-1].strip()
 
     def weights_code(self) -> int:
-        """A number that differs, most likely, where a single bit of the weights does.
+        """A hash of all weights.
 
-        Buffers are left out: workers may have statistics of their own, and take over the leader's now and then.
+        Buffers are left out: workers have running statistics of their own between two synchronisations.
         """
         sums = [_sum_of_bits(parameter) for parameter in self._weights.values()]
         return zlib.crc32(torch.stack(sums).cpu().numpy().tobytes())
 
     def weights_beyond_rounding(self, other: dict[str, Any]) -> list[str]:
-        """The names of the weights which in another state are so different that it cannot be a matter of rounding.
+        """The names of the weights that differ from another state's by more than rounding explains.
 
-        Up to half of the digits may be: where machines round differently, errors add up over an epoch.
+        Up to half of the digits may differ: where machines round differently, errors add up over an epoch.
         """
         theirs = {**other["model"], **_numbered(other["others"])}
         names = []
@@ -178,27 +168,27 @@ class TrainingState:
         return names
 
     def plain_user_state(self) -> dict[str, Any]:
-        """What the script keeps, as JSON, as far as there are no tensors in it."""
-        apart = {name: take_apart(_state_of(value), name) for name, value in self._saveable()}
+        """The script's own state (``run.state``) as JSON; entries with tensors are left out."""
+        apart = {name: encode(_state_of(value), name) for name, value in self._saveable()}
         return {name: document for name, (document, tensors) in apart.items() if not tensors}
 
-    def take_user_state(self, documents: dict[str, Any]) -> None:
-        """Keep what the leader keeps."""
+    def restore_user_state(self, documents: dict[str, Any]) -> None:
+        """Have the leader's values in the script's own state."""
         for name, document in documents.items():
             if name in self.user:
-                _restore(self.user[name], put_together(document, {}))
+                _restore(self.user[name], decode(document, {}))
 
     def _saveable(self) -> Iterator[tuple[str, Any]]:
-        """What the script keeps, as far as it can be saved; it says so where that has changed since the beginning."""
+        """The entries of the script's own state that can be saved; a warning names those that no longer can."""
         for name, value in self.user.items():
             try:
                 check_saveable(_state_of(value), f"run.state({name!r})")
             except CannotSave as problem:
                 if not self.present:
                     raise
-                if name not in self._told_of:
-                    self._told_of.add(name)
-                    _warn(f"{problem}; it is left out of checkpoints, and newcomers do not get it")
+                if name not in self._warned_of:
+                    self._warned_of.add(name)
+                    _warn(f"{problem}; it is left out of checkpoints, and workers that join do not get it")
             else:
                 yield name, value
 
@@ -208,24 +198,25 @@ class TrainingState:
 
     @property
     def _others(self) -> list[nn.Parameter]:
-        """What is trained but not part of the model, such as the weights of a loss."""
+        """Trained parameters that are not part of the model, such as the weights of a loss."""
         known = {id(parameter) for parameter in self.model.parameters()}
-        return [parameter for parameter in self._parameters if id(parameter) not in known]
+        return [parameter for parameter in self.parameters if id(parameter) not in known]
 
     @property
-    def _parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
+        """All parameters of the optimiser."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 def _numbered(others: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Names for what has none: what the optimiser trains besides the model."""
+    """Names for the parameters that the optimiser trains besides the model."""
     return {
         f"a parameter of the optimizer's that is not the model's ({number})": one for number, one in enumerate(others)
     }
 
 
 def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """The bits of a tensor, read as integers of eight bytes and summed: exact in any order, and quick."""
+    """The bits of a tensor, read as 8-byte integers and summed: exact in any order, and fast."""
     flat = tensor.detach().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % 8:
         flat = flat.clone()
@@ -242,7 +233,7 @@ def _state_of(value: Any) -> Any:
 
 
 def _restore(target: Any, value: Any) -> None:
-    """Give an object of the user's back what was saved of it."""
+    """Restore an object of the script from what was saved of it."""
     if hasattr(target, "load_state_dict"):
         target.load_state_dict(value)
     elif isinstance(target, dict):

@@ -1,14 +1,12 @@
 """Choose a job's batch plan while it trains, from the step times and the gradient noise that it measures itself.
 
-The leader does this, now and then, in a thread of its own: fitting a model takes a few milliseconds, which training
+The leader does this every few seconds in a thread of its own: fitting a model takes a few milliseconds, which training
 should not wait for.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +15,7 @@ from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
 from geminid.supervise.protocol import Plan
+from geminid.train.group_view import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,30 +27,10 @@ class StepTimes:
     step_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a job's slots lie: how many there are, on how many nodes, and how many at most on one of them (0: all)."""
-
-    slots: int = 1
-    nodes: int = 1
-    busiest: int = 0
-
-    @classmethod
-    def of(cls, hosts: Sequence[int]) -> Layout:
-        """That of workers on these hosts."""
-        counts = Counter(hosts)
-        return cls(len(hosts), len(counts), max(counts.values()))
-
-    @property
-    def busiest_node_slots(self) -> int:
-        """Slots on the node that has most of them."""
-        return self.busiest or self.slots
-
-
-class StepClock:
+class StepTimer:
     """Collects the times of passes and steps until they are reported."""
 
-    #: The first steps after a change (another plan, another group) are slow for reasons of their own.
+    #: The first steps after a change (another plan, another group) are slower than usual, and not counted.
     WARM_UP_STEPS = 2
 
     def __init__(self) -> None:
@@ -63,7 +42,7 @@ class StepClock:
         self._step_s, self._computing_s, self._steps = 0.0, 0.0, 0
 
     def restart(self) -> None:
-        """Something changed: what was measured is reported no more, and the next steps are not measured."""
+        """The plan or the group has changed: begin to collect again, after a few steps."""
         self._skip = self.WARM_UP_STEPS
         self._clear()
 
@@ -74,7 +53,7 @@ class StepClock:
             self._accumulations += 1
 
     def add_step(self, seconds: float, sync_s: float) -> None:
-        """The last pass of a step took this long, with so much of it spent waiting for the others."""
+        """The last pass of a step took this long; it waited for other workers for ``sync_s`` of it."""
         if self._skip:
             self._skip -= 1
             if not self._skip:
@@ -84,13 +63,8 @@ class StepClock:
         self._computing_s += seconds - sync_s
         self._steps += 1
 
-    @property
-    def mean_step_s(self) -> float:
-        """How long the last pass of a step takes."""
-        return self._step_s / self._steps if self._steps else 0.0
-
     def take(self) -> StepTimes:
-        """What was collected, once. Where no pass only accumulated, what a step computes stands for one."""
+        """What was collected since the last call. Where no pass only accumulates, a step's computing time is used."""
         if not self._steps:
             return StepTimes()
         if self._accumulations:
@@ -103,7 +77,7 @@ class StepClock:
 
 
 class Tuner:
-    """Knows what a job measured, and the plan that would be best."""
+    """Keeps what a job has measured, and finds the best plan. ``pinned`` is a plan to use in any case."""
 
     def __init__(self, limits: BatchLimits, *, round_down: bool = False) -> None:
         self.limits = limits
@@ -120,7 +94,7 @@ class Tuner:
         return self.limits.largest > self.limits.initial
 
     def observe(self, layout: Layout, plan: Plan, times: StepTimes) -> None:
-        """Take in step times on slots that lie so."""
+        """Add step times on slots with this layout."""
         if times.accumulation_s is None or times.step_s is None:
             return
         self._profile = self._profile.record(
@@ -136,7 +110,7 @@ class Tuner:
         )
 
     def first_plan(self, layout: Layout, gradient: GradientStats) -> Plan:
-        """The plan to begin with on slots that lie so.
+        """The plan to begin with on slots with this layout.
 
         Raises:
             ValueError: the limits leave none.
@@ -168,7 +142,7 @@ class Tuner:
         )
 
     def consider(self, layout: Layout, current: Plan, gradient: GradientStats) -> None:
-        """Fit and look for a better plan, in the background; ``proposal`` has it later."""
+        """Fit and look for a better plan in the background; ``proposal`` returns it later."""
         if not self.adaptive or self.pinned is not None or (self._thread is not None and self._thread.is_alive()):
             return
         profile = self._profile
@@ -197,7 +171,7 @@ class Tuner:
             self._proposal = (layout, plan)
 
     def proposal(self, layout: Layout) -> Plan | None:
-        """A plan that is worth changing to, if one was found for slots that lie so; once."""
+        """A plan that is worth changing to, if one was found for this layout; it is returned once."""
         taken, self._proposal = self._proposal, None
         return taken[1] if taken is not None and taken[0] == layout else None
 
@@ -212,9 +186,9 @@ class Tuner:
         return Plan(smaller, plan.accumulation_steps)
 
     def state(self) -> dict[str, Any]:
-        """What to keep over a restart."""
+        """What to save."""
         return {"observations": [asdict(seen) for seen in self._profile.observations]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up what was kept."""
+        """Continue from what was saved."""
         self._profile = Profile.of(Observation(**seen) for seen in state["observations"])

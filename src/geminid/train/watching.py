@@ -1,9 +1,8 @@
-"""What a worker is doing, for its supervisor to see: phases, how long they usually take, and signs of life.
+"""What a worker is doing, for its supervisor: phases, how long they usually take, and signs of life.
 
-Most of a training step is known to the library: loading, the model's forward, backward, the optimiser's step. How long
-these take is known after a few passes, and what takes far longer hangs. In between, the script does what it likes:
-calls of the model show that it lives then, other things that it does with PyTorch, reading and writing files, and
-``run.report``.
+Most of a training step is known to the library: loading, the model's forward, backward, the optimiser's step. After a
+few passes it knows how long these take, and one that takes far longer hangs. The rest is the script's own code, of any
+duration: calls of the model, other use of PyTorch, file I/O and ``run.report`` show that it makes progress.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from types import CodeType, FrameType
 from typing import Any
 
@@ -20,26 +18,30 @@ import torch
 from torch import nn
 
 from geminid.supervise.protocol import Phase
-from geminid.train.agent import Agent
+from geminid.train.activity import Activity
+from geminid.train.group_view import GroupView
 
-#: What belongs to a pass and should take about as long as it did before; waiting for others does not.
-PARTS: tuple[Phase, ...] = ("loading", "forward", "computing", "stepping")
+#: The phases of a pass that take about the same time in every pass. Waiting for other workers does not.
+REGULAR_PHASES: tuple[Phase, ...] = ("loading", "forward", "computing", "stepping")
 
+#: The phases in which the script's own code runs, whose duration is not known.
+SCRIPT_PHASES: tuple[Phase, ...] = ("training", "between")
 
-#: Reading and writing so much between two heartbeats shows that somebody loads or saves something.
+#: Reading and writing this many bytes between two heartbeats is a sign of life.
 LIVELY_BYTES = 1 << 16
 
 
 class UsualTime:
-    """The longest that any part of a pass took, after the first few passes (which may allocate, or tune themselves)."""
+    """The longest that any part of a pass took, after the first few passes, which are slower than usual."""
 
+    #: How many passes are not counted.
     UNUSUAL_PASSES = 4
 
     def __init__(self) -> None:
         self._passes, self._longest_s = 0, 0.0
 
     def add(self, seconds: float) -> None:
-        """A part of a pass took so long."""
+        """A part of a pass took this long."""
         if self._passes >= self.UNUSUAL_PASSES:
             self._longest_s = max(self._longest_s, seconds)
 
@@ -48,7 +50,7 @@ class UsualTime:
         self._passes += 1
 
     def expect(self, growth: float) -> None:
-        """From now on a pass has so many times as many samples."""
+        """From now on a pass has ``growth`` times as many samples."""
         self._longest_s *= max(1.0, growth)
 
     @property
@@ -60,8 +62,8 @@ class UsualTime:
 class _Hook:
     """Calls a function whenever a module is called.
 
-    Copies of the module keep it (a moving average of a model lives as the model does), pickled ones do not, and what
-    compiles the module sees nothing of it.
+    Copies of the module keep it (calls of a model's moving average are signs of life too), pickled ones do not, and a
+    compiler does not see it.
     """
 
     def __init__(self, function: Callable[[nn.Module], None]) -> None:
@@ -83,17 +85,15 @@ def _idle_hook() -> _Hook:
 
 
 class Watch:
-    """Says what the training thread is doing. Without an agent there is nobody to tell.
+    """Records what the training thread is doing. Without an ``activity`` (no supervisor) it does nothing.
 
-    ``in_pass`` says whether a pass is under way, in which calls of the model are training's; ``leads`` whether this
-    worker may do more than others in the body of the loop.
+    ``in_pass`` says whether a pass is under way, in which calls of the model are part of training.
     """
 
-    def __init__(self, agent: Agent | None, *, in_pass: Callable[[], bool], leads: Callable[[], bool]) -> None:
-        self._agent, self._in_pass, self._leads = agent, in_pass, leads
+    def __init__(self, activity: Activity | None, group: GroupView) -> None:
+        self._activity, self._group = activity, group
+        self.in_pass = False
         self._usual = UsualTime()
-        self._phase: Phase = "waiting"
-        self._since_s = monotonic()
         self._calls: list[Phase | None] = []
         self._compiling_in: Phase | None = None
         self._thread = 0
@@ -102,10 +102,10 @@ class Watch:
 
     def begin(self, model: nn.Module) -> None:
         """Training begins, in this thread: watch the model, and the compiler if there is one."""
-        if self._agent is None:
+        if self._activity is None:
             return
         self._thread = threading.get_ident()
-        self._agent.before_beat = self._look
+        self._activity.before_heartbeat = self._look
         if not isinstance(model, torch.jit.ScriptModule):
             before = model.register_forward_pre_hook(_Hook(self._called))
             after = model.register_forward_hook(_Hook(self._returned), always_call=True)
@@ -113,59 +113,60 @@ class Watch:
         compiler = sys.modules.get("torch._dynamo.callback")
         if compiler is not None:
             handler = compiler.callback_handler
-            self._join_in(handler.start_callbacks, self._compiling)
-            self._join_in(handler.end_callbacks, self._compiled)
+            self._register(handler.start_callbacks, self._compiling)
+            self._register(handler.end_callbacks, self._compiled)
 
-    def _join_in(self, callbacks: list[Any], own: Any) -> None:
+    def _register(self, callbacks: list[Any], own: Any) -> None:
         callbacks.append(own)
         self._undo.append(lambda: callbacks.remove(own) if own in callbacks else None)
 
     def end(self) -> None:
         """Training is over: leave the model as it was."""
-        if self._agent is not None:
-            self._agent.before_beat = lambda: None
+        if self._activity is not None:
+            self._activity.before_heartbeat = lambda: None
         while self._undo:
             self._undo.pop()()
 
     def enter(self, phase: Phase) -> None:
-        """Do this from now on."""
-        if self._agent is None:
+        """Begin a phase."""
+        activity = self._activity
+        if activity is None:
             return
-        now = monotonic()
-        if self._phase in PARTS or (self._phase == "training" and not self._leads()):
-            self._usual.add(now - self._since_s)
-        self._phase, self._since_s = phase, now
-        self._agent.enter(phase)
+        before = activity.phase
+        taken_s = activity.enter(phase)
+        if before in REGULAR_PHASES or (before == "training" and not self._group.leads):
+            self._usual.add(taken_s)
 
-    def alive(self) -> None:
-        """Something shows that the script lives, where nobody knows how long it should take."""
-        if self._agent is not None and self._phase in ("training", "between"):
-            self._agent.enter(self._phase)
+    def show_life(self) -> None:
+        """Something shows that the script makes progress, in a phase whose duration is not known."""
+        if self._activity is not None and self._activity.phase in SCRIPT_PHASES:
+            self._activity.show_life()
 
     def end_pass(self) -> None:
         """A pass is over."""
         self._usual.end_pass()
         self._calls.clear()
-        self._tell()
+        self._update_usual()
 
     def expect(self, growth: float) -> None:
-        """From now on a pass has so many times as many samples."""
+        """From now on a pass has ``growth`` times as many samples."""
         self._usual.expect(growth)
-        self._tell()
+        self._update_usual()
 
-    def _tell(self) -> None:
-        if self._agent is not None:
-            self._agent.usual_s = self._usual.seconds
+    def _update_usual(self) -> None:
+        if self._activity is not None:
+            self._activity.usual_s = self._usual.seconds
 
     # ------------------------------------------------------------------------------------------- signs of life
 
     def _called(self, model: nn.Module) -> None:
-        """The model is called: to train, or for what only the script knows."""
-        if threading.get_ident() != self._thread:
+        """The model is called: to train, or for the script's own purposes."""
+        if threading.get_ident() != self._thread or self._activity is None:
             return
-        self.alive()
-        trains = model.training and torch.is_grad_enabled() and self._in_pass() and self._phase == "training"
-        self._calls.append(self._phase if trains else None)
+        self.show_life()
+        phase = self._activity.phase
+        trains = model.training and torch.is_grad_enabled() and self.in_pass and phase == "training"
+        self._calls.append(phase if trains else None)
         if trains:
             self.enter("forward")
 
@@ -175,27 +176,28 @@ class Watch:
         before = self._calls.pop() if self._calls else None
         if before is not None:
             self.enter(before)
-        self.alive()
+        self.show_life()
 
     def _look(self) -> None:
-        """Look what the training thread is at, from the agent's thread."""
-        moved, place = _bytes_moved(), _in_torch(sys._current_frames().get(self._thread))
-        if moved - self._moved_bytes > LIVELY_BYTES or (place and place != self._in_torch):
-            self.alive()
-        self._moved_bytes, self._in_torch = moved, place
+        """Look for signs of life of the training thread, from the agent's thread."""
+        moved, position = _bytes_moved(), _in_torch(sys._current_frames().get(self._thread))
+        if moved - self._moved_bytes > LIVELY_BYTES or (position and position != self._in_torch):
+            self.show_life()
+        self._moved_bytes, self._in_torch = moved, position
 
     def _compiling(self, arguments: Any) -> None:
-        self._compiling_in = self._phase
-        self.enter("compiling")
+        if self._activity is not None:
+            self._compiling_in = self._activity.phase
+            self.enter("compiling")
 
     def _compiled(self, arguments: Any) -> None:
         before, self._compiling_in = self._compiling_in, None
-        if before is not None and self._phase == "compiling":
+        if before is not None and self._activity is not None and self._activity.phase == "compiling":
             self.enter(before)
 
 
 def _bytes_moved() -> int:
-    """How much this process has read and written, where that is counted."""
+    """How much this process has read and written; 0 where the system does not count it."""
     try:
         fields = Path("/proc/self/io").read_text().split()
     except OSError:
@@ -204,7 +206,7 @@ def _bytes_moved() -> int:
 
 
 def _in_torch(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
-    """Where in PyTorch a thread is: whoever hangs there is always at the same place."""
+    """Where in PyTorch a thread is: a thread that hangs there stays in the same position."""
     found = []
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith("torch."):

@@ -113,7 +113,7 @@ rank = None
 
 def next_version():
     """The name of what the step under way makes: another one when it is tried again by another group."""
-    text = f"{model.version.item()} {run.step} {args.attempt} {run._session.place.generation}"
+    text = f"{model.version.item()} {run.step} {args.attempt} {run._session.group.generation}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
 
 
@@ -123,7 +123,7 @@ for epoch in run.epochs(args.epochs):
         passes += 1
         optimizer.zero_grad()
         version = next_version() if args.lineage else None
-        if args.lineage and not run._session._idle:  # in one write, before the step can have an effect
+        if args.lineage and not run._session.step.idle:  # in one write, before the step can have an effect
             line = " ".join(map(str, (version, model.version.item(), epoch, *index.tolist())))
             os.write(versions, f"{line}\n".encode())
         if args.hang == "before":
