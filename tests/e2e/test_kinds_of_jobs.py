@@ -124,8 +124,8 @@ def test_torchrun_has_a_slot_for_each_process_unless_told_otherwise(live, tmp_pa
         told = live.json("submit", *options, "--json", "--", *command)
         assert told["spec"]["slots"] == slots, words
         done = live.run("submit", *options, "--", *command)
-        assert ("as --nproc-per-node says" in done.stdout) is (slots == 2), done.stdout
-        assert ("so say how many with --slots" in done.stdout) is ("gpu" in str(words)), done.stdout
+        assert ("from --nproc-per-node" in done.stdout) is (slots == 2), done.stdout
+        assert ("so give the number with --slots" in done.stdout) is ("gpu" in str(words)), done.stdout
         given = live.json("submit", *options, "--slots", 1, "--json", "--", *command)
         assert given["spec"]["slots"] == 1
 

@@ -269,7 +269,7 @@ def test_all_that_a_plain_job_file_can_say_has_a_flag(live, tmp_path):
     bad = live.run("submit", "--dry-run", "--deadline", "soon", "--", "true")
     assert (bad.returncode, "deadline is 'soon'" in bad.stderr) == (2, True)
     sent = " ".join(live.run("submit", "--", "true").stdout.split())
-    again = "if it fails, it is started again from its beginning, up to 3 times (--retries 0 turns that off)"
+    again = "if it fails, it is started again from the beginning, up to 3 times (--retries 0 turns that off)"
     assert again in sent
     assert "started again" not in live.run("submit", "--retries", 0, "--", "true").stdout
 
@@ -313,7 +313,7 @@ def test_pausing_resuming_cordoning_and_ignoring_sigterm(live):
     told = live.json("explain", job)
     assert "held by 1 other job" in told["explanation"] or "in service" in told["explanation"]
     assert any("1 of 2 slots are not in service" in number for number in told["numbers"])
-    assert "is being cancelled: its processes are told to end" in live.run("cancel", deaf).stdout
+    assert "is being cancelled: its processes are ending" in live.run("cancel", deaf).stdout
     assert live.client.get(f"jobs/{deaf}/explain")["explanation"].startswith("it is being cancelled")
     told = live.client.get(f"jobs/{job}/explain")  # not by a command: its processes are there for as long as the grace
     assert any(f"still hold 1 more: {deaf}" in number for number in told["numbers"])

@@ -149,5 +149,5 @@ def test_times_to_come_that_are_old_or_missing_are_told_as_such():
     assert interval(waiting(None, "unknown"), "finish_at_s") == "unknown"
     assert about_times([waiting({**eta, "age_s": 1.0}), waiting(None, "unknown")]) == []
     told = about_times([waiting(eta), waiting(None, "being computed")])
-    assert told[0] == "starts and ends are as foretold 9.0s ago"
+    assert told[0] == "starts and ends are from a forecast of 9.0s ago"
     assert told[1].startswith("… is being computed")

@@ -43,7 +43,8 @@ class Place:
 def _places() -> Iterator[tuple[str, Place]]:
     for panel, module, names in (
         ("The service", "service", "up down status"),
-        ("Jobs", "jobs", "submit queue show logs explain wait cancel pause resume"),
+        ("Jobs", "submit", "submit"),
+        ("Jobs", "jobs", "queue show logs explain wait cancel pause resume"),
     ):
         yield from ((name, Place(module, name, panel)) for name in names.split())
     yield "set", Place("jobs", "set_job", "Jobs")
@@ -53,7 +54,8 @@ def _places() -> Iterator[tuple[str, Place]]:
     for name in ["backup", "restore", "recover"]:
         yield name, Place("keeping", name, "For operators")
     yield "demo", Place("demo", "demo")
-    yield from ((name, Place("simulate", name)) for name in ("simulate", "policies", "workloads"))
+    yield "simulate", Place("simulate", "simulate")
+    yield from ((name, Place("catalogue", name)) for name in ("policies", "workloads"))
     yield "validate", Place("validate", "validate")
     yield "profile", Place("profile", "profile")
     yield "bench", Place("benches", "app")
