@@ -12,7 +12,7 @@ import pytest
 from live import Live
 
 from geminid.process.disk_full import meeting_folder
-from geminid.process.logfiles import LARGEST_LOG_BYTES
+from geminid.process.logfiles import MAX_LOG_BYTES
 from waiting import until
 
 SECRET = "hunter2-of-the-operator"
@@ -182,7 +182,7 @@ def test_a_job_that_ends_while_the_service_is_away_has_all_of_its_samples(live):
 
 def test_the_log_of_a_job_that_is_over_keeps_to_its_size(live):
     """It printed all of it within its last second, when nobody looked any more."""
-    job_id = live.submit("sh", "-c", f"head -c {4 * LARGEST_LOG_BYTES} /dev/zero", kind="plain")
+    job_id = live.submit("sh", "-c", f"head -c {4 * MAX_LOG_BYTES} /dev/zero", kind="plain")
     assert live.over(job_id)["phase"] == "succeeded"
     logs = list((live.home / "jobs" / job_id / "logs").iterdir())
-    assert 0 < sum(512 * path.stat().st_blocks for path in logs) <= 2 * LARGEST_LOG_BYTES
+    assert 0 < sum(512 * path.stat().st_blocks for path in logs) <= 2 * MAX_LOG_BYTES

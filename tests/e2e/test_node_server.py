@@ -275,7 +275,7 @@ def test_a_service_that_takes_nothing_is_obeyed_all_the_same(server, tmp_path):
 
 
 def test_a_log_goes_on_where_files_can_only_be_emptied(tmp_path, monkeypatch):
-    monkeypatch.setattr(nodelog, "give_back", lambda descriptor, length: False)
+    monkeypatch.setattr(nodelog, "free_beginning", lambda descriptor, length: False)
     log = NodeLog(tmp_path / "w1.log", sent=0)
     with log.path.open("ab") as file:
         file.write(b"x" * (KEPT_BYTES + STEP_BYTES))

@@ -13,7 +13,7 @@ from geminid.process.logfiles import LogReader, rotate
 
 @pytest.fixture(autouse=True)
 def _always_look(monkeypatch):
-    monkeypatch.setattr(logfiles, "LOOK_EVERY_S", -1.0)
+    monkeypatch.setattr(logfiles, "CACHE_S", -1.0)
 
 
 def everything(reader: LogReader) -> bytes:
@@ -94,7 +94,7 @@ def test_small_logs_stay(tmp_path, size):
 
 
 def test_of_a_burst_only_the_end_is_kept_and_followers_go_on_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(logfiles, "LARGEST_LOG_BYTES", 1 << 16)
+    monkeypatch.setattr(logfiles, "MAX_LOG_BYTES", 1 << 16)
     log = tmp_path / "out.log"
     reader = LogReader(tmp_path)
     with log.open("ab", buffering=0) as writer:

@@ -39,7 +39,7 @@ from geminid.serve.service import TICK_S
 from geminid.serve.state import ServiceState
 from geminid.serve.store import Store
 from geminid.sim.run import load_policy
-from geminid.supervise.spec import REPORT_S
+from geminid.supervise.protocol import REPORT_S
 
 #: Kinds of jobs with different speeds.
 KINDS = 50

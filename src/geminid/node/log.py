@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from geminid.process.logfiles import give_back
+from geminid.process.logfiles import free_beginning
 
 #: So much of the end of a log is kept; the rest is given back in steps of at least so much.
 KEPT_BYTES, STEP_BYTES = 16 << 20, 4 << 20
@@ -54,7 +54,7 @@ class NodeLog:
             return
         try:
             with self.path.open("rb+") as file:
-                if give_back(file.fileno(), first - self._file_from):
+                if free_beginning(file.fileno(), first - self._file_from):
                     self._kept_from = first
                 else:  # its writer appends, so it goes on at the beginning
                     os.truncate(file.fileno(), 0)

@@ -1,7 +1,7 @@
 """Everything that a process has started, found by a mark in its environment.
 
-A process group has most of it; but some commands start theirs in sessions of their own (``torchrun`` does), and when a
-shell is killed, what it started lives on. Processes hand their environment down, so a mark in it stays.
+A process group contains most of it. But some commands start processes in sessions of their own (``torchrun`` does), and
+what a shell started survives when the shell is killed. Processes inherit the environment, and the mark with it.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 
 from geminid.process.shim import signal_all
 
-#: In the environment of a process and of all that it starts: whose they are.
+#: The variable with the mark, in the environment of a process and of everything that it starts.
 MARK = "GEMINID_PROCESS"
 
 
 def signal_marked(number: signal.Signals, mine: Callable[[str], bool]) -> int:
-    """Send a signal to all processes of this user with such marks, except this one; how many there were."""
+    """Send a signal to all processes of this user whose marks are ``mine``, except this one; how many there were."""
     return signal_all(lambda: _marked(mine), number)
 
 
 def _marked(mine: Callable[[str], bool]) -> Iterator[int]:
-    """The processes with such marks. Read by hand: psutil takes several times as long, and they fork meanwhile."""
+    """The processes with these marks. psutil takes several times as long, and processes fork in the meantime."""
     begins = f"{MARK}=".encode()
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():

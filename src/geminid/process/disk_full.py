@@ -1,7 +1,7 @@
-"""Training on while the disk is full: what a job writes besides its checkpoints can wait, or is done without.
+"""Training while the disk is full: everything that a job writes, except its checkpoints, can wait or is dropped.
 
-Where members of a job on one machine meet is kept in memory (:func:`meeting_folder`), a log that cannot be made is done
-without (:func:`open_log`), and what a script prints is dropped while there is no room for it (:func:`keep_printing`).
+The folder where members of a job on one machine meet is in memory (:func:`meeting_folder`), a log that cannot be made
+is replaced by the null device (:func:`open_log`), and output that does not fit is dropped (:func:`keep_printing`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: What the system says when a disk, or somebody's share of it, is full.
+#: Errors of a disk, or of a user's share of it, that is full.
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-#: What keeps a process from being started that is the machine's doing, and not the job's.
+#: Errors that keep a process from starting because the machine, not the job, lacks something.
 SHORTAGES = FULL | {errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM}
 
 #: A file system in memory, where there is one.
 MEMORY = Path("/dev/shm")
 
-#: With less than this left, a disk is full for all that jobs may want.
-LEAST_ROOM_BYTES = 1 << 16
+#: A disk with less free space than this, in bytes, counts as full.
+MIN_FREE_BYTES = 1 << 16
 
 
 def no_room(problem: BaseException) -> bool:
@@ -38,18 +38,18 @@ def is_full(folder: Path) -> bool:
         system = os.statvfs(folder)
     except OSError:
         return False
-    return system.f_bavail * system.f_frsize < LEAST_ROOM_BYTES
+    return system.f_bavail * system.f_frsize < MIN_FREE_BYTES
 
 
-def tells_of_full_disk(words: str) -> bool:
+def mentions_full_disk(text: str) -> bool:
     """Whether an error message is that of a full disk."""
-    return any(os.strerror(code) in words for code in FULL)
+    return any(os.strerror(code) in text for code in FULL)
 
 
 def meeting_folder(job: Path, token: str) -> Path:
-    """Where the workers of a job on this machine meet: in memory, so that a full disk keeps nobody from coming.
+    """The folder where the workers of a job on this machine meet: in memory, so that they can while the disk is full.
 
-    Where there is no such file system, in the job's own folder. It is the same for whoever knows the token.
+    On a machine without such a file system it is in the job's own folder. The token determines its name.
     """
     name = hashlib.sha256(f"meeting {token}".encode()).hexdigest()[:24]
     for folder in (MEMORY / f"geminid-{name}", job / "rendezvous"):
@@ -64,7 +64,7 @@ def meeting_folder(job: Path, token: str) -> Path:
 
 
 def open_log(path: Path) -> int:
-    """A descriptor to append to a log with; to nowhere, if there is no room even to make it."""
+    """A descriptor that appends to a log, or to the null device if the disk has no space for a new file."""
     try:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as problem:
@@ -73,8 +73,8 @@ def open_log(path: Path) -> int:
         return os.open(os.devnull, os.O_WRONLY)
 
 
-class _Spared(io.FileIO):
-    """A log that takes what it has room for: the rest is lost, and whoever printed it goes on."""
+class _LossyFile(io.FileIO):
+    """A log that drops what does not fit on the disk, without an error."""
 
     def write(self, data: Any, /) -> int:
         try:
@@ -86,16 +86,16 @@ class _Spared(io.FileIO):
 
 
 def keep_printing() -> None:
-    """From here on what this process prints goes to its log line by line, and a full disk does not end the process."""
+    """From now on, output of this process goes to its log line by line, and a full disk does not end the process."""
     for name, descriptor in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         try:
-            raw = getattr(stream.buffer, "raw", stream.buffer)  # there is one only where output is buffered
-            if stream.fileno() != descriptor or isinstance(raw, _Spared):
+            raw = getattr(stream.buffer, "raw", stream.buffer)  # unbuffered output has no raw stream
+            if stream.fileno() != descriptor or isinstance(raw, _LossyFile):
                 continue
             stream.flush()
-        except (AttributeError, OSError, ValueError):  # it is no file, but what a test or a script has made of it
+        except (AttributeError, OSError, ValueError):  # a test or a script has replaced it by something else
             continue
-        spared = io.BufferedWriter(_Spared(descriptor, "w", closefd=False))
-        kept = io.TextIOWrapper(spared, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
-        setattr(sys, name, kept)
+        lossy = io.BufferedWriter(_LossyFile(descriptor, "w", closefd=False))
+        text = io.TextIOWrapper(lossy, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+        setattr(sys, name, text)

@@ -1,7 +1,7 @@
-"""What processes find in their environment when nobody has said anything: nothing of whoever started this one.
+"""The environment that processes of jobs start from: nothing of this process's own.
 
-The environment of a service has its operator's secrets, and no job is to see them. So processes of jobs do not inherit:
-who they run as comes from the account database, and everything else from whoever submitted the job.
+The environment of a service contains its operator's secrets, which no job may see. So processes of jobs do not inherit
+it: their account comes from the account database, and everything else from the user who submitted the job.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import pwd
 import sys
 from pathlib import Path
 
-#: Where programs are, besides those of this interpreter.
+#: Where the system has programs.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def clean_environment() -> dict[str, str]:
-    """Who a process runs as, and where programs are: what every process has."""
+    """The variables that every process has: its account, and where programs are."""
     return {**_account(), "PATH": default_path()}
 
 
 def default_path() -> str:
-    """Where programs are looked for: first where this interpreter is, then where the system has them."""
+    """Where programs are searched for: first next to this interpreter, then where the system has them."""
     return os.pathsep.join([str(Path(sys.executable).parent), SYSTEM_PATH])
 
 

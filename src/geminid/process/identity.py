@@ -1,9 +1,9 @@
-"""Naming processes for good, and asking how they are.
+"""Identifying processes uniquely, and finding out their state.
 
-Process ids are used again, so a process is named by its id together with the time when it started, in clock ticks since
-boot. That is what homes, supervisors' records and the names of control groups hold. psutil does not give it: its
+The system uses process ids again, so a process is identified by its id together with the time when it started, in clock
+ticks since boot. Homes, supervisors' records and the names of control groups contain that. psutil does not give it: its
 ``create_time`` is a time of day, which changes when the clock is set. The kernel's record of a process is read in
-``shim.py``, which runs without any package, and the state of a process is in the same record.
+``shim.py``, which runs without any package; the state of a process is in the same record.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from geminid.process.shim import started_at, stat_of
 
 
 def identity_of(pid: int) -> dict[str, Any]:
-    """What names a process for good, as JSON; ``started_at`` is None if there is no such process."""
+    """What identifies a process uniquely, as JSON; ``started_at`` is None if there is no such process."""
     return {"pid": pid, "started_at": started_at(pid)}
 
 
 def still_runs(identity: Mapping[str, Any]) -> bool:
-    """Whether a process of this machine with this identity is there; of one below a shim, whether the shim is."""
+    """Whether a process of this machine with this identity runs; of a process below a shim, whether the shim does."""
     found = identity.get("shim") or identity
     return found["started_at"] is not None and started_at(found["pid"]) == found["started_at"]
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process has not ended: one whose parent has not asked for its exit code has, though it is listed."""
+    """Whether a process runs. One that has ended but whose exit code was not read yet (a zombie) does not."""
     return _state(pid) not in ("", "Z")
 
 
@@ -36,7 +36,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def _state(pid: int) -> str:
-    """The letter by which the kernel names the state of a process; nothing if there is no such process."""
+    """The kernel's letter for the state of a process; empty if there is no such process."""
     try:
         return stat_of(pid)[0]
     except (OSError, IndexError):

@@ -1,8 +1,8 @@
-"""Starting worker processes, and watching processes that may not be our own children.
+"""Starting worker processes, and watching processes that may not be children of this one.
 
-Commands run without a shell, each in a session of its own, below a shim (``shim.py``) that ends with the process, after
-all that it started. What is watched is the shim, through a file descriptor (pidfd) that becomes readable when it ends:
-by then nothing of the process is left. Signals go to the process itself.
+Commands run without a shell, each in a session of its own, below a shim (``shim.py``) that ends after the process and
+everything that it started. The shim is watched through a file descriptor (pidfd) that becomes readable when it ends: by
+then nothing of the process is left. Signals go to the process itself.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from geminid.process import shim
 from geminid.process.disk_full import open_log
 from geminid.process.identity import identity_of, still_runs
 
-#: The most memory that a process may use, in bytes, where its environment says so.
-MEMORY = "GEMINID_MEMORY_BYTES"
+#: The variable that limits the memory of a process, in bytes.
+MEMORY = shim.MEMORY
 
-#: How the shim of a process is started; it runs without what is installed for the interpreter.
+#: The command of a shim; it runs without the packages that are installed for the interpreter.
 SHIM = (sys.executable, "-I", "-S", shim.__file__)
 
 #: The code of a process that was ended because its slot was taken away; no process has it as its exit code.
@@ -41,8 +41,8 @@ UNKNOWN_CODE = 255
 class Launch:
     """What to run: a command (never a shell line), its whole environment, its folder, and where its output goes.
 
-    ``slot`` says where, to launchers that serve several machines; ``name`` whose process it is. How it ended is written
-    to ``exit_file``, if there is one, for whoever takes over.
+    ``slot`` is where it runs, for launchers that serve several machines; ``name`` is shown in lists of processes. Its
+    exit code is written to ``exit_file``, if there is one, for the next supervisor.
     """
 
     command: tuple[str, ...]
@@ -63,17 +63,17 @@ class WorkerProcess(Protocol):
 
     @property
     def identity(self) -> Mapping[str, Any]:
-        """What names it for good, as JSON: whoever comes after us finds it by that (``Launcher.adopt``)."""
+        """What identifies it uniquely, as JSON: the next supervisor finds it by that (``Launcher.adopt``)."""
 
     def begin(self) -> None:
-        """Let it run: who it is has been written down. Where it can be held until then, it ends if nobody does."""
+        """Let it run its command, now that it is recorded. A process that waits for this ends if its launcher dies."""
 
     def fileno(self) -> int:
         """Readable when the process has ended."""
 
     @property
     def reason(self) -> str:
-        """Why it ended, or did not begin, if its launcher knows more than its exit code; otherwise nothing."""
+        """Why it ended, or did not begin, if its launcher knows more than the exit code; otherwise empty."""
 
     def exit_code(self) -> int | None:
         """The exit code once it has ended (negative: the signal that ended it); None while it runs."""
@@ -82,24 +82,24 @@ class WorkerProcess(Protocol):
         """Send a signal to the process and everything in its session's process group."""
 
     def close(self) -> None:
-        """Give back what watching takes."""
+        """Close the descriptor; the process stays as it is."""
 
 
 class Launcher(Protocol):
     """Something that starts processes."""
 
     def start(self, launch: Launch) -> WorkerProcess:
-        """Start a process, which is then told to ``begin``."""
+        """Start a process, which runs its command after :meth:`WorkerProcess.begin`."""
 
     def adopt(self, identity: Mapping[str, Any]) -> WorkerProcess | None:
         """Watch a process that an earlier launcher started; None if it is gone."""
 
     def close(self) -> None:
-        """No more will be started."""
+        """Release what starting processes needs; no more will be started."""
 
 
 class _Watched:
-    """A process, and the shim that it is below, which is watched with a pidfd; one without a shim is watched itself."""
+    """A process that is watched through the pidfd of its shim, or through its own if it has no shim."""
 
     UNKNOWN_CODE = UNKNOWN_CODE
 
@@ -134,12 +134,12 @@ class _Watched:
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its process group, or to itself if it has none of its own yet.
 
-        Where the process is not asked (it is ended, stopped, or goes on), so is everything that it started.
+        SIGKILL, SIGSTOP and SIGCONT also reach everything that it started in other process groups.
         """
-        if self._closed:  # its process id may be another's by now
+        if self._closed:  # its process id may belong to another process by now
             return
         if self._shim_pid is not None and not self.ended():
-            if number is signal.SIGKILL:  # and all that it started: that is its shim's to do
+            if number is signal.SIGKILL:  # its shim kills everything that it started
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     for to_shim in (signal.SIGCONT, shim.END_ALL):
                         signal.pidfd_send_signal(self._pidfd, to_shim)
@@ -149,7 +149,7 @@ class _Watched:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             try:
                 leads = os.getpgid(self.pid) == self.pid
-            except ProcessLookupError:  # its parent has asked for its exit code: others of its group may still live
+            except ProcessLookupError:  # its parent has read its exit code: others of its group may still live
                 leads = True
             if leads:
                 os.killpg(self.pid, number)
@@ -164,11 +164,11 @@ class _Watched:
 
 
 class AdoptedProcess(_Watched):
-    """A process that somebody else started; its exit code is what its shim wrote down."""
+    """A process that another process started; its exit code is what its shim has recorded."""
 
 
 class ChildProcess(_Watched):
-    """A process that we started."""
+    """A process that this one started."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class ChildProcess(_Watched):
 
 
 def spawn(command: Sequence[str], launch: Launch, pass_fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
-    """Start a command where a launch says, its output appended to the log."""
+    """Start a command in the folder of a launch, with its output appended to the log."""
     with open(open_log(launch.log), "ab") as log:
         return subprocess.Popen(
             list(command),
@@ -200,7 +200,7 @@ def spawn(command: Sequence[str], launch: Launch, pass_fds: Sequence[int] = ()) 
 
 
 def watched(child: subprocess.Popen[bytes], pid: int | None = None, exit_file: Path | None = None) -> ChildProcess:
-    """Watch a process that was just started; it is ended if nobody can."""
+    """Watch a process that was just started; if that is impossible, it is ended."""
     try:
         return ChildProcess(child, pid, exit_file)
     except OSError:  # no descriptors are left
@@ -211,27 +211,27 @@ def watched(child: subprocess.Popen[bytes], pid: int | None = None, exit_file: P
 
 
 class PlainLauncher:
-    """Starts every process afresh."""
+    """Starts every command as a new process."""
 
     def start(self, launch: Launch) -> WorkerProcess:
         """Start a process whose output is appended to its log."""
-        read, report = os.pipe()
+        read_end, write_end = os.pipe()
         try:
-            command = [*SHIM, "--worker", str(launch.exit_file or ""), str(report), *launch.command]
-            child = spawn(command, launch, [report])
+            command = [*SHIM, "--worker", str(launch.exit_file or ""), str(write_end), *launch.command]
+            child = spawn(command, launch, [write_end])
         except BaseException:
-            os.close(read)
+            os.close(read_end)
             raise
         finally:
-            os.close(report)
-        with open(read, "rb") as file:
+            os.close(write_end)
+        with open(read_end, "rb") as file:
             text = file.read()
         try:
-            told: dict[str, Any] = json.loads(text)
-            pid = told.get("pid")
-            problem = OSError(told.get("errno") or 0, str(told.get("problem")), launch.command[0])
+            report: dict[str, Any] = json.loads(text)
+            pid = report.get("pid")
+            problem = OSError(report.get("errno") or 0, str(report.get("problem")), launch.command[0])
         except ValueError:
-            pid, problem = None, OSError("its shim ended before it began")
+            pid, problem = None, OSError(f"the shim of the process ended before it began; see {launch.log}")
         if pid is None:
             child.wait()
             raise problem
@@ -242,13 +242,13 @@ class PlainLauncher:
         return adopted(identity)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 class LimitedLauncher:
-    """Starts processes that may use as much memory as their environment says (``MEMORY``): limited before they begin.
+    """Limits the memory of processes that another launcher starts, as their environment says (``MEMORY``).
 
-    One that cannot be held until then, since its launcher starts it afresh, is limited as soon as there is one.
+    A forked process is limited before it begins, a new one as soon as it exists.
     """
 
     def __init__(self, launcher: Launcher) -> None:
@@ -256,13 +256,13 @@ class LimitedLauncher:
         self.adopt, self.close = launcher.adopt, launcher.close
 
     def start(self, launch: Launch) -> WorkerProcess:
-        """Start a process and limit it; it may be limited to less already, which stays."""
+        """Start a process and limit its memory; a lower limit that it already has stays."""
         process = self._launcher.start(launch)
         try:
             if MEMORY in launch.environment:
-                _, most = resource.prlimit(process.pid, resource.RLIMIT_DATA)
-                wanted = int(launch.environment[MEMORY])
-                limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+                _, hard_limit = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+                limit = int(launch.environment[MEMORY])
+                limit = limit if hard_limit == resource.RLIM_INFINITY else min(limit, hard_limit)
                 resource.prlimit(process.pid, resource.RLIMIT_DATA, (limit, limit))
         except ProcessLookupError:
             pass  # it has ended already
@@ -274,7 +274,7 @@ class LimitedLauncher:
 
 
 def adopted(identity: Mapping[str, Any]) -> AdoptedProcess | None:
-    """The process of this machine that was given this identity, if it still runs."""
+    """The process of this machine with this identity, if it still runs."""
     if not still_runs(identity):
         return None
     above, exit_file = identity.get("shim"), identity.get("exit_file")
@@ -289,7 +289,7 @@ def adopted(identity: Mapping[str, Any]) -> AdoptedProcess | None:
 
 
 def end_left(identity: Mapping[str, Any]) -> None:
-    """End a process that nobody watches any more, if it still runs, and all that it started."""
+    """End a process that is not watched any more, if it still runs, and everything that it started."""
     process = adopted(identity)
     if process is not None:
         process.signal(signal.SIGKILL)
@@ -297,7 +297,7 @@ def end_left(identity: Mapping[str, Any]) -> None:
 
 
 def written_exit_code(exit_file: Path) -> int | None:
-    """The exit code that a shim wrote down; None if it has not."""
+    """The exit code that a shim has recorded; None if it has not."""
     try:
         return int(json.loads(exit_file.read_text(encoding="utf-8"))["code"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,7 +1,7 @@
-"""Reading the logs of a job: all of its workers', from the end or as they grow.
+"""Reading the logs of a job: those of all of its workers, from the end or as they grow.
 
-A log that has grown too large is put aside (``rotate``): its writers hold it open and append, so its content is copied
-to ``NAME.log.1``, and it begins anew. Whoever follows it goes on in the copy where they were, and then in the log.
+A log that has grown too large is rotated (``rotate``): its writers hold it open and append, so its content is copied to
+``NAME.log.1``, and the log is truncated. Readers continue in the copy where they were, and then in the log.
 """
 
 from __future__ import annotations
@@ -14,67 +14,69 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from time import monotonic
 from typing import TypeVar
+
+from geminid.clock import Clock
 
 T = TypeVar("T")
 
-#: So much of a log is read at a time.
+#: How much of a log is read at a time, in bytes.
 PIECE_BYTES = 1 << 16
 
-#: Followers share what they know of a log for so long, and of so many logs.
-LOOK_EVERY_S, MOST_TAILS = 0.1, 1000
+#: How long readers share what was last seen of a log, in seconds.
+CACHE_S = 0.1
 
-#: A log file that grows beyond this is put aside, and the one put aside before is dropped. Of one that has grown far
-#: beyond it before anybody looked, only so much of its end is kept.
-LARGEST_LOG_BYTES = 64 << 20
+#: For how many logs readers share that.
+MAX_CACHED_LOGS = 1000
 
-#: Of fallocate(2): give a part of a file back to the disk, and keep the file's length.
+#: A log that grows beyond this many bytes is rotated, and the copy of the last rotation is dropped. Of a log that has
+#: grown far beyond it before it was rotated, only this much of its end is kept.
+MAX_LOG_BYTES = 64 << 20
+
+#: Flags of fallocate(2): free a part of a file on the disk, and keep the file's length.
 PUNCH_HOLE = 0x01 | 0x02
 
 
 class Tails:
-    """What many followers of the same logs would each ask the system for: looked at once for all of them.
+    """The ends of logs, read once for all readers that follow them; up to ``CACHE_S`` old. For one thread."""
 
-    What it tells may be old by ``LOOK_EVERY_S``. For one thread.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or Clock()
         self._logs: dict[Path, tuple[float, list[Path]]] = {}
         self._ends: dict[Path, tuple[float, int, bytes]] = {}
 
     def logs(self, folder: Path) -> list[Path]:
         """The logs of a folder, by worker."""
         looked_s, found = self._logs.get(folder, (-inf, []))
-        if monotonic() - looked_s > LOOK_EVERY_S:
+        if self._clock.monotonic_s() - looked_s > CACHE_S:
             found = sorted(folder.glob("*.log"), key=lambda path: (len(path.name), path.name))
-            _trim(self._logs)[folder] = (monotonic(), found)
+            _trim(self._logs)[folder] = (self._clock.monotonic_s(), found)
         return found
 
     def end(self, log: Path) -> tuple[int, bytes]:
-        """How long a log is, and its last bytes."""
+        """The length of a log, and its last bytes."""
         looked_s, size, last = self._ends.get(log, (-inf, -1, b""))
-        if monotonic() - looked_s > LOOK_EVERY_S:
+        if self._clock.monotonic_s() - looked_s > CACHE_S:
             now = log.stat().st_size
             if now != size:
                 with log.open("rb") as file:
                     file.seek(max(0, now - PIECE_BYTES))
                     last = file.read(min(now, PIECE_BYTES))
                     size = max(0, now - PIECE_BYTES) + len(last)
-            _trim(self._ends)[log] = (monotonic(), size, last)
+            _trim(self._ends)[log] = (self._clock.monotonic_s(), size, last)
         return size, last
 
 
 def _trim(known: dict[Path, T]) -> dict[Path, T]:
-    """The same, and empty if it has become large: it is only there to save time."""
-    if len(known) > MOST_TAILS:
+    """The same cache, emptied if it has become large."""
+    if len(known) > MAX_CACHED_LOGS:
         known.clear()
     return known
 
 
 @dataclass(slots=True)
 class LogReader:
-    """Reads on where it left off, in all files of a folder. With several workers, each piece says whose it is."""
+    """Reads all logs of a folder, each time from where it stopped. With several workers, each piece names its own."""
 
     folder: Path
     worker: str | None = None
@@ -83,10 +85,7 @@ class LogReader:
     _last: Path | None = None
 
     def start(self, tail: int | None) -> None:
-        """Begin so many lines before the end of each log that is there; None for the beginning.
-
-        What was put aside counts as well.
-        """
+        """Begin ``tail`` lines before the end of each log, the last rotated part included; None for the beginning."""
         for path in self._list():
             with contextlib.suppress(OSError):
                 if tail is None:
@@ -99,20 +98,20 @@ class LogReader:
                 self._at[path] = at
 
     def go_on(self, at: Mapping[str, int]) -> None:
-        """Begin where another reader was, by worker (:meth:`positions`); what came since counts as new."""
+        """Begin where another reader stopped, by worker (:meth:`positions`)."""
         self._at = {self.folder / f"{name}.log": place for name, place in at.items()}
 
     def positions(self) -> dict[str, int]:
-        """Where it is in each log."""
+        """The position in each log, by worker."""
         return {path.stem: at for path, at in self._at.items()}
 
     def read(self) -> Iterator[bytes]:
-        """Whatever has come since; nothing if nothing has."""
+        """What was written since the last call."""
         for _, _, piece in self.pieces():
             yield piece
 
     def pieces(self) -> Iterator[tuple[str, int, bytes]]:
-        """The same, with whose it is and where it ends in that log."""
+        """The same, with the worker and the position after each piece."""
         files = self._list()
         for path in files:
             try:
@@ -120,7 +119,7 @@ class LogReader:
                 size, last = self.tails.end(path)
                 if size == at:
                     continue
-                if size < at:  # it was put aside meanwhile: what came before is in the copy
+                if size < at:  # it was rotated meanwhile: what was written before is in the copy
                     at -= _size(aside(path))
                 near = 0 <= size - len(last) <= at
                 for piece, end in [(last[at - size :], size)] if near else _pieces(path, at):
@@ -140,9 +139,9 @@ class LogReader:
 
 
 def _pieces(path: Path, at: int) -> Iterator[tuple[bytes, int]]:
-    """The content from here on, and where each piece ends; before zero is what was put aside, counted from its end."""
+    """The content from a position on, with the position after each piece; negative ones are in the rotated copy."""
     if at < 0:
-        at = max(at, -LARGEST_LOG_BYTES)  # no more than that is kept
+        at = max(at, -MAX_LOG_BYTES)  # no more than that is kept
         with aside(path).open("rb") as file:
             file.seek(at, os.SEEK_END)
             while at < 0 and (piece := file.read(min(PIECE_BYTES, -at))):
@@ -157,7 +156,7 @@ def _pieces(path: Path, at: int) -> Iterator[tuple[bytes, int]]:
 
 
 def _last_lines(path: Path, lines: int) -> tuple[int, int]:
-    """Where the last lines of a file begin, and how many there are; one that has not ended yet counts."""
+    """Where the last lines of a file begin, and how many there are; an incomplete last line counts."""
     with path.open("rb") as file:
         at = size = file.seek(0, os.SEEK_END)
         if lines == 0 or size == 0:
@@ -177,7 +176,7 @@ def _last_lines(path: Path, lines: int) -> tuple[int, int]:
         return 0, found + 1
 
 
-def last_words(folder: Path, lines: int) -> list[str]:
+def last_lines(folder: Path, lines: int) -> list[str]:
     """The last lines of the log that was written last; none if there is none."""
     try:
         log = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
@@ -191,7 +190,7 @@ def last_words(folder: Path, lines: int) -> list[str]:
 
 
 def aside(log: Path) -> Path:
-    """Where a log is put that has grown too large."""
+    """Where the content of a log is copied when it is rotated."""
     return log.with_suffix(".log.1")
 
 
@@ -202,40 +201,40 @@ def _size(path: Path) -> int:
         return 0
 
 
-def rotate(logs: Path, largest_bytes: int = LARGEST_LOG_BYTES) -> None:
-    """Put logs aside that have grown too large. Their writers append, so they go on at the beginning.
+def rotate(logs: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
+    """Rotate logs that have grown too large. Their writers append, so they continue at the beginning.
 
-    All is copied first, then whatever came meanwhile, until nothing more has come; only what is written in the instant
-    between that and the truncation is lost (microseconds, or as long as this process has to wait for a core).
+    Everything is copied first, then what was written meanwhile, until there is nothing more; only what is written in
+    the instant between that and the truncation is lost (microseconds, or the time this process waits for a core).
     """
     with contextlib.suppress(OSError):
         for log in logs.glob("*.log"):
-            if log.stat().st_size > largest_bytes:
-                _put_aside(log)
+            if log.stat().st_size > max_bytes:
+                _rotate(log)
 
 
-def give_back(descriptor: int, length: int) -> bool:
-    """Make a hole of the beginning of a file; whether the system can."""
+def free_beginning(descriptor: int, length: int) -> bool:
+    """Free the disk space of the beginning of a file, which keeps its length; whether the file system can."""
     with contextlib.suppress(AttributeError):
         made = ctypes.CDLL(None).fallocate(descriptor, PUNCH_HOLE, ctypes.c_int64(0), ctypes.c_int64(length))
         return bool(made == 0)
     return False
 
 
-def _put_aside(log: Path) -> None:
+def _rotate(log: Path) -> None:
     made = log.with_suffix(".log.new")
     try:
         descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb") as target, log.open("rb") as source:
-            lost = max(0, log.stat().st_size - LARGEST_LOG_BYTES)
+            lost = max(0, log.stat().st_size - MAX_LOG_BYTES)
             source.seek(lost)
-            target.seek(lost)  # a hole, which takes no room: followers find their places by the length
+            target.seek(lost)  # a hole, which takes no disk space: readers find their positions by the length
             shutil.copyfileobj(source, target, 1 << 20)
             made.replace(aside(log))
             while rest := source.read(1 << 16):
                 target.write(rest)
             os.truncate(log, 0)
             target.flush()
-            give_back(target.fileno(), target.tell() - LARGEST_LOG_BYTES)  # for what came while it was copied
+            free_beginning(target.fileno(), target.tell() - MAX_LOG_BYTES)  # as much as was written meanwhile
     finally:
         made.unlink(missing_ok=True)

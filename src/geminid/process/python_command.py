@@ -1,4 +1,4 @@
-"""What a command that starts Python runs: a script or a module, and with which options of the interpreter."""
+"""Commands that start Python: which script or module they run, and with which options of the interpreter."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Options that take a value, which may follow at once (``-Wignore``) or as the next word; and what begins with ``--``.
+#: Options that take a value, in the same word (``-Wignore``) or as the next one; and ``-``, for those with ``--``.
 WITH_VALUE = "WXmc-"
 
-#: The commands that stand for the interpreter that there is.
+#: Commands that mean this interpreter if the search path has none of that name.
 PYTHONS = frozenset({"python", "python3"})
 
-#: Options that a process in which Python runs already has to do nothing for: its output is never kept back.
+#: Options that change nothing in a fork: output of workers is never buffered.
 WITHOUT_EFFECT = frozenset({"-u"})
 
 
 @dataclass(frozen=True, slots=True)
 class PythonLine:
-    """A command that runs a ``script`` or a ``module``, one of both, with some options and arguments."""
+    """A command that runs either a ``script`` or a ``module``, with its options and arguments."""
 
     options: tuple[str, ...]
     script: str | None
@@ -29,7 +29,7 @@ class PythonLine:
 
     @classmethod
     def of(cls, command: Sequence[str]) -> PythonLine | None:
-        """None if the command does something else."""
+        """Read a command; None if it does something else."""
         options: list[str] = []
         rest = iter(_after_python(command))
         for word in rest:
@@ -42,18 +42,18 @@ class PythonLine:
             value = value or next(rest, "")
             if valued == "m" and value:
                 return cls(tuple(options), None, value, tuple(rest))
-            if valued not in ("W", "X"):  # a program in its own words, one from its input, --version and the like
+            if valued not in ("W", "X"):  # inline code, standard input, --version and the like
                 return None
             options.append(f"-{valued}{value}")
         return None
 
     @property
     def forks(self) -> bool:
-        """Whether a warm process can run it as well as a fresh one."""
+        """Whether a fork of a running interpreter can run it."""
         return self.script is not None and self.script.endswith(".py") and set(self.options) <= WITHOUT_EFFECT
 
     def file_in(self, folder: Path) -> Path | None:
-        """The file that it runs when started in a folder; None for a module that is not there: it may be installed."""
+        """The file that it runs in a folder; None for a module that is not there, and may be installed."""
         if self.script is not None:
             return folder / self.script
         parts = (self.module or "").split(".")
@@ -62,7 +62,7 @@ class PythonLine:
 
 
 def runs_inline_code(command: Sequence[str]) -> bool:
-    """Whether a command is ``python -c CODE``, with whatever options before the ``-c``."""
+    """Whether a command is ``python -c CODE``, with any options before the ``-c``."""
     rest = iter(_after_python(command))
     for word in rest:
         if not word.startswith("-"):
@@ -78,16 +78,16 @@ def runs_inline_code(command: Sequence[str]) -> bool:
 
 
 def is_this_python(program: str) -> bool:
-    """Whether a program is the interpreter that this process runs in, with all that is installed for it.
+    """Whether a program is the interpreter that this process runs in, with the same packages.
 
-    The interpreters of many virtual environments are links to one file: it is the folder that tells them apart.
+    The interpreters of many virtual environments are links to one file; their folders tell them apart.
     """
     folders = {os.path.realpath(os.path.dirname(os.path.abspath(path))) for path in (program, sys.executable)}
     return len(folders) == 1 and os.path.samefile(program, sys.executable)
 
 
 def _after_python(command: Sequence[str]) -> list[str]:
-    """The words that follow the interpreter in a command that starts Python, also through ``env``; else none."""
+    """The words after the interpreter in a command that starts Python, also through ``env``; otherwise none."""
     words = list(command)
     if words and Path(words[0]).name == "env":
         words = words[1:]
@@ -97,7 +97,7 @@ def _after_python(command: Sequence[str]) -> list[str]:
 
 
 def _parted(word: str) -> tuple[str, str | None, str]:
-    """Of an option such as ``-uWignore``: flags, the letter that takes a value, and as much of that as is there."""
+    """The parts of an option such as ``-uWignore``: flags, the letter that takes a value, and the value, if any."""
     for at, letter in enumerate(word[1:], 1):
         if letter in WITH_VALUE:
             return word[1:at], letter, word[at + 1 :]

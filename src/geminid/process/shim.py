@@ -1,18 +1,18 @@
-"""The parent of every process of a job: waits for it, ends all that it has left behind, and writes down how it ended.
+"""The parent of every process of a job: waits for it, ends everything that it has left behind, and records its exit.
 
-Linux gives orphans to the nearest ancestor that asked for them (``PR_SET_CHILD_SUBREAPER``). This process asks, so that
-whatever a job starts stays below it, in sessions of its own or forked twice: when this process has ended, nothing of
-the job is left. Where control groups (version 2) can be written to, the job's process is in one of its own, too.
+Linux makes orphans children of the nearest ancestor that is a subreaper (``PR_SET_CHILD_SUBREAPER``). A shim is one, so
+everything that a job starts stays below it, also in other sessions or forked twice: when the shim has ended, nothing of
+the job is left. Where control groups (version 2) are writable, the job's process is also in one of its own.
 
-It outlives the service, so that a service that comes back learns how the job's process ended. There are three ways to
-become one, all with the standard library only:
+A shim outlives the service, so that the next service learns how the job's process ended. It uses only the standard
+library, and runs in one of three ways:
 
 - ``python -I -S shim.py FOLDER START COMMAND …`` for a plain command, in a session that both share. Before it runs the
-  command it writes down which process it is, if the folder still waits for this very start: a service that came back
-  meanwhile has either heard of it or taken the start back, and no command runs twice.
+  command it records its own process id, if the folder still contains this start: a service that was restarted meanwhile
+  either finds the process or has cancelled the start, so that no command runs twice.
 - ``python -I -S shim.py --worker EXIT DESCRIPTOR COMMAND …`` for a worker, which has a session of its own. The worker's
-  process id, or why there is none, goes to the descriptor; how it ended goes to the file EXIT, if one is named.
-- :func:`keep`, in a fork of the warm process (``zygote.py``), for a worker that was forked as well.
+  process id, or why there is none, is written to the descriptor, and its exit code to the file EXIT, if it is named.
+- :func:`keep`, in a fork of the zygote (``zygote.py``), for a worker that was forked as well.
 """
 
 from __future__ import annotations
@@ -30,34 +30,40 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-#: The most memory that the command may use, in bytes; there is no limit without. As launchers call it.
+#: The variable that limits the memory of a process, in bytes.
 MEMORY = "GEMINID_MEMORY_BYTES"
 
-#: What is in a command's folder: the start or the process, how it ended, and who may change the first.
-PROCESS, EXIT, LOCK = "plain.json", "exit.json", "plain.lock"
+#: The file in a command's folder that has its requested start, or its process.
+PROCESS = "plain.json"
 
-#: Enough for how a command ended.
-ROOM_BYTES = 4096
+#: The file in a command's folder that has its exit code.
+EXIT = "exit.json"
 
-#: Of prctl(2): the signal that a process gets when its parent ends.
+#: The file in a command's folder that is locked while ``PROCESS`` is changed.
+LOCK = "plain.lock"
+
+#: Disk space that is reserved for the record of a command's exit, in bytes.
+RESERVED_BYTES = 4096
+
+#: Operation of prctl(2): set the signal that this process gets when its parent ends.
 PR_SET_PDEATHSIG = 1
 
-#: Of prctl(2): what a process is called in lists of processes.
+#: Operation of prctl(2): set the name of this process in lists of processes.
 PR_SET_NAME = 15
 
-#: Of prctl(2): orphans among the descendants of a process become its children.
+#: Operation of prctl(2): make orphans among the descendants of this process its children.
 PR_SET_CHILD_SUBREAPER = 36
 
-#: To a shim: end everything below it now.
+#: The signal that makes a shim end everything below it.
 END_ALL = signal.SIGUSR1
 
-#: Before processes are ended they are stopped, in at most so many rounds: each finds what was forked meanwhile.
+#: Before processes are killed they are stopped, in at most this many rounds: each finds what was forked meanwhile.
 STOP_ROUNDS = 20
 
-#: How long to wait between two rounds.
+#: Time between two rounds, in seconds.
 ROUND_S = 0.005
 
-#: The begin of the names of control groups, before the shim's process id and when that was started.
+#: How the names of control groups begin; the shim's process id and start time follow.
 GROUP_PREFIX = "geminid-"
 
 
@@ -65,26 +71,26 @@ GROUP_PREFIX = "geminid-"
 
 
 def run_command(folder: str, start: str, command: list[str]) -> int:
-    """Run a plain command; signals that end a process group reach it by themselves, so this one only waits."""
+    """Run a plain command, and wait for it. Signals to the process group reach the command without the shim's help."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory_bytes = os.environ.pop(MEMORY, None)
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (int(memory_bytes), int(memory_bytes)))
-    asked: list[int] = []
+    received: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: asked.append(number))
+        signal.signal(number, lambda number, _: received.append(number))
 
     def end_all(number: int, _: object) -> None:
-        asked.append(number)
+        received.append(number)
         signal_below(os.getpid(), signal.SIGKILL)
 
     signal.signal(END_ALL, end_all)
-    if not _claimed(folder, start) or asked:
+    if not _claimed(folder, start) or received:
         return 0
-    _keep_room(os.path.join(folder, EXIT))
+    _reserve_space(os.path.join(folder, EXIT))
     become_subreaper()
     group = make_group()
-    if asked:
+    if received:
         remove_group(group)
         return 0
     try:
@@ -94,9 +100,9 @@ def run_command(folder: str, start: str, command: list[str]) -> int:
         document = {"code": 127, "problem": f"could not be started: {command[0]}: {problem.strerror}", "asked": False}
         write(os.path.join(folder, EXIT), document)
         return 127
-    for signalled in tuple(asked):  # just when it was started, when it may not have heard of it
-        os.kill(child.pid, signal.SIGKILL if signalled == END_ALL else signalled)
-    ended = {"code": wait_for(child.pid), "problem": "", "asked": signal.SIGTERM in asked}
+    for early in tuple(received):  # they may have arrived just before the command's process existed
+        os.kill(child.pid, signal.SIGKILL if early == END_ALL else early)
+    ended = {"code": wait_for(child.pid), "problem": "", "asked": signal.SIGTERM in received}
     end_descendants(group)
     while not _written(os.path.join(folder, EXIT), ended):
         time.sleep(1.0)
@@ -104,7 +110,7 @@ def run_command(folder: str, start: str, command: list[str]) -> int:
 
 
 def _claimed(folder: str, start: str) -> bool:
-    """Write down which process this is, unless the start was taken back."""
+    """Record which process this is, unless the start was cancelled."""
     with locked(folder):
         try:
             with open(os.path.join(folder, PROCESS), encoding="utf-8") as file:
@@ -117,7 +123,7 @@ def _claimed(folder: str, start: str) -> bool:
 
 
 def _written(path: str, document: dict[str, object]) -> bool:
-    """Write a document, if the disk is not full: a command that has ended is not to be run again for that."""
+    """Write a document; False if the disk is full. Without the record, a command that has ended would run again."""
     try:
         write(path, document)
     except OSError as problem:
@@ -129,22 +135,22 @@ def _written(path: str, document: dict[str, object]) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: str) -> Iterator[None]:
-    """Nobody else changes meanwhile which process a folder's command has."""
+    """Keep other processes from changing which process a folder's command has."""
     with open(os.path.join(folder, LOCK), "w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _keep_room(path: str) -> None:
-    """Have room on the disk for a short document, which may be full by the time it is written."""
+def _reserve_space(path: str) -> None:
+    """Reserve disk space for a short document: the disk may be full by the time it is written."""
     with contextlib.suppress(OSError), open(path + ".new", "wb") as file:
-        file.write(b" " * ROOM_BYTES)
+        file.write(b" " * RESERVED_BYTES)
         file.flush()
         os.fsync(file.fileno())
 
 
 def write(path: str, document: dict[str, object]) -> None:
-    """Write a document, whole or not at all, to stay; into the room that was kept for it, if some was."""
+    """Write a document atomically and durably, into the space that was reserved for it, if any."""
     content = json.dumps(document).encode()
     with open(os.open(path + ".new", os.O_WRONLY | os.O_CREAT, 0o666), "wb") as file:
         file.write(content)
@@ -158,13 +164,13 @@ def write(path: str, document: dict[str, object]) -> None:
 
 
 def run_worker(exit_file: str, report: int, command: list[str]) -> int:
-    """Run a worker's command in a session of its own, and end as it did."""
+    """Run a worker's command in a session of its own; its exit code."""
     ignore_all_but_worker()
-    group, ours = make_group(), os.getpid()
+    group, own_pid = make_group(), os.getpid()
 
     def prepare() -> None:
         os.setsid()
-        die_with_parent(ours)
+        die_with_parent(own_pid)
         enter_group(group)
 
     try:
@@ -179,10 +185,7 @@ def run_worker(exit_file: str, report: int, command: list[str]) -> int:
 
 
 def ignore_all_but_worker() -> None:
-    """Have orphans below this process become its children; signals that end others do not end it.
-
-    Its worker is told to stop by whoever supervises the job, and this process ends after it.
-    """
+    """Become a subreaper that ignores requests to end: the supervisor asks the worker, and the shim ends after it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     become_subreaper()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -191,27 +194,24 @@ def ignore_all_but_worker() -> None:
 
 
 def _ignore(number: int, frame: object) -> None:
-    """A signal that does nothing."""
+    """Do nothing."""
 
 
 def keep(worker: int, exit_file: str, group: str | None, *, has_begun: Callable[[], bool] = lambda: True) -> int:
-    """Wait for a worker, end all that it has left behind, and write down how it ended: its exit code.
-
-    Of one that has not begun there is nothing to write down.
-    """
+    """Wait for a worker, end everything that it has left behind, and record its exit code if it has begun."""
     code = wait_for(worker)
     end_descendants(group)
     if exit_file and has_begun():
-        with contextlib.suppress(OSError):  # with a full disk, only whoever waits for this process learns of it
-            made = f"{exit_file}.new"
-            with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+        with contextlib.suppress(OSError):  # with a full disk, only the parent of this process learns the code
+            new = f"{exit_file}.new"
+            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
                 json.dump({"code": code}, file)
-            os.replace(made, exit_file)
+            os.replace(new, exit_file)
     return code
 
 
 def end_like(code: int) -> None:
-    """End this process as another has ended, by a signal (if the code is negative) or with an exit code."""
+    """End this process like another one: by a signal (if the code is negative) or with an exit code."""
     if code < 0:
         with contextlib.suppress(OSError, ValueError):  # SIGKILL cannot be set, and need not be
             signal.signal(-code, signal.SIG_DFL)
@@ -223,19 +223,19 @@ def end_like(code: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Have orphans among the descendants of this process become its children."""
+    """Make orphans among the descendants of this process its children."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Have this process get a signal when its parent ends; at once, if it has ended already."""
+    """Let this process get a signal when its parent ends; at once, if it has ended already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
 
 
 def wait_for(child: int) -> int:
-    """Wait until a child has ended, and take the orphans that end meanwhile off the system's list; its exit code."""
+    """Wait until a child has ended, and reap orphans that end meanwhile; its exit code."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -254,14 +254,14 @@ def end_descendants(group: str | None = None) -> None:
 
 
 def signal_below(pid: int, number: signal.Signals) -> int:
-    """Send a signal to everything below a process, but not to itself; to how many."""
+    """Send a signal to everything below a process, but not to itself; the number of processes."""
     return signal_all(lambda: descendants(pid), number)
 
 
 def signal_all(find: Callable[[], Iterable[int]], number: signal.Signals) -> int:
-    """Send a signal to all processes that a function finds; to how many.
+    """Send a signal to all processes that a function finds; their number.
 
-    Before they are ended they are stopped, so that none is missed because it was started meanwhile.
+    Before they are killed they are stopped, so that none is missed because it was started meanwhile.
     """
     if number is not signal.SIGKILL:
         return sum(_send(one, number) for one in find())
@@ -293,7 +293,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def started_at(pid: int) -> int | None:
-    """When a process started, in ticks since boot: with its id, that names it for good. None if there is none."""
+    """When a process started, in ticks since boot: with its id, that identifies it. None if there is no such one."""
     try:
         return int(stat_of(pid)[19])
     except (OSError, IndexError, ValueError):
@@ -301,9 +301,7 @@ def started_at(pid: int) -> int | None:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The kernel's record of a process (``proc_pid_stat(5)``), from its state on: the name before it may have spaces.
-
-    Read by hand, because this file runs without any package.
+    """The kernel's record of a process (``proc_pid_stat(5)``) from its state on; the name before that may have spaces.
 
     Raises:
         OSError: there is no such process.
@@ -324,7 +322,7 @@ def _send(pid: int, number: signal.Signals) -> bool:
 
 
 def own_group(proc: str = "/proc") -> str | None:
-    """The folder of this process's control group (version 2), if there is one that it may have others in."""
+    """The folder of this process's control group (version 2), if this process may make others in it."""
     try:
         with open(f"{proc}/self/mounts", encoding="utf-8") as file:
             root = next(fields[1] for fields in map(str.split, file) if fields[2] == "cgroup2")
@@ -338,7 +336,7 @@ def own_group(proc: str = "/proc") -> str | None:
 
 
 def make_group(proc: str = "/proc") -> str | None:
-    """A control group for what is started by this process; None where there are none."""
+    """Make a control group for what this process starts; None if that is impossible."""
     parent = own_group(proc)
     if parent is None:
         return None
@@ -351,7 +349,7 @@ def make_group(proc: str = "/proc") -> str | None:
 
 
 def enter_group(group: str | None) -> None:
-    """Have this process be in a control group, with all that it starts from now on; it does without if it cannot."""
+    """Put this process, and what it starts from now on, into a control group, if that is possible."""
     if group is not None:
         with contextlib.suppress(OSError), open(os.path.join(group, "cgroup.procs"), "w", encoding="utf-8") as file:
             file.write(str(os.getpid()))

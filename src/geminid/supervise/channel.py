@@ -1,7 +1,7 @@
-"""The line between a job's supervisor and its workers: JSON lines over a socket that only they can open.
+"""How workers find and reach their supervisor: the environment of a worker, and the address of a supervisor.
 
-An address is ``unix:`` and a path (the file is open to its owner only) or ``tcp:host:port``, for workers on other
-machines. The first line on a connection must be a ``Hello`` with the worker's own token; all others are cut off.
+An address is ``unix:`` and a path (only the owner can open the file) or ``tcp:host:port``, for workers on other
+machines. The first message on a connection must be a ``Hello`` with the worker's own token; otherwise it is refused.
 """
 
 from __future__ import annotations
@@ -27,29 +27,52 @@ from geminid.wire.handshake import check_token, check_version
 WorkerEnd = Connection[FromSupervisor, FromWorker]
 SupervisorEnd = Connection[FromWorker, FromSupervisor]
 
-#: Environment of a worker process.
-CONTROL, TOKEN, WORKER, JOB = "GEMINID_CONTROL", "GEMINID_TOKEN", "GEMINID_WORKER", "GEMINID_JOB"
-CHECKPOINTS, REPORTS, OPTIONS = "GEMINID_CHECKPOINTS", "GEMINID_REPORTS", "GEMINID_OPTIONS"
+#: Variable of a worker: the address of its supervisor.
+CONTROL = "GEMINID_CONTROL"
 
-#: Where a worker leaves word that its script has ended well after training, for a supervisor that may be away.
+#: Variable of a worker: its own secret token.
+TOKEN = "GEMINID_TOKEN"
+
+#: Variable of a worker: its name.
+WORKER = "GEMINID_WORKER"
+
+#: Variable of a worker: the name of its job.
+JOB = "GEMINID_JOB"
+
+#: Variable of a worker: the folder or fsspec URL of checkpoints.
+CHECKPOINTS = "GEMINID_CHECKPOINTS"
+
+#: Variable of a script without a supervisor: the file that it appends its reports to.
+REPORTS = "GEMINID_REPORTS"
+
+#: Variable of a worker: options that override what the script passes to ``run.prepare``, as JSON.
+OPTIONS = "GEMINID_OPTIONS"
+
+#: Variable of a worker: the file that it writes when its script has ended well after training.
 ENDED = "GEMINID_ENDED"
 
-#: Set for a process of which nobody knows whether it will call ``geminid.init()``: it does without a supervisor.
+#: Variable of a process that may never call ``geminid.init()``: it keeps running without a supervisor.
 LONE = "GEMINID_LONE"
 
-#: Where there are several nodes: the name of the worker's own, and the address at which the others can reach it.
-NODE, ADDRESS = "GEMINID_NODE", "GEMINID_ADDRESS"
+#: Variable of a worker on one of several nodes: the name of its node.
+NODE = "GEMINID_NODE"
 
-#: How long a peer that takes nothing more is waited for before it counts as gone.
+#: Variable of a worker on one of several nodes: the address at which the others can reach it.
+ADDRESS = "GEMINID_ADDRESS"
+
+#: How long a peer may take to accept a connection or what was sent to it, in seconds; then it counts as gone.
 SEND_PATIENCE_S = 5.0
 
-#: Unix socket paths are limited to 107 bytes on Linux.
+#: Longest path of a socket, in bytes: Linux allows 107.
 LONGEST_SOCKET_PATH = 100
+
+#: How many connections the system keeps waiting for a supervisor to accept them.
+BACKLOG = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a supervisor listens."""
+    """Where a supervisor listens: a socket file, or a host and port."""
 
     path: str | None = None
     host: str = "127.0.0.1"
@@ -83,9 +106,9 @@ class Address:
         return socket.create_connection((self.host, self.port), timeout=timeout_s)
 
     def listen(self) -> tuple[socket.socket, Address]:
-        """A listening socket that does not block, and its address with the port that the system chose."""
+        """A non-blocking socket that listens, and its address with the port that the system chose."""
         if self.path is None:
-            made = socket.create_server((self.host, self.port), backlog=64)
+            made = socket.create_server((self.host, self.port), backlog=BACKLOG)
             made.setblocking(False)
             host, port = made.getsockname()[:2]
             return made, Address(host=host, port=port)
@@ -98,7 +121,7 @@ class Address:
             made.bind(self.path)
         finally:
             os.umask(before)
-        made.listen(64)
+        made.listen(BACKLOG)
         made.setblocking(False)
         return made, self
 
@@ -114,10 +137,10 @@ def supervisor_end(opened: socket.socket) -> SupervisorEnd:
 
 
 def admitted(message: FromWorker, token: str | None) -> Hello:
-    """The greeting, if it is one and carries the right token, which is None if there is no such worker.
+    """The message, if it is a ``Hello`` with the right token, which is None if there is no such worker.
 
     Raises:
-        ProtocolError: it is not.
+        ProtocolError: it is something else.
     """
     if not isinstance(message, Hello):
         raise ProtocolError("the first message was not a hello")

@@ -34,9 +34,6 @@ MAX_STRANGERS = 16
 #: How long no connection is accepted after a flood of them, or when no file descriptors are left, in seconds.
 ACCEPT_PAUSE_S = 0.1
 
-#: How many waiting connections are accepted when a worker has ended: those that the system keeps (the backlog).
-MAX_WAITING = 64
-
 #: While a supervisor has this many messages to handle, no more are read.
 MAX_QUEUED = 256
 
@@ -197,7 +194,7 @@ class WorkerConnections:
 
     def receive_last(self, worker: str) -> None:
         """Read what a worker that has ended has sent, on a connection that it may only just have opened."""
-        for _ in range(MAX_WAITING):
+        for _ in range(channel.BACKLOG):
             if not self._accept():
                 break
         for connection in list(self._strangers):

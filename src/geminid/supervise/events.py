@@ -1,4 +1,4 @@
-"""What a supervisor tells about its job: events as they happen, and a status at any time. Plain values."""
+"""What a supervisor reports about its job: events as they happen, and a status at any time. Plain values."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class InitCalled:
-    """A job that was one process calls ``geminid.init()``: from now on it can be resized."""
+    """A job that was a single process has called ``geminid.init()``: from now on it can be resized."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerEnded:
-    """A worker's process is gone. ``expected`` if it left, finished or was told to stop."""
+    """A worker's process is gone. It was ``expected`` if it left, finished or was stopped."""
 
     worker: str
     slot: str
@@ -36,7 +36,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, slots=True)
 class Resized:
-    """What ``resize`` asked for is under way: from now on, no worker is started on any slot but these."""
+    """A request to resize is being carried out: from now on, workers are started only on these slots."""
 
     slots: tuple[str, ...]
 
@@ -45,9 +45,9 @@ class Resized:
 class GroupFormed:
     """A generation is complete and trains.
 
-    ``pause_s`` is how long training stood still: from the end of the last step before until training could go on, on
-    the worker where that took longest (each by its own clock). None for the first generation of a job, and after a
-    restart from a checkpoint. ``samples`` is how far its state is.
+    ``pause_s`` is how long training paused: from the end of the last step before until training could continue, on the
+    worker where that took longest (each by its own clock). None for the first generation of a job, and after a restart
+    from a checkpoint. ``samples`` is how far its state is.
     """
 
     generation: int
@@ -70,7 +70,7 @@ class FirstStepDone:
 
 @dataclass(frozen=True, slots=True)
 class CouldNotGrow:
-    """Newcomers on these slots live, but the others could not work together with them, and go on without."""
+    """New workers on these slots run, but the others could not reach them, and continue without them."""
 
     slots: tuple[str, ...]
     reason: str
@@ -92,14 +92,14 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over: ``finished``, ``stopped`` or ``failed``. None of its processes is left, and nothing follows.
+    """The job is over: ``finished``, ``stopped`` or ``failed``. None of its processes is left, and no event follows.
 
     ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``short`` it
-    failed because its machine was short of something, such as room on the disk, and may well be tried again.
-    ``failures`` is how many there were without progress in between, if it failed for them. With ``apart`` it failed
-    because its workers, all of which lived, could not work together. With ``hold`` somebody has to do something about
-    the reason before it is tried again. One that finished has done so ``early`` if its
-    script ended well before training was over; it was ``initialised`` if the script had called ``geminid.init()``.
+    failed because its machine lacked something, such as disk space, and can be tried again. ``failures`` is how many
+    failures without progress in between made it fail. With ``apart`` it failed because its workers, all of which lived,
+    could not work together. With ``hold`` a person has to deal with the reason before it is tried again. A job finished
+    ``early`` if its script ended with exit code 0 before training was over; it was ``initialised`` if the script had
+    called ``geminid.init()``.
     """
 
     state: JobPhase
@@ -158,7 +158,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """A job, as it is now. ``settled``: it trains on exactly the slots that were asked for."""
+    """A job, as it is now. It is ``settled`` if it trains on exactly the slots that were requested."""
 
     phase: JobPhase
     generation: int = 0

@@ -1,7 +1,7 @@
-"""What one supervisor writes down for the next: the job's token, its group, and its workers.
+"""What one supervisor records for the next: the job's token, its group, and its workers.
 
-And what a worker writes down for a supervisor that is away: its last report, if it leads, when training is over; and
-that its script has ended well after that.
+And what a worker records for a supervisor that may not be running: its last report, if it leads, when training is over,
+and that its script has ended well after that.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any
 
 from geminid.supervise import protocol
 
+#: The file of the handover, in the folder of a job.
 NAME = "supervisor.json"
 
-#: What a worker leaves whose script has ended well after training, in the folder of its job.
+#: The file of a worker whose script has ended well after training, in the folder of its job.
 ENDED = "{worker}.ended"
 
-#: What a leader leaves when training is over, in the folder of its job: its last report.
+#: The file of a leader's last report, in the folder of its job.
 REPORTED = "{worker}.report"
 
-#: What the shim of a worker leaves when the worker has ended, in the folder of its job.
+#: The file of a worker's exit code, which its shim writes, in the folder of its job.
 EXITED = "{worker}.exit"
 
-#: Where to leave it, once training is over in this process.
-_over: list[Path] = []
+#: The file that this process, a worker, writes if its script ends well; none before training is over.
+_end_files: list[Path] = []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handover:
     """A job between two supervisors.
 
-    ``token`` is that of the place where its workers meet, ``address`` is where they look for a supervisor, ``slots``
-    are those that its members are on, by rank. Of a worker there are its slot, its standing, its own token, and what
-    its launcher finds its process by. ``newest`` is the worker that was named last: none gets the name of
-    another, living or dead. ``lone_slots`` are those of a job that has not called ``geminid.init()`` yet. With ``held``
-    its members wait for newcomers.
+    ``token`` determines the folder where its workers meet, ``address`` is where they look for a supervisor, ``slots``
+    are those of its members, by rank. Each worker has its slot, its standing, its own token, and what identifies its
+    process. ``newest`` is the worker that was named last: no name is used twice. ``lone_slots`` are those of a job that
+    has not called ``geminid.init()`` yet. With ``held`` its members wait for newcomers.
     """
 
     token: str
@@ -53,15 +53,12 @@ class Handover:
     held: bool = False
 
     def write(self, folder: Path) -> None:
-        """Readable by the owner only, whole or not at all."""
-        made = folder / f"{NAME}.new"
-        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            json.dump(asdict(self), file)
-        made.replace(folder / NAME)
+        """Write it atomically, readable by the owner only."""
+        _write(folder / NAME, json.dumps(asdict(self)).encode())
 
     @classmethod
     def read(cls, folder: Path) -> Handover | None:
-        """What was written last; None if nothing was, or by another version: its workers are strangers then."""
+        """What was written last; None if there is nothing, or nothing that this version can read."""
         saved = folder / NAME
         if not saved.exists():
             return None
@@ -75,12 +72,12 @@ class Handover:
 
 
 def mark(folder: Path, worker: str, token: str) -> str:
-    """What is in the environment of a worker of the job of a folder, and of all that it starts."""
+    """The mark in the environment of a worker, and of everything that it starts (``process/descendants.py``)."""
     return f"{folder}/{worker}.{hashlib.sha256(token.encode()).hexdigest()[:16]}"
 
 
 def worker_marks(folder: Path) -> set[str]:
-    """The marks of the workers that are written down for a job."""
+    """The marks of the recorded workers of a job."""
     left = Handover.read(folder)
     if left is None:
         return set()
@@ -88,17 +85,17 @@ def worker_marks(folder: Path) -> set[str]:
 
 
 def end_of(folder: Path, worker: str) -> Path:
-    """What a worker of the job of a folder leaves when its script has ended well after training."""
+    """The file that a worker writes when its script has ended well after training."""
     return folder / ENDED.format(worker=worker)
 
 
 def exit_file_of(folder: Path, worker: str) -> Path:
-    """Where the shim of a worker of the job of a folder writes down how it ended."""
+    """The file in which the shim of a worker records its exit code."""
     return folder / EXITED.format(worker=worker)
 
 
 def report_beside(ended: Path) -> Path:
-    """Where a leader leaves its last report, beside what it leaves when its script has ended well."""
+    """The file of a leader's last report, next to the one that it writes when its script has ended well."""
     return ended.with_suffix(".report")
 
 
@@ -112,25 +109,22 @@ def last_report(folder: Path, worker: str) -> protocol.Progress | None:
 
 
 def leave_report(ended: Path, report: protocol.Progress) -> None:
-    """Leave a leader's last report, whole or not at all."""
+    """Write a leader's last report atomically."""
     path = report_beside(ended)
     try:
-        made = path.with_suffix(".new")
-        with open(os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(protocol.encode(report))
-        made.replace(path)
+        _write(path, protocol.encode(report))
     except OSError as problem:
         print(f"geminid: warning: {path} was not written: {problem.strerror}", file=sys.stderr, flush=True)
 
 
-def training_is_over(leaves: Path) -> None:
-    """Training is over in this process, a worker; it leaves this if its script ends well."""
-    _over[:] = [leaves]
+def training_is_over(end_file: Path) -> None:
+    """Training is over in this process, a worker; it writes this file if its script ends well."""
+    _end_files[:] = [end_file]
 
 
 def write_end() -> None:
-    """The script has ended well: if training was over, leave word of it. Without, the script is run again."""
-    for path in _over:
+    """Record that the script has ended well, if training was over. Without the record, the script is run again."""
+    for path in _end_files:
         try:
             path.touch(mode=0o600)
         except OSError as problem:
@@ -138,18 +132,26 @@ def write_end() -> None:
 
 
 def ended_well(folder: Path) -> bool:
-    """Whether the leader of the last group of a job has left word that all was done."""
+    """Whether the leader of the last group of a job has recorded that its script has ended well."""
     left = Handover.read(folder)
     return left is not None and bool(left.members) and has_ended_well(folder, left.members[0])
 
 
 def has_ended_well(folder: Path, worker: str) -> bool:
-    """Whether a worker has left word that its script has ended well after training."""
+    """Whether a worker has recorded that its script has ended well after training."""
     return end_of(folder, worker).exists()
 
 
 def forget_end(folder: Path) -> None:
-    """A job is run again: how its script ended before counts no more."""
+    """Remove the records of how the workers of a job ended: it is run again."""
     for pattern in (ENDED, EXITED, REPORTED):
         for path in folder.glob(pattern.format(worker="*")):
             path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file atomically, readable by the owner only."""
+    new = path.with_name(f"{path.name}.new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    new.replace(path)

@@ -1,9 +1,9 @@
-"""What a job's supervisor and its workers say to each other: plain values, and their form on the wire.
+"""The messages between a job's supervisor and its workers.
 
 Each message is one line of JSON, an object with its ``kind`` and its fields (``geminid.wire``). Reading is strict: an
 unknown kind, a missing or surplus field, a value of the wrong type or out of its range, or a line that is too long is a
 ``ProtocolError``, and the connection that it came from is closed. Every number is bounded by the type of its field, so
-that nothing which computes with it can overflow. See ``docs/worker-protocol.md``.
+that no computation with it can overflow. See ``docs/worker-protocol.md``.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ from geminid.wire.codec import MAX_LINE_BYTES, Codec
 from geminid.wire.codec import Message as Tagged
 from geminid.wire.codec import ProtocolError as ProtocolError
 
-#: Both ends must speak the same.
+#: The version of the protocol; both ends must have the same.
 PROTOCOL_VERSION = 1
 
-#: How often the leader of a job's workers reports.
+#: Time between two reports of a job's leader, in seconds.
 REPORT_S = 1.0
 
-#: How often the leader looks for a better batch plan.
+#: Time between two searches of the leader for a better batch plan, in seconds.
 TUNE_S = 5.0
 
-#: Longer lines are refused.
+#: Longest line, in bytes.
 LONGEST_LINE_BYTES = MAX_LINE_BYTES
 
-#: More metrics than these are not passed on.
+#: How many metrics a message may have; the others are dropped.
 MOST_METRICS = 64
 
-#: Names of metrics are cut after this many characters.
+#: Longest name of a metric, in characters; longer names are cut.
 LONGEST_METRIC_NAME = 64
 
-#: Whole numbers are at most this: floating-point numbers count exactly up to here.
+#: Largest whole number: up to here, floating-point numbers are exact.
 LARGEST_COUNT = 2**53
 
-#: Times and durations are at most this many seconds, either way: 30,000 years.
+#: Largest absolute value of a time or duration, in seconds: 30,000 years.
 LARGEST_TIME_S = 1e12
 
-#: Other floating-point numbers are at most this, either way: their squares and products are still finite.
+#: Largest absolute value of other floating-point numbers: their squares and products are still finite.
 LARGEST_NUMBER = 1e120
 
-#: Longer texts are refused.
+#: Longest text, in characters.
 LONGEST_TEXT = 1 << 16
 
-#: Longer lists are refused.
+#: Longest list.
 LONGEST_LIST = 1 << 16
 
 Count = Annotated[int, Meta(ge=0, le=LARGEST_COUNT)]
-#: A whole number that is divided by.
+#: A whole number that may be a divisor.
 Positive = Annotated[int, Meta(ge=1, le=LARGEST_COUNT)]
 Seconds = Annotated[float, Meta(ge=-LARGEST_TIME_S, le=LARGEST_TIME_S)]
 Number = Annotated[float, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
 Samples = Annotated[float, Meta(ge=-LARGEST_COUNT, le=LARGEST_COUNT)]
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 
-#: A metric: a number, or by name what JSON has no number for. A loss that is one of these is worth knowing.
+#: A metric: a number, or the name of a value that JSON cannot express as a number.
 Unbounded = Literal["nan", "inf", "-inf"]
 Metric = float | Unbounded
 MetricsByName = Annotated[
     dict[Annotated[str, Meta(max_length=LONGEST_METRIC_NAME)], Metric], Meta(max_length=MOST_METRICS)
 ]
 
-#: What a worker may be doing: waiting to be told its place, forming a group, loading data, being in the body of the
-#: user's loop, there in the model's backward, waiting for its peers in a collective operation, being in the rest of the
-#: body, being between two epochs, having left the loop over epochs, or having come to its end.
+#: What a worker is doing: ``waiting`` for a ``Form``, ``forming`` a group, ``opening`` the first batch, ``loading``
+#: data; in the body of the loop ``training``, in the model's ``forward``, ``computing`` gradients, ``compiling``,
+#: ``synchronising`` with its peers, ``stepping`` the optimiser; ``between`` epochs; ``left`` the loop; ``finished``.
 Phase = Literal[
     "waiting",
     "forming",
@@ -97,7 +97,7 @@ class Plan(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hello(Tagged, frozen=True):
-    """The first line on every connection. A worker that reconnects says which generation it is in; 0 is none."""
+    """The first line on every connection. A worker that reconnects names its generation; 0 is none."""
 
     token: Text
     worker: Text
@@ -107,12 +107,11 @@ class Hello(Tagged, frozen=True):
 
 
 class Ready(Tagged, frozen=True):
-    """The script has got as far as its training loop: all is imported and built, and the worker waits for a ``Form``.
+    """The script has reached its training loop: everything is imported and built, and the worker waits for a ``Form``.
 
-    The limits are those of its batch sizes; ``dataset_samples`` is None for a stream of unknown length, and ``work``
-    (samples in all epochs) with it. Work is done when so many samples were consumed or, with ``by_progress``, when so
-    much progress was made.
-    ``meeting`` is where others can meet if this worker is the first of a generation:
+    The limits are those of its batch sizes. ``dataset_samples`` and ``work_samples`` (samples in all epochs) are None
+    for a stream of unknown length. The work is done when ``work_samples`` were consumed or, with ``by_progress``, when
+    that much progress was made. ``meeting`` is where others can meet if this worker is the first of a generation:
     ``tcp:host:port`` of a store of its own, on machines that share no folder.
     """
 
@@ -130,9 +129,9 @@ class Ready(Tagged, frozen=True):
 class Joined(Tagged, frozen=True):
     """The worker is part of a generation and about to train.
 
-    Times are of the machine's monotonic clock: ``stopped_at_s`` when the last step before ended (None for one that was
-    not training), ``resumed_at_s`` when training may go on. ``received_bytes`` is the state it was sent: none where it
-    had its own. ``restored`` says that the state comes from a checkpoint, or is fresh; ``samples`` how far it is.
+    Times are of the machine's monotonic clock: ``stopped_at_s`` when the last step before ended (None if it was not
+    training), ``resumed_at_s`` when training continues. ``received_bytes`` is the size of the state that it was sent; 0
+    if it had its own. With ``restored`` the state comes from a checkpoint, or is new; ``samples`` is how far it is.
     """
 
     generation: Count
@@ -154,14 +153,14 @@ class FirstStep(Tagged, frozen=True):
 
 
 class Lost(Tagged, frozen=True):
-    """A collective operation failed: somebody is gone. The state is intact; the worker waits for the next ``Form``."""
+    """A collective operation failed: a peer is gone. The state is intact; the worker waits for the next ``Form``."""
 
     generation: Count
     reason: Text
 
 
 class Leaving(Tagged, frozen=True):
-    """The worker has left or stopped, as it was told, and its process is about to end.
+    """The worker has left or stopped, as requested, and its process is about to end.
 
     ``stopped_at_s`` is when its last step ended, on the machine's monotonic clock.
     """
@@ -171,10 +170,10 @@ class Leaving(Tagged, frozen=True):
 
 
 class Heartbeat(Tagged, frozen=True):
-    """Sent twice a second by a thread of its own, with what the training thread is doing and for how long.
+    """Sent twice a second by a separate thread, with what the training thread is doing and for how long.
 
-    ``usual_s`` is the longest that any part of a pass took (loading, forward, backward, stepping); None where no pass
-    has shown yet what is usual.
+    ``usual_s`` is the longest duration of any part of a pass so far (loading, forward, backward, stepping); None before
+    enough passes were measured.
     """
 
     generation: Count
@@ -187,8 +186,8 @@ class Heartbeat(Tagged, frozen=True):
 class Progress(Tagged, frozen=True):
     """What the leader measured since its last report, and how far training is.
 
-    Step times are means over ``steps`` steps with this plan (None where no step was timed): ``accumulation_s`` of a
-    pass without synchronisation, ``step_s`` of one with it. ``squared_gradient`` and ``variance`` (at M0) give the
+    Step times are means over ``steps`` steps with this plan (None if no step was timed): ``accumulation_s`` of a pass
+    without synchronisation, ``step_s`` of one with it. ``squared_gradient`` and ``variance`` (at M0) give the
     noise scale; None while unknown. ``samples`` counts consumed samples of all epochs, ``progress`` useful ones.
     """
 
@@ -217,7 +216,7 @@ class Metrics(Tagged, frozen=True):
 
 
 class Checkpointed(Tagged, frozen=True):
-    """A checkpoint is safely on disk. ``pause_s`` is how long training stood still for it."""
+    """A checkpoint is on disk. ``pause_s`` is how long training paused for it."""
 
     step: Count
     samples: Count
@@ -228,9 +227,9 @@ class Checkpointed(Tagged, frozen=True):
 
 
 class Finished(Tagged, frozen=True, omit_defaults=True):
-    """Training is complete; the script may still do something before it ends.
+    """Training is complete; the script may continue before it ends.
 
-    It was ``cut_short`` if the script has ended with exit code 0 from within its loop over epochs (``sys.exit``).
+    It was ``cut_short`` if the script has ended with exit code 0 inside its loop over epochs (``sys.exit``).
     """
 
     step: Count
@@ -241,7 +240,7 @@ class Finished(Tagged, frozen=True, omit_defaults=True):
 class Failed(Tagged, frozen=True, omit_defaults=True):
     """The script raised an exception, and the process is about to end.
 
-    With ``hold`` it is of no use to try again before somebody has done something about the reason.
+    With ``hold``, a retry is useless before a person has dealt with the reason.
     """
 
     reason: Text
@@ -252,7 +251,10 @@ class Failed(Tagged, frozen=True, omit_defaults=True):
 
 
 class Welcome(Tagged, frozen=True):
-    """The answer to a ``Hello`` with the right token: how often to say that one lives, and to report."""
+    """The answer to a ``Hello`` with the right token: the time between heartbeats and between reports.
+
+    After ``orphan_s`` without a supervisor, a worker saves and stops.
+    """
 
     heartbeat_s: Seconds
     orphan_s: Seconds
@@ -260,7 +262,7 @@ class Welcome(Tagged, frozen=True):
 
 
 class Refused(Tagged, frozen=True):
-    """The answer to any other ``Hello``: this job has no such worker. Whoever takes itself for one ends at once."""
+    """The answer to any other ``Hello``: this job has no such worker. The process that sent it ends at once."""
 
     job: Text
 
@@ -268,11 +270,11 @@ class Refused(Tagged, frozen=True):
 class Form(Tagged, frozen=True, omit_defaults=True):
     """Form this generation of the group at the next step that all of its workers agree on.
 
-    ``members`` are the workers by rank; those who have the state come first. A worker of the current generation who
-    is not among them leaves. ``rendezvous`` is where the members find each other: ``file:`` and an absolute path, or
-    ``tcp:host:port/name``, where the first member listens. Without a plan the leader chooses one. ``broken`` says that
-    the current generation cannot go on (a member is gone): there is nothing to agree on, and whoever waits in it need
-    not wait any longer. With ``hold`` the members are fewer than the job needs: they take no step before the next one.
+    ``members`` are the workers by rank; those that have the state come first. A worker of the current generation that
+    is not among them leaves. ``rendezvous`` is where the members meet: ``file:`` and an absolute path, or
+    ``tcp:host:port/name``, where the first member listens. Without a plan the leader chooses one. With ``broken`` the
+    current generation cannot continue (a member is gone): there is nothing to agree on, and workers that wait in it
+    stop waiting. With ``hold`` the members are fewer than the job needs: they take no step before the next ``Form``.
     """
 
     generation: Count
@@ -284,7 +286,7 @@ class Form(Tagged, frozen=True, omit_defaults=True):
 
 
 class Retune(Tagged, frozen=True):
-    """Train with this batch plan from now on; with None, choose for yourselves again."""
+    """Train with this batch plan from now on; with None, the leader chooses again."""
 
     plan: Plan | None
 
@@ -324,7 +326,7 @@ encode, decode = _ANY.encode, _ANY.decode
 
 
 def credible_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
-    """Metrics that may be sent: numbers, not too many of them, under names that are not too long."""
+    """The metrics that are sent: at most ``MOST_METRICS`` numbers, with names that are not too long."""
     kept: dict[str, Metric] = {}
     for name, value in metrics.items():
         try:
@@ -337,12 +339,12 @@ def credible_metrics(metrics: Mapping[str, Any]) -> dict[str, Metric]:
 
 
 def credible(number: float | None, largest: float = LARGEST_NUMBER) -> float | None:
-    """A measurement that may be sent; None for one that is not finite or too large to be true."""
+    """A measurement that may be sent; None if it is not finite or implausibly large."""
     return number if number is not None and abs(number) <= largest else None
 
 
 def averaged(reports: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Metrics of several workers: every one is the mean over the workers that have it."""
+    """Metrics of several workers: each is the mean over the workers that have it."""
     values: dict[str, list[float]] = {}
     for report in reports:
         for name, value in report.items():

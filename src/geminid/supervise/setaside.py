@@ -1,17 +1,17 @@
-"""Putting a job's checkpoints aside, so that it begins from the beginning: nothing is deleted. Without PyTorch."""
+"""Setting a job's checkpoints aside, so that it starts from the beginning; nothing is deleted. Without PyTorch."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-#: The folder of a job's checkpoints, in the job's own, where no other place is named.
+#: The default folder of a job's checkpoints, in the job's own folder.
 CHECKPOINTS = "checkpoints"
 
-#: What all checkpoints are called, damaged ones as well.
+#: How the names of all checkpoints begin, those of damaged ones too.
 PREFIX = "checkpoint-"
 
-#: Folders next to the checkpoints that were put aside are called this, with a number.
+#: How the names of folders with checkpoints that were set aside begin; a number follows.
 ASIDE = "set-aside-"
 
 
@@ -19,7 +19,7 @@ def set_checkpoints_aside(place: Path | str) -> str | None:
     """Move all checkpoints in a folder, or below an fsspec URL, into a new folder there; its name, if there were any.
 
     Raises:
-        Exception: whatever the storage raises.
+        Exception: any error of the storage.
     """
     text = str(place).removeprefix("file://")
     if "://" in text:

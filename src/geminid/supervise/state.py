@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from msgspec.structs import replace
 
 from geminid.clock import Clock
-from geminid.process.disk_full import tells_of_full_disk
+from geminid.process.disk_full import mentions_full_disk
 from geminid.process.launch import SLOT_GONE, UNKNOWN_CODE
 from geminid.supervise import events, hangs, inputs, protocol
 from geminid.supervise.events import JobEnded, JobPhase
@@ -360,7 +360,7 @@ class SupervisedJob:
         count = self.failures.count
         if count > self._spec.max_failures:
             text = reason if count == 1 else f"{reason}; {count} failures without progress in between"
-            shortage = tells_of_full_disk(reason) or self._is_disk_full()
+            shortage = mentions_full_disk(reason) or self._is_disk_full()
             self._fail(text, short=shortage, failures=count, apart=apart)
         else:
             self._recover()

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
-from geminid.process.logfiles import last_words
+from geminid.process.logfiles import last_lines
 from geminid.serve import documents, schemas
 from geminid.serve.api.context import ApiContext, Caller, Context, NamedJob, OwnJob, may_read
 from geminid.serve.api.requests import MAX_ENVIRONMENT_LENGTH, JsonBody, body_schema, parse_environment
@@ -151,7 +151,7 @@ async def job(
     lines: list[str] = []
     if job.phase is JobPhase.FAILED or (job.phase is JobPhase.PENDING and job.state.failures):
         folder = context.service.executor.folders.folder_of(job.id) / "logs"
-        lines = await asyncio.to_thread(last_words, folder, LAST_LINES)
+        lines = await asyncio.to_thread(last_lines, folder, LAST_LINES)
     return JSONResponse({**context.views.details(job), "last_lines": lines})
 
 
