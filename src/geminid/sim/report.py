@@ -24,7 +24,17 @@ from geminid.sim.reasons import is_named
 from geminid.sim.workload import Workload
 
 #: Parts of the page's script, in the order in which they build on each other.
-SCRIPTS: Final = ("base.js", "charts.js", "time.js", "timeline.js", "racks.js", "pointing.js", "detail.js", "page.js")
+SCRIPTS: Final = (
+    "base.js",
+    "charts.js",
+    "time.js",
+    "lanes.js",
+    "timeline.js",
+    "racks.js",
+    "pointing.js",
+    "detail.js",
+    "page.js",
+)
 
 _ESCAPED_IN_JSON: Final = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
 
@@ -39,7 +49,7 @@ def write_report(
 def page(*, workload: Workload, cluster: Cluster, results: Sequence[Mapping[str, Any]], seed: int | None = None) -> str:
     """The whole page as text."""
     style = _asset("page.css")
-    script = '"use strict";\n(() => {\n' + "\n".join(_asset(name) for name in SCRIPTS) + "})();\n"
+    script = '"use strict";\n(() => {\n' + "\n".join(_script(name) for name in SCRIPTS) + "})();\n"
     types = reportdata.gpu_types(cluster, results)
     blocks = [_data_block("overview", reportdata.overview(workload, cluster, results))]
     for i, result in enumerate(results):
@@ -70,6 +80,11 @@ def _data_block(name: str, value: Any) -> str:
 
 def _asset(name: str) -> str:
     return files("geminid.sim").joinpath("report_assets", name).read_text(encoding="utf-8")
+
+
+def _script(name: str) -> str:
+    """A part of the script. Parts that the dashboard loads as modules export their functions; here all are in one."""
+    return re.sub(r"^export ", "", _asset(name), flags=re.MULTILINE)
 
 
 def _hash(text: str) -> str:

@@ -37,10 +37,14 @@ function lanes() {
 
 const drawRacks = draws("racks", (node, width) => {
   if (!hasRacks || !data.policies.length) return;
-  const lines = data.timeline(state.policy);
-  const { top, racks, lines: all } = lanes();
-  const line = Math.min(RACK_LINE_PX, Math.max(560 / all, 0.5));
-  const height = Math.ceil(all * line + racks.length * RACK_GAP_PX + 36);
+  const { top, racks, lines: rows } = lanes();
+  const groups = racks.map(({ rack, from, to }) => ({ label: data.racks[rack].name, from, to }));
+  const row = Math.min(RACK_LINE_PX, Math.max(560 / rows, 0.5));
+  const [t0, t1] = jobTimeShown();
+  const colours = { grid: cssColour("grid"), ink: cssColour("ink"), halo: cssColour("bg") };
+  const view = { left: width < 640 ? 76 : 168, right: width - 8, top: 0, t0, t1, row, gap: RACK_GAP_PX, colours };
+  const model = { rows, groups, stints: slotStints(top) };
+  const height = Math.ceil(lanesHeight(model, view) + 36);
   const sheet = byId("rack-lanes");
   const ratio = Math.min(window.devicePixelRatio || 1, 2);
   sheet.width = Math.round(width * ratio);
@@ -49,41 +53,34 @@ const drawRacks = draws("racks", (node, width) => {
   sheet.setAttribute("aria-label", `Slots of ${plural(racks.length, "rack")} under ${data.policies[state.policy].name}`);
   const context = sheet.getContext("2d");
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  const [left, right] = [width < 640 ? 76 : 168, width - 8];
-  const [t0, t1] = jobTimeShown();
-  const x = linear(t0, t1, left, right);
-  const gaps = new Map(racks.map((rack) => [rack.rack, rack.gaps * RACK_GAP_PX]));
-  const y = (at, rack) => at * line + gaps.get(rack);
-  drawAxes(context, { left, right, top: 0, bottom: height - 34, x }, width, height);
-  context.textAlign = "right";
-  for (const { rack, from, to } of racks) {
-    context.fillStyle = cssColour("grid");
-    context.fillRect(left, y(from, rack), right - left, (to - from) * line);
-    context.fillStyle = cssColour("ink");
-    context.fillText(fitted(context, data.racks[rack].name, left - 14), left - 8, y((from + to) / 2, rack) + 4);
-  }
-  context.textAlign = "left";
-  // Slots are counted, not named: a job gets the lines of its nodes that have been free for longest.
+  drawAxes(context, { ...view, bottom: height - 34, x: laneScale(model, view).x }, width, height);
+  drawLanes(context, model, view);
+  byId("racks-legend").replaceChildren(
+    ...tiersShown().map((name, k) => el("span", {}, swatch(tierColours()[k]), `jobs ${name}`)),
+  );
+});
+
+// Slots are counted, not named: a job gets the lanes of its nodes that have been free for longest.
+function slotStints(top) {
+  const lines = data.timeline(state.policy);
   const colours = tierColours();
   const free = data.nodes.map((_, n) => new Float64Array(data.node_slots[n]));
   const order = lines.start.map((_, i) => i).sort((a, b) => lines.start[a] - lines.start[b]);
+  const stints = [];
   for (const i of order) {
     const allocation = lines.allocations[lines.at[i]];
-    const [a, b] = [x(Math.max(lines.start[i], t0)), x(Math.min(lines.end[i], t1))];
-    context.fillStyle = colours[tierOf(allocation)];
+    const fill = colours[tierOf(allocation)];
     allocation.indices.forEach((n, k) => {
       if (!free[n]) return;
       const ends = [...free[n].keys()].sort((p, q) => free[n][p] - free[n][q] || p - q);
       for (const slot of ends.slice(0, allocation.nodes[k][1])) {
         free[n][slot] = lines.end[i];
-        if (b > a) context.fillRect(a, y(top[n] + slot, data.rack[n]), Math.max(b - a, 0.5), line > 2 ? line - 0.5 : line);
+        stints.push({ row: top[n] + slot, start: lines.start[i], end: lines.end[i], fill });
       }
     });
   }
-  byId("racks-legend").replaceChildren(
-    ...tiersShown().map((name, k) => el("span", {}, swatch(colours[k]), `jobs ${name}`)),
-  );
-});
+  return stints;
+}
 
 function showRacks() {
   byId("racks-part").hidden = !hasRacks;

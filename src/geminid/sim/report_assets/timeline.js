@@ -171,7 +171,7 @@ function drawLabels(context, box) {
   if (box.row >= LABEL_ROW_PX) {
     context.font = `${Math.min(12, box.row - 1)}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
     for (let row = from; row < to; row++)
-      context.fillText(fitted(context, data.jobs.name[view.order[row]], room), box.left - 8, y(row) + box.row / 2 + 4);
+      context.fillText(shortened(context, data.jobs.name[view.order[row]], room), box.left - 8, y(row) + box.row / 2 + 4);
   } else if (view.sort === "application") {
     let start = from;
     for (let row = from + 1; row <= to; row++) {
@@ -181,7 +181,7 @@ function drawLabels(context, box) {
       context.fillRect(8, y(row), box.right - 8, 1);
       context.fillStyle = cssColour("ink");
       if (y(row) - y(start) >= 12)
-        context.fillText(fitted(context, data.applications[app], room), box.left - 8, (y(start) + y(row)) / 2 + 4);
+        context.fillText(shortened(context, data.applications[app], room), box.left - 8, (y(start) + y(row)) / 2 + 4);
       start = row;
     }
   } else {
@@ -190,16 +190,6 @@ function drawLabels(context, box) {
       context.fillText(`job ${count(n)}`, box.left - 8, y(n - 1) + box.row / 2 + 4);
   }
   context.textAlign = "left";
-}
-
-// Text cut in the middle where it would not fit: the ends of job names tell them apart.
-function fitted(context, text, room) {
-  const full = context.measureText(text).width;
-  if (full <= room) return text;
-  const cut = (n) => `${text.slice(0, Math.ceil(n / 2))}…${text.slice(text.length - Math.floor(n / 2))}`;
-  let n = Math.max(Math.floor((text.length * room) / full), 2);
-  while (n > 2 && context.measureText(cut(n)).width > room) n--;
-  return cut(n);
 }
 
 function eachRow(box, act) {
