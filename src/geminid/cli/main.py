@@ -47,6 +47,7 @@ def _places() -> Iterator[tuple[str, Place]]:
         ("Jobs", "jobs", "queue show logs explain wait cancel pause resume"),
     ):
         yield from ((name, Place(module, name, panel)) for name in names.split())
+    yield "open", Place("open", "open_page", "The service")
     yield "set", Place("jobs", "set_job", "Jobs")
     operating = ["nodes", "drain", "cordon", "quota", "queue-members", "queue-priority"]
     for name in [*operating, "usage", "events", "replay", "token"]:

@@ -337,7 +337,7 @@ def replay(
 
 def token(
     user: Annotated[str | None, typer.Argument(help="For whom; all tokens are listed when left out.")] = None,
-    role: Annotated[Literal["user", "admin"], typer.Option(help="What the token allows.")] = "user",
+    role: Annotated[Literal["viewer", "user", "admin"], typer.Option(help="What the token allows.")] = "user",
     days: Annotated[
         float | None, typer.Option(min=0.0, max=36_525.0, help="Expires after so many days; never when left out.")
     ] = None,

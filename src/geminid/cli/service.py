@@ -82,6 +82,14 @@ def up(
         float,
         typer.Option(min=5.0, help="With `ray`: seconds without an answer after which a node's agent is replaced."),
     ] = 120.0,
+    public_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            help="Where browsers reach the service through a proxy or tunnel: https://…, or a loopback address.",
+            show_default="the service's own address",
+        ),
+    ] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print where the service is as JSON.")] = False,
 ) -> None:
     """Start the service on this machine, for its own slots or for those of a Ray cluster."""
@@ -136,6 +144,7 @@ def up(
         ship_code=not shared_code,
         autoscale=autoscale,
         agent_timeout_s=agent_timeout,
+        public_url=checked_public_url(public_url),
     )
     if detach:
         with reporting_trouble():
@@ -145,8 +154,10 @@ def up(
         else:
             console.print(_where(place, "`geminid down` ends it"), soft_wrap=True)
         return
+    from geminid.dashboard.pages import with_dashboard
+
     try:
-        serve(options, _Watcher(as_json))
+        serve(options, _Watcher(as_json), wrap=with_dashboard)
     except (StoreProblem, DamagedTokens) as problem:
         give_up(str(problem))
 
@@ -183,6 +194,31 @@ class _Watcher:
             told += f": it waits for {names} to stop"
         with contextlib.suppress(OSError):
             error_console.print(told, soft_wrap=True)
+
+
+def checked_public_url(text: str) -> str:
+    """The address that browsers use, without a slash at its end.
+
+    Raises:
+        InvalidInput: it is neither https nor on this machine, or has more than a host and a port.
+    """
+    from urllib.parse import urlsplit
+
+    from geminid.fields import InvalidInput, Problem
+
+    right = "must be https://HOST[:PORT], or http:// with a loopback address such as http://127.0.0.1:9000"
+    try:
+        parts = urlsplit(text.rstrip("/"))
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        raise InvalidInput([Problem("public-url", text, right)]) from None
+    is_local = parts.hostname in ("127.0.0.1", "localhost", "::1")
+    if text and not (parts.hostname and (parts.scheme == "https" or (parts.scheme == "http" and is_local))):
+        raise InvalidInput([Problem("public-url", text, right)])
+    if parts.path or parts.query or parts.fragment or parts.username:
+        raise InvalidInput([Problem("public-url", text, f"{right}, and nothing behind it")])
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    return f"{parts.scheme}://{host}{port}" if text else ""
 
 
 def _size(name: str, text: str | None) -> int | None:

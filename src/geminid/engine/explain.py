@@ -173,16 +173,20 @@ def _shapes(job: JobView, view: ClusterView, gpu_type: str) -> dict[int, int]:
 
 def expected_speed(job: JobView, slots: int, nodes: int) -> float | None:
     """How many times as fast as it is a job should be with other slots of its type; None if that is not known."""
-    if job.model is None or job.gpu_type is None or slots in (0, job.slots) or not job.slots:
+    if slots in (0, job.slots) or not job.slots:
+        return None
+    before, after = predicted_goodput(job, job.slots, len(job.allocation)), predicted_goodput(job, slots, nodes)
+    return after / before if before and after else None
+
+
+def predicted_goodput(job: JobView, slots: int, nodes: int) -> float | None:
+    """Useful samples per second on slots of the GPU type that a job has; None if its model does not know that type."""
+    if job.model is None or job.gpu_type is None or not slots:
         return None
     fitted, limits = job.model.fits.get(job.gpu_type), job.model.limits.get(job.gpu_type)
     if fitted is None or limits is None:
         return None
-    before, after = (
-        best_plan(fitted, job.model.gradient, limits, nodes=on, slots=count).goodput
-        for count, on in ((job.slots, len(job.allocation)), (slots, nodes))
-    )
-    return after / before if before > 0 and after > 0 else None
+    return best_plan(fitted, job.model.gradient, limits, nodes=nodes, slots=slots).goodput
 
 
 @dataclass(frozen=True, slots=True)

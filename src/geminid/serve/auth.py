@@ -33,7 +33,11 @@ TOKENS = "tokens.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """The user that a token stands for. ``role`` is ``admin`` or ``user``; ``made_by`` is the account that made it."""
+    """The user that a token stands for; ``made_by`` is the account that made it.
+
+    ``role`` is ``admin``, who may do everything, ``user``, who may change his own jobs, or ``viewer``, who may change
+    nothing.
+    """
 
     user: str
     role: str
@@ -47,6 +51,11 @@ class Identity:
     def is_admin(self) -> bool:
         """Whether it may do everything."""
         return self.role == "admin"
+
+    @property
+    def is_viewer(self) -> bool:
+        """Whether it may change nothing."""
+        return self.role == "viewer"
 
 
 class DamagedTokens(Exception):
@@ -63,8 +72,11 @@ class Tokens:
 
     def identify(self, token: str) -> Identity | None:
         """Whose token it is; None if it is nobody's, has expired or was revoked."""
+        return self.by_hash(_hash(token))
+
+    def by_hash(self, digest: str) -> Identity | None:
+        """The same for the hash of a token."""
         self._refresh()
-        digest = _hash(token)
         found = None
         for known in self._known:  # all of them, so that the time it takes tells nothing
             if hmac.compare_digest(known.hash, digest):

@@ -13,7 +13,7 @@ from geminid.job import JobKind
 from geminid.jobstate import JobPhase
 from geminid.policies.base import Policy
 from geminid.serve.livejob import BEFORE_THE_END, LiveJob, total_batch
-from geminid.serve.service import Published
+from geminid.serve.service import Published, Service
 from geminid.serve.state import ServiceState
 from geminid.serve.translation import fits
 
@@ -367,6 +367,24 @@ def market_document(policy: Policy, cluster: Cluster) -> dict[str, Any]:
         "prices": dict(zip(cluster.type_index, prices, strict=False)),
         "gap": None if solution is None else solution.gap,
         "wishes": [{**asdict(wish), "reason": wish.reason} for wish in wished],
+    }
+
+
+def glance_document(published: Published, service: Service) -> dict[str, Any]:
+    """What everybody who watches is shown of the service as a whole, whenever it changes."""
+    state, market = published.state, market_document(service.market, service.cluster)
+    return {
+        "slots": service.cluster.total_slots,
+        "slots_held": sum(job.state.num_slots for job in state.jobs.values()),
+        "policy": service.policy_text,
+        "prices": {name: float(f"{price:.3g}") for name, price in market["prices"].items()},
+        "gap": market["gap"],
+        "decisions": published.decisions,
+        "trouble": published.trouble,
+        "ending": service.ending,
+        "jobs": dict(Counter(job.phase.value for job in state.jobs.values())),
+        "nodes_out": sorted(state.drained | state.down | state.leaving),
+        "notes": [{"at_s": at_s, "level": level, "text": text} for at_s, level, text in state.notes[-5:]],
     }
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -96,6 +96,7 @@ class Options:
     ship_code: bool = True
     autoscale: bool = False
     agent_timeout_s: float = SILENT_S
+    public_url: str = ""
 
 
 class Watcher(Protocol):
@@ -108,10 +109,20 @@ class Watcher(Protocol):
         """It was told to end, and waits for these jobs to stop, or leaves them running (``detach``)."""
 
 
+#: An ASGI application.
+App = Callable[..., Awaitable[None]]
+
+
 def serve(
-    options: Options, watcher: Watcher | None = None, *, before_write: Callable[[str], None] = lambda point: None
+    options: Options,
+    watcher: Watcher | None = None,
+    *,
+    before_write: Callable[[str], None] = lambda point: None,
+    wrap: Callable[[App], App] = lambda app: app,
 ) -> None:
-    """Be the service until it is told to end. ``before_write`` is for tests that break it; see :class:`Store`.
+    """Be the service until it is told to end.
+
+    ``before_write`` is for tests that break it; see :class:`Store`. ``wrap`` adds pages to the interface.
 
     Raises:
         StoreProblem: another service has the store, or it cannot be used.
@@ -141,7 +152,7 @@ def serve(
         url = f"http://{options.host}:{port}"
         keep_port(options.home, options.host, port)
         try:
-            _answer(service, listener, options.home, url, watcher, note=listening.note)
+            _answer(service, listener, options, url, watcher, wrap=wrap, note=listening.note)
         finally:
             with contextlib.suppress(OSError, ValueError, KeyError):
                 place = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
@@ -231,7 +242,14 @@ def _executor(options: Options, moved_from: str) -> Executor:
 
 
 def _answer(
-    service: Service, listener: socket.socket, home: Path, url: str, watcher: Watcher | None, *, note: str
+    service: Service,
+    listener: socket.socket,
+    options: Options,
+    url: str,
+    watcher: Watcher | None,
+    *,
+    wrap: Callable[[App], App],
+    note: str,
 ) -> None:
     """Answer requests until the service has ended: also while it waits for its jobs to stop."""
     import uvicorn
@@ -240,6 +258,7 @@ def _answer(
     from geminid.serve.connections import ACCEPTED_AT_ONCE, BACKLOG, ConnectionLimits, guarded, raise_descriptor_limit
 
     asked: list[bool] = []
+    home = options.home
 
     def stop_answering() -> None:
         server.should_exit = True
@@ -272,10 +291,18 @@ def _answer(
             await super().startup(sockets)
             listener.listen(BACKLOG)  # the system may keep more waiting than are accepted at once
 
-    context = ApiContext(service, Tokens(home), home, url, shut_down=shut_down, is_ending=lambda: server.should_exit)
+    context = ApiContext(
+        service,
+        Tokens(home),
+        home,
+        url,
+        shut_down=shut_down,
+        is_ending=lambda: server.should_exit,
+        public_url=options.public_url,
+    )
     server = Server(
         uvicorn.Config(
-            make_app(context),
+            wrap(make_app(context)),
             http=guarded(ConnectionLimits.for_descriptors(raise_descriptor_limit())),
             ws="none",
             backlog=ACCEPTED_AT_ONCE,
@@ -288,6 +315,7 @@ def _answer(
     service.on_failure = stop_answering  # without its thread it is none: whoever watches this process starts another
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
+    context.recorder.start()
     place = {"url": url, **identity_of(os.getpid()), "version": __version__}
     place |= {"note": note} if note else {}
     write_private(home / SERVICE, json.dumps(place))
@@ -296,6 +324,7 @@ def _answer(
         watcher.started(place)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    context.recorder.close()
     service.end(detach=bool(asked and asked[0]))  # waits until it has, and tells what went wrong
 
 
@@ -327,6 +356,7 @@ def start_detached(options: Options) -> dict[str, object]:
         *(() if options.cluster_file is None else ("--cluster", str(options.cluster_file))),
         *(() if options.ship_code else ("--shared-code",)),
         *(("--autoscale",) if options.autoscale else ()),
+        *(("--public-url", options.public_url) if options.public_url else ()),
     )
     if out.exists() and out.stat().st_size > LARGEST_LOG_BYTES:
         out.replace(out.with_suffix(".out.1"))

@@ -1,8 +1,10 @@
 """Who may send requests.
 
-Every request has a bearer token; users change their own jobs, admins everything. ``Host`` must name this machine, and
-so must ``Origin`` where a web page sends the request: other pages cannot use a browser to get here, not even by making
-a name point to this machine. What is refused is noted or counted for the operator.
+Every request has a bearer token or the cookie of a browser session; viewers change nothing, users their own jobs,
+admins everything. ``Host`` must name this machine or the public address of the service, and so must ``Origin`` where a
+web page sends the request: other pages cannot use a browser to get here, not even by making a name point to this
+machine. A change that a browser asks for with its cookie needs a header, too, which only pages of the service can send.
+What is refused is noted or counted for the operator.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from geminid.fields import MAX_TEXT_LENGTH
 from geminid.serve import schemas
 from geminid.serve.api.context import Context, context_of
 from geminid.serve.api.requests import TOO_LONG, error_response, refuse
-from geminid.serve.auth import DamagedTokens
+from geminid.serve.auth import DamagedTokens, Identity
 from geminid.serve.connections import CONNECTION
 from geminid.serve.service import Refused
 
@@ -27,8 +29,17 @@ PREFIX = "/api/v1"
 #: Where a service proves that it knows a token.
 PROOF = f"{PREFIX}/proof"
 
-#: Names that stand for this machine.
-OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
+#: What viewers may send, too: simulations of the live jobs, and links and sessions of their own browsers.
+FOR_VIEWERS = frozenset({f"{PREFIX}/what-if", f"{PREFIX}/login-links", f"{PREFIX}/session"})
+
+#: Where a browser session begins: with a code or a token in the body, and no other proof.
+SESSION = f"{PREFIX}/session"
+
+#: The header of requests by the service's own pages.
+PAGE_HEADER = "x-geminid-page"
+
+#: Methods that change nothing.
+READING = frozenset({"GET", "HEAD", "OPTIONS"})
 
 router = APIRouter()
 
@@ -53,21 +64,27 @@ async def check_access(request: Request, call_next: Callable[[Request], Awaitabl
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname
     except ValueError:  # half an address in brackets
         host = None
-    if host not in OWN_NAMES:
+    if host is None or host not in context.hosts:
         return refuse(request, 403, f"requests must be to this machine, not to {str(host)[:100]!r}")
     origin = request.headers.get("origin")
-    if origin is not None and origin != context.url:
-        return refuse(request, 403, f"requests from pages of {origin[:100]!r} are refused")
-    if request.url.path == PROOF:
+    if origin is not None and origin not in context.origins:
+        return refuse(request, 403, f"requests from pages of {origin[:100]!r} are refused (--public-url allows one)")
+    by_own_page = origin is not None and request.headers.get(PAGE_HEADER) == "1"
+    begins_session = request.url.path == SESSION and request.method == "POST" and by_own_page
+    if request.url.path == PROOF or begins_session:
         return await call_next(request)
-    scheme, _, token = request.headers.get("authorization", "").partition(" ")
     try:
-        identity = context.tokens.identify(token.strip()) if scheme.lower() == "bearer" else None
+        identity, by_cookie = _sender(request)
         context.audit_token_changes()
     except DamagedTokens as problem:
         return error_response(503, str(problem))
     if identity is None:
         return refuse(request, 401, "a valid token is needed, as in Authorization: Bearer TOKEN")
+    reads = request.method in READING
+    if by_cookie and not reads and not by_own_page:
+        return refuse(request, 403, "a browser may change something only from a page of this service")
+    if identity.is_viewer and not reads and request.url.path not in FOR_VIEWERS:
+        return error_response(403, f"{identity.user} may look at everything and change nothing (role viewer)")
     connection = getattr(request.state, CONNECTION, None)
     if connection is not None and not connection.identified(identity.user):
         most = connection.all_connections.limits.per_user
@@ -77,3 +94,13 @@ async def check_access(request: Request, call_next: Callable[[Request], Awaitabl
         return error_response(413, TOO_LONG)
     request.state.identity = identity
     return await call_next(request)
+
+
+def _sender(request: Request) -> tuple[Identity | None, bool]:
+    """Who sends a request, None if nobody knows; and whether a cookie says so."""
+    context = context_of(request)
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme:
+        return (context.tokens.identify(token.strip()) if scheme.lower() == "bearer" else None), False
+    cookie = request.cookies.get(context.sessions.cookie_name)
+    return (None if cookie is None else context.sessions.identify(cookie)), True

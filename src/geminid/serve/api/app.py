@@ -8,7 +8,20 @@ from fastapi import FastAPI
 
 from geminid import __version__
 from geminid.serve import schemas
-from geminid.serve.api import access, events, explain, jobs, logs, nodes, queues, status
+from geminid.serve.api import (
+    access,
+    events,
+    explain,
+    jobs,
+    logs,
+    nodes,
+    past,
+    queues,
+    session,
+    status,
+    watch,
+    whatif,
+)
 from geminid.serve.api.access import PREFIX, PROOF
 from geminid.serve.api.context import ApiContext
 from geminid.serve.api.requests import install_error_handlers
@@ -27,7 +40,7 @@ def make_app(context: ApiContext) -> FastAPI:
     app.state.context = context
     app.middleware("http")(access.check_access)
     install_error_handlers(app)
-    for subject in (access, jobs, explain, logs, nodes, queues, events, status):
+    for subject in (access, session, jobs, explain, logs, past, watch, nodes, queues, events, status, whatif):
         app.include_router(subject.router, prefix=PREFIX)
     app.include_router(status.metrics_router)
     _describe_tokens(app)

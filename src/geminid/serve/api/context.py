@@ -12,17 +12,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Depends, Request
 
 from geminid.process.logfiles import Tails
+from geminid.serve import documents
 from geminid.serve.api.jobviews import JobViews
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecaster
 from geminid.serve.jobnames import NotOneJob, named_job
 from geminid.serve.livejob import LiveJob
+from geminid.serve.observe.changes import Broadcast, Changes
+from geminid.serve.observe.recorder import Recorder
+from geminid.serve.observe.store import HistoryStore
 from geminid.serve.refusals import Refusals
 from geminid.serve.service import Refused, Service
+from geminid.serve.sessions import Sessions
+
+#: Names that stand for this machine.
+OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
 
 #: Refusals are summed up for the operator after this time.
 REFUSALS_SUMMARY_S = 60.0
@@ -33,7 +42,7 @@ class ApiContext:
     """A service and what its interface remembers between requests.
 
     ``shut_down`` ends the service; its argument says whether jobs keep running. While ``is_ending`` no request is kept
-    waiting.
+    waiting. ``public_url`` is where browsers reach the service through a proxy or a tunnel, if they do.
     """
 
     service: Service
@@ -42,6 +51,12 @@ class ApiContext:
     url: str
     shut_down: Callable[[bool], None]
     is_ending: Callable[[], bool]
+    public_url: str = ""
+    recorder: Recorder = field(init=False)
+    sessions: Sessions = field(init=False)
+    broadcast: Broadcast = field(init=False)
+    hosts: frozenset[str] = field(init=False)
+    origins: frozenset[str] = field(init=False)
     forecaster: Forecaster = field(init=False)
     views: JobViews = field(init=False)
     refusals: Refusals = field(init=False)
@@ -52,10 +67,24 @@ class ApiContext:
     def __post_init__(self) -> None:
         self.forecaster = Forecaster(self.service)
         self.views = JobViews(self.service, self.forecaster)
+        self.recorder = Recorder(self.service, HistoryStore(self.home))
+        self.sessions = Sessions(self.home, self.tokens, self.service.clock.now_s)
+        changes = Changes(self.views.row, lambda published: documents.glance_document(published, self.service))
+        self.broadcast = Broadcast(
+            changes,
+            lambda: self.service.published,
+            is_over=self._is_over,
+            renew_forecast=self.forecaster.begin,
+        )
+        self.hosts = OWN_NAMES | frozenset(filter(None, [urlsplit(self.public_url).hostname]))
+        self.origins = frozenset({self.url, *filter(None, [self.public_url])})
         self.refusals = Refusals(
             self.audit, lambda close: asyncio.get_running_loop().call_later(REFUSALS_SUMMARY_S, close)
         )
         self._seen_tokens = self.tokens.all()
+
+    def _is_over(self) -> bool:
+        return self.is_ending() or not self.service.alive
 
     def audit(self, sentence: str) -> None:
         """Note something for the operator."""

@@ -8,6 +8,7 @@ from typing import Any
 from geminid.serve import documents
 from geminid.serve.forecast import Forecast, Forecaster, can_start, waiting_order
 from geminid.serve.livejob import LiveJob
+from geminid.serve.observe.rows import Row, row_of
 from geminid.serve.service import Published, Service
 
 
@@ -50,6 +51,14 @@ class JobViews:
             {**documents.job_document(job, now_s, positions.get(job.id)), **self._outlook(job, now_s)} for job in jobs
         ]
 
+    def row(self, job: LiveJob) -> Row:
+        """A job as one row of a table that many people watch."""
+        now_s, reason = self.now_s(), job.state.reason
+        if (needs := documents.needs_of(job, self._slots_by_type())) is not None:
+            short = f"needs {needs['slots']} slots, {needs['free']} of {needs['in_service']} are free"
+            reason = self._service.published.reasons.get(job.id) or job.why or reason or short
+        return row_of(job, self.positions().get(job.id), self._forecaster.of(job, now_s), reason, now_s)
+
     def details(self, job: LiveJob) -> dict[str, Any]:
         """A job with its specification, its story and what was measured."""
         now_s = self.now_s()
@@ -57,11 +66,14 @@ class JobViews:
 
     def _outlook(self, job: LiveJob, now_s: float) -> dict[str, Any]:
         """When a job will start and finish, whether it meets its deadline, and what it needs."""
-        published = self._service.published
-        if self._slots is None or self._slots[0] is not published:
-            self._slots = (published, documents.slots_by_type(published.state, self._service.cluster))
         return {
             **self._forecaster.of(job, now_s),
             "deadline": self._forecaster.deadline_of(job, now_s),
-            "needs": documents.needs_of(job, self._slots[1]),
+            "needs": documents.needs_of(job, self._slots_by_type()),
         }
+
+    def _slots_by_type(self) -> dict[str, documents.Slots]:
+        published = self._service.published
+        if self._slots is None or self._slots[0] is not published:
+            self._slots = (published, documents.slots_by_type(published.state, self._service.cluster))
+        return self._slots[1]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 from geminid import __version__
 from geminid.serve import documents, schemas
-from geminid.serve.api.context import Admin, Caller, Context, may_read
+from geminid.serve.api.context import Admin, ApiContext, Caller, Context, may_read
+from geminid.serve.auth import Identity
 from geminid.serve.forecast import in_service
 from geminid.serve.livejob import job_to_dict
 from geminid.serve.metrics import metrics_text
@@ -46,6 +48,11 @@ async def snapshot(context: Context, caller: Caller) -> JSONResponse:
 
     Of jobs that are over, the last one of each name and owner.
     """
+    return JSONResponse(snapshot_document(context, caller))
+
+
+def snapshot_document(context: ApiContext, caller: Identity) -> dict[str, Any]:
+    """What a simulation of the live jobs needs to know."""
     service = context.service
     state = service.published.state
     cluster = in_service(service.cluster, state)
@@ -60,17 +67,15 @@ async def snapshot(context: Context, caller: Caller) -> JSONResponse:
         if not may_read(caller, job):  # a specification without a command would be invalid
             plain["state"]["spec"] = {**documents.without_private(spec), "command": ["hidden"]}
         jobs.append(plain)
-    return JSONResponse(
-        {
-            "now_s": service.clock.now_s(),
-            "cluster": None if cluster is None else cluster.to_dict(),
-            "policy": service.policy_text,
-            "patience_s": service.patience_s,
-            "quotas": quotas,
-            "may_borrow": sorted({name for limits in quotas.values() for name in limits if state.may_borrow(name)}),
-            "jobs": jobs,
-        }
-    )
+    return {
+        "now_s": service.clock.now_s(),
+        "cluster": None if cluster is None else cluster.to_dict(),
+        "policy": service.policy_text,
+        "patience_s": service.patience_s,
+        "quotas": quotas,
+        "may_borrow": sorted({name for limits in quotas.values() for name in limits if state.may_borrow(name)}),
+        "jobs": jobs,
+    }
 
 
 @router.post("/shutdown", response_model=schemas.Ending)

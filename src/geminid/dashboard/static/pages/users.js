@@ -1,0 +1,67 @@
+// Users and queues: shares beside entitlements, finish-time fairness, quotas, and what was used in each period.
+
+import { html } from "../dom.js";
+import { Meter, Problem, Table, useAnswer } from "../parts.js";
+import { useParameter } from "../router.js";
+import { moment, number } from "../text.js";
+
+const REFRESH_MS = 5000;
+const ratio = (value) => (value === null || value === undefined ? "–" : number(value, 3));
+
+export function Users() {
+  const shares = useAnswer("fairness", REFRESH_MS);
+  const usage = useAnswer("usage", REFRESH_MS);
+  const quotas = useAnswer("quotas", REFRESH_MS);
+  const queues = useAnswer("queues", REFRESH_MS);
+  const [period, setPeriod] = useParameter("period", "day");
+  const periods = useAnswer(`usage/periods?period=${period}&periods=${period === "hour" ? 24 : 14}`, 4 * REFRESH_MS);
+  const used = new Map((usage.data ?? []).map((row) => [row.owner, row]));
+  const columns = [
+    { key: "owner", title: "owner", cell: (row) => row.owner || "nobody" },
+    { key: "slots", title: "slots now", num: true, cell: (row) => row.slots },
+    { key: "entitled", title: "equal share", num: true, cell: (row) => number(row.entitled_slots, 3) },
+    { key: "share", title: "of the share", cell: (row) => html`<${Meter} share=${row.entitled_slots ? Math.min(row.slots / row.entitled_slots, 1) : null} label=${row.entitled_slots ? `${Math.round((100 * row.slots) / row.entitled_slots)} %` : "–"} />` },
+    { key: "running", title: "running", num: true, cell: (row) => used.get(row.owner)?.running ?? 0 },
+    { key: "waiting", title: "waiting", num: true, cell: (row) => used.get(row.owner)?.waiting ?? 0 },
+    { key: "hours", title: "slot-hours", num: true, cell: (row) => number(used.get(row.owner)?.gpu_hours ?? row.slot_hours, 3) },
+    { key: "ended", title: "jobs ended", num: true, cell: (row) => row.jobs_ended },
+    { key: "mean", title: "mean finish-time ratio", num: true, cell: (row) => ratio(row.mean_finish_time_ratio) },
+    { key: "worst", title: "worst", num: true, cell: (row) => ratio(row.worst_finish_time_ratio) },
+  ];
+  return html`<div>
+    <h1>Users and queues</h1>
+    <${Problem} text=${shares.problem || usage.problem || quotas.problem} />
+    <${Table} label="Shares of users" columns=${columns} rows=${(shares.data ?? []).map((row) => ({ ...row, key: row.owner }))} windowed=${false} empty="Nobody has submitted a job yet." />
+    <p class="note">A finish-time ratio above 1 means that the user's jobs took longer than they would have on an equal share of the cluster.</p>
+    <h2>Quotas</h2>
+    <${Table} label="Quotas" windowed=${false} empty="There are no quotas." rows=${(quotas.data ?? []).map((row) => ({ ...row, key: `${row.of} ${row.name}` }))} columns=${[
+      { key: "of", title: "of", cell: (row) => `${row.of} ${row.name}` },
+      { key: "slots", title: "slots", num: true, cell: (row) => row.slots },
+      { key: "used", title: "in use", cell: (row) => html`<${Meter} share=${row.slots ? Math.min(row.used / row.slots, 1) : 1} label=${`${row.used}`} />` },
+      { key: "borrow", title: "may borrow", cell: (row) => (row.borrow ? `yes${row.beyond ? `, ${row.beyond} beyond it now` : ""}` : "no") },
+    ]} />
+    <p class="cmd"><code>geminid quota</code></p>
+    <h2>Queues with rules</h2>
+    <${Table} label="Queues" windowed=${false} empty="Everybody may use every queue." rows=${(queues.data ?? []).map((row) => ({ ...row, key: row.queue }))} columns=${[
+      { key: "queue", title: "queue", cell: (row) => row.queue },
+      { key: "members", title: "members", cell: (row) => (row.open ? "everybody" : (row.members ?? []).join(", ") || "admins only") },
+      { key: "priority", title: "highest priority", num: true, cell: (row) => row.max_priority ?? 0 },
+    ]} />
+    <h2>Slot-hours by period</h2>
+    <div class="bar"><label>period <select value=${period} onChange=${(event) => setPeriod(event.currentTarget.value)}><option value="hour">hour</option><option value="day">day</option><option value="week">week</option></select></label><span class="push cmd"><code>geminid usage</code></span></div>
+    <${Periods} data=${periods.data} />
+  </div>`;
+}
+
+function Periods({ data }) {
+  if (!data) return html`<p class="note">Reading …</p>`;
+  const owners = Object.keys(data.slot_hours);
+  const count = owners.length ? data.slot_hours[owners[0]].length : 0;
+  const rows = Array.from({ length: count }, (_, i) => ({ key: i, at: data.from_s + i * data.period_s, hours: owners.map((owner) => data.slot_hours[owner][i]) })).reverse();
+  const columns = [
+    { key: "at", title: "from", cell: (row) => moment(row.at) },
+    ...owners.map((owner, k) => ({ key: owner, title: owner || "nobody", num: true, cell: (row) => number(row.hours[k], 3) })),
+    { key: "all", title: "together", num: true, cell: (row) => number(row.hours.reduce((a, b) => a + b, 0), 3) },
+  ];
+  return html`<${Table} label="Slot-hours by period" columns=${columns} rows=${rows} windowed=${false} empty="Nothing was used yet." />`;
+}

@@ -1,0 +1,179 @@
+// What the page knows of the service: all rows, the service at a glance and recent lines of histories, kept up to date
+// by one event stream. Whoever shows something subscribes; changes are handed on once per frame.
+
+import { get } from "./api.js";
+import { useEffect, useState } from "./dom.js";
+
+export const MAX_LINES = 200;
+
+export const store = {
+  loaded: false,
+  connection: "connecting", // connecting, live, broken
+  columns: [],
+  rows: new Map(), // id → row as an object
+  status: {},
+  lines: [],
+  offset: 0, // the service's clock minus the browser's, in seconds
+  version: 0,
+  session: null,
+};
+
+export const now = () => Date.now() / 1000 + store.offset;
+
+const listeners = new Set();
+let scheduled = false;
+
+export function changed() {
+  store.version++;
+  if (scheduled) return;
+  scheduled = true;
+  requestAnimationFrame(() => {
+    scheduled = false;
+    for (const listener of listeners) listener();
+  });
+}
+
+// Draw again whenever the store has changed.
+export function useStore() {
+  const [, again] = useState(0);
+  useEffect(() => {
+    const listener = () => again((n) => n + 1);
+    listeners.add(listener);
+    return () => listeners.delete(listener);
+  }, []);
+  return store;
+}
+
+const asObject = (row) => Object.fromEntries(store.columns.map((name, i) => [name, row[i]]));
+
+let lastId = null;
+let loading = null;
+const waiting = []; // changes that came while the rows were being read
+
+async function load() {
+  const answer = await get("rows?all=true");
+  store.columns = answer.columns;
+  store.rows = new Map(answer.rows.map((row) => [row[0], asObject(row)]));
+  store.status = answer.status;
+  store.offset = answer.now_s - Date.now() / 1000;
+  store.loaded = true;
+  lastId = answer.last_id;
+  for (const message of waiting.splice(0)) apply(message);
+  changed();
+}
+
+export function reload() {
+  loading ??= load()
+    .catch((problem) => {
+      if (problem.status !== 401) setTimeout(reload, 1500);
+    })
+    .finally(() => {
+      loading = null;
+    });
+  return loading;
+}
+
+const sequence = (id) => {
+  const [process, n] = (id ?? "").split(".");
+  return [process, Number(n)];
+};
+
+function apply({ id, data }) {
+  const [process, n] = sequence(id);
+  const [known, last] = sequence(lastId);
+  if (process === known && n <= last) return; // the rows say so already
+  if (process !== known || n !== last + 1) {
+    reload();
+    return;
+  }
+  lastId = id;
+  for (const row of data.new ?? []) store.rows.set(row[0], asObject(row));
+  for (const [job, fields] of Object.entries(data.changed ?? {})) {
+    const row = store.rows.get(job);
+    if (row) store.rows.set(job, { ...row, ...fields });
+  }
+  for (const job of data.gone ?? []) store.rows.delete(job);
+  if (data.lines) store.lines = [...store.lines, ...data.lines].slice(-MAX_LINES);
+  if (data.status) store.status = data.status;
+  changed();
+}
+
+function hear(message) {
+  if (message.kind === "change") {
+    store.connection = "live";
+    if (loading || !store.loaded) waiting.push(message);
+    else apply(message);
+  } else if (message.kind === "reset") reload();
+  else if (message.kind === "open") {
+    store.connection = "live";
+    changed();
+  } else if (message.kind === "broken") {
+    store.connection = "broken";
+    changed();
+  }
+}
+
+// Trusted types: the one script that the page starts by name.
+const policy = globalThis.trustedTypes?.createPolicy("geminid", {
+  createScriptURL: (url) => {
+    if (url !== "/static/stream-worker.js") throw new TypeError(`not a script of this page: ${url}`);
+    return url;
+  },
+});
+const workerUrl = policy ? policy.createScriptURL("/static/stream-worker.js") : "/static/stream-worker.js";
+
+function watchInWorker() {
+  const worker = new SharedWorker(workerUrl, { name: "geminid-stream" });
+  const say = (message) => worker.port.postMessage(message);
+  worker.port.onmessage = ({ data }) => hear(data);
+  worker.port.start();
+  const shown = () => say({ kind: "shown", shown: !document.hidden });
+  document.addEventListener("visibilitychange", () => {
+    shown();
+    if (!document.hidden) reload(); // what changed while nobody looked
+  });
+  addEventListener("pagehide", () => say({ kind: "bye" }));
+  addEventListener("pageshow", shown);
+}
+
+// Where the browser has no shared workers: a stream of this tab's own.
+function watchAlone() {
+  let source = null;
+  const open = () => {
+    if (source || document.hidden) return;
+    source = new EventSource(`/api/v1/stream?after=${encodeURIComponent(lastId ?? "")}`);
+    source.onopen = () => hear({ kind: "open" });
+    source.onmessage = (event) => hear({ kind: "change", id: event.lastEventId, data: JSON.parse(event.data) });
+    source.addEventListener("reset", () => hear({ kind: "reset" }));
+    source.onerror = () => {
+      hear({ kind: "broken" });
+      if (source.readyState === EventSource.CLOSED) {
+        source = null;
+        setTimeout(open, 1500);
+      }
+    };
+  };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden) {
+      source?.close();
+      source = null;
+    } else {
+      reload();
+      open();
+    }
+  });
+  open();
+}
+
+let watching = false;
+
+export async function begin() {
+  store.session = await get("session", { quiet: true });
+  await reload();
+  if (!watching) {
+    watching = true;
+    if (globalThis.SharedWorker) watchInWorker();
+    else watchAlone();
+  }
+  changed();
+}

@@ -1,0 +1,56 @@
+"""Watching the service: all jobs as short rows, and a stream of what changes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from geminid.serve import documents, schemas
+from geminid.serve.api.context import Context
+from geminid.serve.observe.rows import COLUMNS
+
+router = APIRouter()
+
+
+@router.get("/rows", response_model=schemas.Rows)
+async def rows(context: Context, all: bool = False) -> JSONResponse:
+    """All jobs that are not over, one short row each; with ``all``, also those that are over and retained.
+
+    ``last_id`` names the change after which the rows are true: ``/stream`` continues from there.
+    """
+    await context.forecaster.freshen()
+    last_id, found = context.broadcast.table()
+    if not all:
+        over = COLUMNS.index("finished_at_s")
+        found = [row for row in found if row[over] is None]
+    published = context.service.published
+    return JSONResponse(
+        {
+            "last_id": last_id,
+            "now_s": context.service.clock.now_s(),
+            "seq": published.state.seq,
+            "columns": COLUMNS,
+            "rows": found,
+            "status": documents.glance_document(published, context.service),
+        }
+    )
+
+
+@router.get("/stream", response_class=StreamingResponse)
+async def stream(
+    context: Context,
+    last_event_id: Annotated[str | None, Header(max_length=64)] = None,
+    after: Annotated[str | None, Query(max_length=64)] = None,
+) -> StreamingResponse:
+    """Server-sent events: what changes in the rows, the service and the histories of jobs, at most four times a second.
+
+    Each event is a JSON object with some of ``new`` (whole rows), ``changed`` (fields by job), ``gone`` (jobs),
+    ``lines`` (of histories), ``status`` and ``seq``. ``after``, or the header ``Last-Event-ID``, is the identifier of
+    the last event that the client has seen. An event ``reset`` says that it has missed some: read ``/rows`` again.
+    """
+    context.forecaster.begin()
+    events = context.broadcast.watch(last_event_id or after)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events, media_type="text/event-stream", headers=headers)
