@@ -62,8 +62,10 @@ def needs_network_namespaces() -> str | None:
 
 
 def needs_chromium() -> str | None:
-    """``needs_chromium``: a browser to open a report with."""
-    return None if CHROMIUM else "there is no Chromium on this machine"
+    """``needs_chromium``: a browser to open the page and reports with. In CI, a missing one is a failure."""
+    if CHROMIUM is None and os.environ.get("CI"):
+        pytest.fail("there is no Chromium on this machine: apt-get install chromium", pytrace=False)
+    return None if CHROMIUM else "there is no Chromium on this machine: apt-get install chromium"
 
 
 def slow(duration: str) -> str | None:

@@ -1,93 +1,23 @@
-"""The report in a real browser: it loads without a complaint, and a click on a job opens its details.
-
-Chromium is driven through a pair of pipes with its own protocol, so that nothing but the browser is needed.
-"""
-
-import contextlib
-import json
-import os
-import select
-import subprocess
-import time
-from itertools import count
+"""The report in a real browser: it loads without a complaint, and a click on a job opens its details."""
 
 import pytest
+from browsing import Tab, chromium
 
 from geminid.cluster import Cluster
 from geminid.sim.report import write_report
 from geminid.sim.workload import TraceJob, Workload
-from requirements import CHROMIUM
 
-PATIENCE_S = 30
 HOSTILE = "</script><script>document.title='broken'</script>"
 
 pytestmark = pytest.mark.needs_chromium
 
 
-class Browser:
-    """One page in a headless Chromium; ``complaints`` are the errors and warnings of its console."""
-
-    def __init__(self, profile):
-        ours_in, theirs_out = os.pipe()
-        theirs_in, ours_out = os.pipe()
-        self._in, self._out, self._ids, self._rest, self.complaints = ours_in, ours_out, count(1), b"", []
-        # The protocol is spoken on descriptors 3 and 4 of the browser.
-        redirect = f'exec "$0" "$@" 3<&{theirs_in} 4>&{theirs_out}'
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-        flags += ["--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"]
-        flags += ["--remote-debugging-pipe", f"--user-data-dir={profile}", "--window-size=1200,900", "about:blank"]
-        self._process = subprocess.Popen(
-            ["bash", "-c", redirect, str(CHROMIUM), *flags],
-            pass_fds=(theirs_in, theirs_out),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        os.close(theirs_in)
-        os.close(theirs_out)
-        self._session = None
-        pages = self.call("Target.getTargets")["targetInfos"]
-        page = next(target["targetId"] for target in pages if target["type"] == "page")
-        self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log"):
-            self.call(f"{domain}.enable")
-
-    def call(self, method, **parameters):
-        number = next(self._ids)
-        message = {"id": number, "method": method, "params": parameters}
-        if self._session is not None:
-            message["sessionId"] = self._session
-        os.write(self._out, json.dumps(message).encode() + b"\0")
-        return self._until(lambda m: m.get("id") == number)["result"]
-
-    def _until(self, wanted):
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            while b"\0" in self._rest:
-                line, self._rest = self._rest.split(b"\0", 1)
-                message = json.loads(line)
-                self._note(message)
-                assert "error" not in message, message
-                if wanted(message):
-                    return message
-            ready, _, _ = select.select([self._in], [], [], max(deadline - time.monotonic(), 0))
-            assert ready, "the browser does not answer"
-            received = os.read(self._in, 1 << 16)
-            assert received, "the browser has ended"
-            self._rest += received
-
-    def _note(self, message):
-        method, parameters = message.get("method"), message.get("params", {})
-        if method == "Runtime.exceptionThrown":
-            self.complaints.append(parameters["exceptionDetails"])
-        elif method == "Log.entryAdded" and parameters["entry"]["level"] in ("error", "warning"):
-            self.complaints.append(parameters["entry"]["text"])
-        elif method == "Runtime.consoleAPICalled" and parameters["type"] in ("error", "warning", "assert"):
-            self.complaints.append(parameters["args"])
+class ReportTab(Tab):
+    """A tab with a report in it."""
 
     def open(self, path):
         self.complaints.clear()
-        self.call("Page.navigate", url=path.as_uri())
-        self._until(lambda m: m.get("method") == "Page.loadEventFired")
+        self.page.goto(path.as_uri())
         self.settle()
 
     def settle(self):
@@ -95,34 +25,11 @@ class Browser:
         self.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(1))))")
 
     def evaluate(self, script):
-        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-        assert "exceptionDetails" not in answer, answer
-        return answer["result"].get("value")
-
-    def mouse(self, kind, x, y):
-        pressed = kind != "mouseMoved"
-        self.call(
-            "Input.dispatchMouseEvent",
-            type=kind,
-            x=x,
-            y=y,
-            button="left" if pressed else "none",
-            clickCount=int(pressed),
-        )
+        return self.page.evaluate(script)
 
     def key(self, name):
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name)
+        self.page.keyboard.press(name)
         self.settle()
-
-    def close(self):
-        self._session = None
-        with contextlib.suppress(AssertionError, OSError):  # it may end before it answers
-            self.call("Browser.close")
-        self._process.kill()
-        self._process.wait(PATIENCE_S)
-        os.close(self._in)
-        os.close(self._out)
 
 
 def results():
@@ -179,10 +86,9 @@ def results():
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    started = Browser(tmp_path_factory.mktemp("profile"))
-    yield started
-    started.close()
+def browser():
+    with chromium() as started:
+        yield ReportTab(started.new_context(viewport={"width": 1200, "height": 900}))
 
 
 @pytest.fixture
@@ -210,11 +116,10 @@ def test_a_click_on_a_job_opens_its_panel_and_escape_closes_it(report):
         " const r = c.getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()"
     )
     x, y = box[0] + box[2] / 2, box[1] + 10
-    report.mouse("mouseMoved", x, y)
+    report.page.mouse.move(x, y)
     report.settle()
     assert HOSTILE in report.evaluate("document.getElementById('tip').textContent")
-    for kind in ("mousePressed", "mouseReleased"):
-        report.mouse(kind, x, y)
+    report.page.mouse.click(x, y)
     report.settle()
     assert report.evaluate("document.getElementById('detail-title').textContent") == HOSTILE
     assert "under sia" in report.evaluate("document.getElementById('detail').textContent")
@@ -230,12 +135,10 @@ def test_jobs_are_reachable_by_keyboard_and_follow_the_chosen_policy(report):
     for _ in range(3):
         report.key("ArrowDown")
     assert report.evaluate("document.getElementById('detail-title').textContent") == "job-2"
-    report.evaluate("document.querySelector('.choose[data-policy=\"0\"]').click()")
+    report.page.locator(".choose[data-policy='0']").click()
     report.settle()
     assert "under fifo" in report.evaluate("document.getElementById('detail').textContent")
-    report.evaluate(
-        "const f = document.getElementById('filter'); f.value = 'job-1'; f.dispatchEvent(new Event('input'))"
-    )
+    report.page.locator("#filter").fill("job-1")
     report.settle()
     assert report.evaluate("document.getElementById('jobs-shown').textContent") == "3 of 12 jobs"
     assert report.complaints == []

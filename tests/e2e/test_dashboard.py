@@ -1,0 +1,421 @@
+"""The web page in a real browser, on a real service with real jobs. Everything shown is what the interface says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from browsing import EXPECTED_WHILE_AWAY, Tab, chromium
+from live import Live
+from playwright.sync_api import expect
+
+from geminid.serve.client import Client
+from waiting import until
+
+pytestmark = pytest.mark.needs_chromium
+
+HOSTILE = "<img src=x onerror=document.title='pwned'>"
+
+#: Prints and reports hostile text, and goes on until it is told to end.
+NASTY = f"""
+import time, pathlib, torch, geminid
+print({HOSTILE!r}, flush=True)
+run = geminid.init()
+data = torch.utils.data.TensorDataset(torch.ones(512, 1))
+loader = torch.utils.data.DataLoader(data, batch_size=8)
+model = torch.nn.Linear(1, 1)
+model, optimizer, loader = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01), loader, max_batch_size=32)
+for epoch in run.epochs(10_000):
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        run.report(**{{"<b>loss</b>": float(loss)}})
+        time.sleep(0.02)
+    print("epoch", epoch, flush=True)
+    if pathlib.Path("enough").exists():
+        break
+"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory) -> Iterator[Live]:
+    """Two slots: an elastic job that reports hostile names, a command that failed, and one that waits."""
+    with Live(2, "geminid:gap=1,refresh=5", 5.0) as running:
+        folder = tmp_path_factory.mktemp("nasty")
+        (folder / "train.py").write_text(NASTY)
+        command = [sys.executable, "train.py"]
+        running.client.post(
+            "jobs", {"name": "nasty", "command": command, "working_dir": str(folder), "min_slots": 1, "max_slots": 2}
+        )
+        running.submit("sh", "-c", "echo no; exit 3", name="failing", max_retries=0, slots=1)
+        running.until("j2", lambda job: job["finished_at_s"] is not None)
+        running.until("j1", lambda job: job["samples"] > 0)
+        running.submit("sleep", "1000", name="waiting", slots=2)
+        yield running
+
+
+def log_in(live: Live, browser, path: str = "/", **options: object) -> Tab:
+    """A tab of somebody who followed a one-time link, at an address of the page."""
+    tab = Tab(browser.new_context(**options))
+    enter(live, tab)
+    if path != "/":
+        tab.page.goto(live.client.url + path)
+    return tab
+
+
+def enter(live: Live, tab: Tab, env: dict[str, str] | None = None) -> None:
+    command = [sys.executable, "-m", "geminid", "open", "--json"]
+    done = subprocess.run(command, env={**live.env, **(env or {})}, capture_output=True, text=True, check=True)
+    tab.page.goto(json.loads(done.stdout)["url"])
+    expect(tab.page.get_by_role("heading", name="Now", exact=True)).to_be_visible()
+
+
+def rows(tab: Tab, label: str) -> list[dict[str, str]]:
+    """A table of the page, as it can be read."""
+    table = tab.page.get_by_role("region", name=label, exact=True)
+    names = [text.strip(" ▲▼") for text in table.locator("thead th").all_inner_texts()]
+    cells = table.locator("tbody tr:not([aria-hidden])")
+    return [
+        dict(zip(names, (text.strip() for text in cells.nth(i).locator("td").all_inner_texts()), strict=True))
+        for i in range(cells.count())
+    ]
+
+
+# --- Logging in ---
+
+
+def test_a_link_logs_in_once_and_leaves_no_code_behind(live, browser):
+    link = live.json("open")["url"]
+    tab = Tab(browser.new_context())
+    tab.page.goto(link)
+    expect(tab.page.get_by_role("heading", name="Now", exact=True)).to_be_visible()
+    assert "#" not in tab.page.url
+    (cookie,) = tab.page.context.cookies()
+    assert cookie["name"].startswith("__Host-geminid-")
+    assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Strict")
+    tab.check()
+    other = Tab(browser.new_context())
+    other.page.goto(link)
+    expect(other.page.get_by_role("alert")).to_contain_text("was used already, or is older than a minute")
+    other.check("401")
+    other.page.get_by_label("Or with a token").fill("wrong")
+    other.page.get_by_role("button", name="Log in").click()
+    expect(other.page.get_by_role("alert")).to_contain_text("this token is not known here")
+    other.page.get_by_label("Or with a token").fill((live.home / "token").read_text())
+    other.page.get_by_role("button", name="Log in").click()
+    expect(other.page.get_by_role("heading", name="Now", exact=True)).to_be_visible()
+
+
+def test_strangers_see_the_log_in_and_come_back_to_where_they_wanted(live, browser):
+    tab = Tab(browser.new_context())
+    tab.page.goto(f"{live.client.url}/jobs/j1")
+    expect(tab.page.get_by_role("heading", name="Log in to Geminid")).to_be_visible()
+    tab.check_accessible()
+    tab.page.get_by_label("Or with a token").fill((live.home / "token").read_text())
+    tab.page.get_by_role("button", name="Log in").click()
+    expect(tab.page.get_by_role("heading", name="j1 nasty")).to_be_visible()
+    tab.page.get_by_role("button", name="Log out").click()
+    expect(tab.page.get_by_role("heading", name="Log in to Geminid")).to_be_visible()
+    tab.page.goto(f"{live.client.url}/nodes")
+    expect(tab.page.get_by_role("heading", name="Log in to Geminid")).to_be_visible()
+    tab.check("401")
+
+
+def ask(live: Live, method: str, path: str, headers: dict[str, str]) -> int:
+    request = urllib.request.Request(f"{live.client.url}{path}", method=method, headers=headers, data=b"{}")
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as problem:
+        return int(problem.code)
+
+
+def test_a_cookie_changes_nothing_without_the_pages_own_header_and_origin(live, browser):
+    tab = log_in(live, browser)
+    (cookie,) = tab.page.context.cookies()
+    sent = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+    own = {"Origin": live.client.url, "X-Geminid-Page": "1"}
+    path = "/api/v1/jobs/j1/resume"
+    assert ask(live, "POST", path, sent) == 403
+    assert ask(live, "POST", path, {**sent, "Origin": live.client.url}) == 403
+    assert ask(live, "POST", path, {**sent, "X-Geminid-Page": "1"}) == 403
+    assert ask(live, "POST", path, {**sent, **own, "Origin": "http://evil.example"}) == 403
+    assert ask(live, "POST", path, {**sent, **own, "Host": "evil.example"}) == 403
+    assert ask(live, "POST", path, {**sent, **own}) == 200
+    assert ask(live, "POST", "/api/v1/session", {"X-Geminid-Page": "1"}) == 401
+
+
+def test_viewers_see_everything_and_change_nothing(live, browser):
+    token = live.run("token", "vera", "--role", "viewer").stdout.strip()
+    tab = Tab(browser.new_context())
+    enter(live, tab, {"GEMINID_TOKEN": token, "GEMINID_URL": live.client.url})
+    expect(tab.page.get_by_text("vera (viewer)")).to_be_visible()
+    tab.page.goto(f"{live.client.url}/jobs/j1")
+    expect(tab.page.get_by_text("Viewers change nothing.")).to_be_visible()
+    tab.page.goto(f"{live.client.url}/nodes")
+    expect(tab.page.get_by_text("Only admins drain nodes")).to_be_visible()
+    assert tab.page.get_by_role("button", name="Drain").count() == 0
+    done = subprocess.run(
+        [sys.executable, "-m", "geminid", "cancel", "j1"],
+        env={**live.env, "GEMINID_TOKEN": token, "GEMINID_URL": live.client.url},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "may look at everything and change nothing" in done.stderr
+
+
+# --- Pages ---
+
+
+def test_the_queue_shows_what_the_interface_says(live, browser):
+    tab = log_in(live, browser)
+    expect(tab.page.get_by_role("link", name="j3").first).to_be_visible()
+
+    def agrees() -> bool:
+        shown = {row["job"]: row for row in rows(tab, "Jobs that run or wait")}
+        told = {job["id"]: job for job in live.client.get("jobs")}
+        assert shown.keys() == told.keys()
+        return all(
+            (row["name"], row["owner"], row["priority"]) == (job["name"], job["owner"], str(job["priority"]))
+            and row["state"].endswith(job["phase"])
+            and row["slots"].split(" ")[0] == str(job["slots"])
+            and row["position"] == ("" if job["position"] is None else str(job["position"]))
+            and row["batch"].replace(",", "") == ("–" if job["batch"] is None else str(job["batch"]))
+            for job_id, job in told.items()
+            for row in (shown[job_id],)
+        )
+
+    until(agrees)
+    status = live.client.get("status")
+    expect(tab.page.get_by_text(status["policy"])).to_be_visible()
+    expect(tab.page.get_by_text("of the optimum")).to_be_visible()
+    waits = next(row for row in rows(tab, "Jobs that run or wait") if row["job"] == "j3")
+    assert "slots" in waits["reason"]
+    tab.page.get_by_text("The same as a table").first.click()
+    lanes = rows(tab, "Jobs on slots")
+    assert any(row["job"].startswith("j1") and row["slot"].startswith("local/") for row in lanes)
+    tab.check_accessible()
+    tab.check()
+
+
+def test_a_job_shows_its_curves_explanation_output_and_history(live, browser):
+    tab = log_in(live, browser, "/jobs/j1")
+    page = tab.page
+    expect(page.get_by_role("heading", name="j1 nasty")).to_be_visible()
+    for title in ("Slots", "Goodput, useful samples/s", "Throughput, samples/s", "Batch", "Noise scale, samples"):
+        expect(page.get_by_role("heading", name=title, exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", name="<b>loss</b>", exact=True)).to_be_visible()
+    page.locator("section.chart", has_text="Throughput").get_by_text("The same as a table").click()
+    expect(page.get_by_role("region", name="Throughput, samples/s").locator("tbody tr").first).to_be_visible()
+    expect(page.get_by_role("log")).to_contain_text(HOSTILE)
+    page.get_by_label("search").fill("onerror")
+    expect(page.get_by_text("1 line", exact=True)).to_be_visible()
+    expect(page.get_by_role("log").locator("mark")).to_have_text("onerror")
+    explained = live.json("explain", "j1")
+    expect(page.locator(".sizes .current")).to_have_count(sum(size["current"] for size in explained["sizes"]))
+    expect(page.locator("ul.lines").last).to_contain_text("elastic: the script called geminid.init()")
+    assert page.title() == "j1 · Geminid"
+    tab.check_accessible()
+    tab.check()
+
+
+def test_actions_ask_first_and_name_the_command(live, browser):
+    tab = log_in(live, browser, "/jobs/j3")
+    page = tab.page
+    page.get_by_role("button", name="Priority").click()
+    dialog = page.get_by_role("dialog", name="Priority")
+    dialog.get_by_label("priority").fill("7")
+    expect(dialog).to_contain_text("geminid set j3 --priority 7")
+    dialog.get_by_role("button", name="Leave it").click()
+    assert live.job("j3")["priority"] == 0
+    page.get_by_role("button", name="Priority").click()
+    dialog.get_by_role("button", name="Priority").click()
+    until(lambda: live.job("j3")["priority"] == 7)
+    page.get_by_role("button", name="Pause").click()
+    page.get_by_role("dialog", name="Pause").get_by_role("button", name="Pause").click()
+    live.until("j3", lambda job: job["phase"] == "paused")
+    expect(page.get_by_role("button", name="Resume")).to_be_enabled()
+    page.get_by_role("button", name="Resume").click()
+    page.get_by_role("dialog", name="Resume").get_by_role("button", name="Resume").click()
+    live.until("j3", lambda job: job["phase"] != "paused")
+    page.goto(f"{live.client.url}/jobs/j1")
+    page.get_by_role("button", name="Size limits").click()
+    sizes = page.get_by_role("dialog", name="Size limits")
+    sizes.get_by_label("at most").fill("9")
+    sizes.get_by_role("button", name="Size limits").click()
+    until(lambda: live.job("j1")["max_slots"] == 9 or sizes.get_by_role("alert").count() == 1)
+    tab.check("422", "409")
+
+
+def test_jobs_are_cancelled_from_the_page_and_move_to_the_history(live, browser):
+    job = live.submit("sleep", "1000", name="unwanted", slots=2)
+    tab = log_in(live, browser, f"/jobs/{job}")
+    tab.page.get_by_role("button", name="Cancel job").click()
+    tab.page.get_by_role("dialog", name="Cancel job").get_by_role("button", name="Cancel job").click()
+    live.until(job, lambda job: job["phase"] == "cancelled")
+    expect(tab.page.get_by_text("cancelled").first).to_be_visible()
+    tab.page.goto(f"{live.client.url}/history?state=cancelled")
+    expect(tab.page.get_by_role("link", name=job)).to_be_visible()
+    assert {row["end"].split(" ")[-1] for row in rows(tab, "Jobs that are over")} == {"cancelled"}
+    tab.page.get_by_label("end", exact=True).select_option("failed")
+    expect(tab.page.get_by_role("link", name="j2")).to_be_visible()
+    (row,) = rows(tab, "Jobs that are over")
+    told = live.job("j2")
+    assert (row["name"], row["reason"], row["failures"]) == (told["name"], told["reason"], str(told["failures"]))
+    with tab.page.expect_download() as saved:
+        tab.page.get_by_role("button", name="Export CSV").click()
+    lines = saved.value.path().read_text().splitlines()
+    assert lines[0].startswith("id,name,owner,queue,phase")
+    assert lines[1].startswith("j2,failing,")
+    tab.check_accessible()
+    tab.check()
+
+
+def test_nodes_are_drained_and_slots_cordoned_from_the_page(live, browser):
+    tab = log_in(live, browser, "/nodes")
+    page = tab.page
+    slots = page.get_by_role("region", name="Slots of local")
+    slots.get_by_role("button", name="Cordon").nth(1).click()
+    dialog = page.get_by_role("dialog", name="Cordon").locator("visible=true")
+    expect(dialog).to_contain_text("geminid cordon local/1")
+    dialog.get_by_role("button", name="Cordon").click()
+    until(lambda: live.json("nodes")[0]["cordoned"] == [1])
+    page.get_by_role("button", name="Uncordon").first.click()
+    page.get_by_role("dialog", name="Uncordon").get_by_role("button", name="Uncordon").click()
+    until(lambda: live.json("nodes")[0]["cordoned"] == [])
+    shown = rows(tab, "Slots of local")
+    assert [row["slot"] for row in shown] == ["local/0", "local/1"]
+    page.get_by_role("button", name="Drain").click()
+    expect(page.get_by_role("dialog", name="Drain")).to_contain_text("geminid drain local --yes")
+    page.get_by_role("dialog", name="Drain").get_by_role("button", name="Leave it").click()
+    assert live.json("nodes")[0]["drained"] is False
+    tab.check_accessible()
+    tab.check()
+
+
+def test_users_and_what_if(live, browser):
+    live.run("quota", "owner", "root", "8")
+    tab = log_in(live, browser, "/users")
+    page = tab.page
+    expect(page.get_by_role("region", name="Quotas")).to_contain_text("owner root")
+    (share,) = rows(tab, "Shares of users")
+    (told,) = live.client.get("fairness")
+    assert (share["owner"], share["slots now"]) == (told["owner"], str(told["slots"]))
+    expect(page.get_by_role("region", name="Slot-hours by period").locator("tbody tr").first).to_be_visible()
+    tab.check_accessible()
+    page.goto(f"{live.client.url}/what-if")
+    page.get_by_label("another policy").fill("nonsense")
+    page.get_by_role("button", name="Simulate").click()
+    expect(page.get_by_role("alert")).to_contain_text("nonsense")
+    page.get_by_label("another policy").fill("fifo")
+    page.get_by_label("one job more, of").fill("1")
+    page.get_by_role("button", name="Simulate").click()
+    expect(page.get_by_role("region", name="Before and after", exact=True)).to_contain_text("fifo")
+    assert {row["job"] for row in rows(tab, "Jobs, before and after")} >= {"j1", "j3", "new"}
+    tab.check_accessible()
+    tab.check("422")
+    live.run("quota", "owner", "root", "--lift")
+
+
+# --- Live updates ---
+
+
+def test_seven_tabs_are_all_live_and_keys_lead_through_the_pages(live, browser):
+    context = browser.new_context()
+    first = Tab(context)
+    enter(live, first)
+    tabs = [first] + [Tab(context) for _ in range(6)]
+    for tab in tabs[1:]:
+        tab.page.goto(live.client.url)
+        expect(tab.page.get_by_role("heading", name="Now", exact=True)).to_be_visible()
+    job = live.submit("sleep", "1000", name="newcomer", slots=2)
+    for tab in tabs:
+        expect(tab.page.get_by_role("link", name=job).first).to_be_visible()
+        tab.check()
+    page = first.page
+    page.keyboard.press("g")
+    page.keyboard.press("h")
+    expect(page.get_by_role("heading", name="History")).to_be_visible()
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.go_back()
+    expect(page.get_by_role("heading", name="Now", exact=True)).to_be_visible()
+    page.keyboard.press("/")
+    page.keyboard.type("newcomer")
+    expect(page.get_by_text("1 job", exact=True)).to_be_visible()
+    assert "find=newcomer" in page.url
+    live.client.post(f"jobs/{job}/cancel")
+    for tab in tabs[1:]:
+        table = tab.page.get_by_role("region", name="Jobs that run or wait")
+        expect(table.get_by_role("link", name=job)).to_be_hidden()
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_usable_on_a_phone_in_both_colour_schemes(live, browser, scheme):
+    tab = log_in(live, browser, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    for path in ("/", "/jobs/j1", "/nodes", "/users", "/history", "/what-if"):
+        tab.page.goto(live.client.url + path)
+        expect(tab.page.get_by_role("heading", level=1)).to_be_visible()
+        assert tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), path
+        tab.check_accessible()
+    tab.check()
+
+
+def test_a_page_reconnects_after_a_restart_and_misses_nothing(browser):
+    with Live(1) as live:
+        before = live.submit("sleep", "1000", name="before", slots=1)
+        tab = log_in(live, browser)
+        expect(tab.page.get_by_role("link", name=before).first).to_be_visible()
+        live.kill()
+        expect(tab.page.get_by_text("reconnecting")).to_be_visible()
+        live.up()
+        during = live.submit("sleep", "1000", name="during", slots=1)
+        live.client.post(f"jobs/{before}/cancel")
+        expect(tab.page.get_by_role("link", name=during).first).to_be_visible()
+        expect(tab.page.get_by_text("live", exact=True)).to_be_visible()
+        table = tab.page.get_by_role("region", name="Jobs that run or wait")
+        expect(table.get_by_role("link", name=before, exact=True)).to_be_hidden()
+        tab.check(*EXPECTED_WHILE_AWAY)
+
+
+def test_a_thousand_jobs_are_shown_sorted_and_found(browser):
+    with Live(1) as live:
+        client = Client.here(live.home)
+        body = {"command": ["sleep", "1000"], "working_dir": str(live.home), "slots": 1}
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda i: client.post("jobs", {**body, "name": f"n{i}", "priority": -(i % 7)}), range(1000)))
+        tab = log_in(live, browser)
+        expect(tab.page.get_by_text("1,000 jobs", exact=True)).to_be_visible()
+        table = tab.page.get_by_role("region", name="Jobs that run or wait")
+        assert table.locator("tbody tr").count() < 100  # only what is in sight is in the document
+        table.evaluate("box => { box.scrollTop = box.scrollHeight }")
+        expect(table.locator("tr[aria-rowindex='1001']")).to_be_visible()
+        tab.page.get_by_role("button", name=re.compile("^priority")).click()
+        table.evaluate("box => { box.scrollTop = 0 }")
+        expect(table.locator("tr[aria-rowindex='2']")).to_contain_text("-6")
+        tab.page.get_by_label("find").fill("n999")
+        expect(tab.page.get_by_text("1 job", exact=True)).to_be_visible()
+        for path in ("/nodes", "/users", "/history", "/what-if", "/jobs/j1000"):
+            tab.page.goto(live.client.url + path)
+            expect(tab.page.get_by_role("heading", level=1)).to_be_visible()
+        tab.check()
+        os.kill(live.pid, 9)  # a thousand jobs need not be cancelled one by one
