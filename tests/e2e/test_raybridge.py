@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from geminid.serve.executors.ray import bridge as module
 from geminid.serve.executors.ray import messages as b
 from geminid.serve.executors.ray.bridge import Bridge
-from geminid.serve.executors.ray import bridge as module
 from waiting import until
 
 NODE = b'{"id":"1","name":"%s","address":"","gpu_type":"cpu","slots":1,"unit":"CPU","bundle":{},"accelerator":null}'
