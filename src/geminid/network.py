@@ -219,10 +219,13 @@ class Links:
         """
         if tier is LinkClass.NODE:
             return 1.0
-        return self._slowdown(tier, type_index, self.typical_capacity.get(tier, np.inf))
+        return self.slowdown_over(tier, type_index, self.typical_capacity.get(tier, np.inf))
 
-    def _slowdown(self, tier: LinkClass, type_index: int, uplink_bytes_per_s: float) -> float:
-        """A path is as fast as the narrowest of its links: within the racks, on the tier, and the uplinks."""
+    def slowdown_over(self, tier: LinkClass, type_index: int, uplink_bytes_per_s: float) -> float:
+        """The same over given uplinks.
+
+        A path is as fast as the narrowest of its links: within the racks, on the tier, and the uplinks.
+        """
         of_type = self.bandwidth[type_index]
         return self.profiled[type_index] / min(of_type[LinkClass.RACK], of_type[tier], uplink_bytes_per_s)
 
@@ -256,7 +259,7 @@ class Links:
             used |= {racks + self.zone[node] for node in nodes}
         uplinks = tuple(sorted(uplink for uplink in used if np.isfinite(self.capacity[uplink])))
         narrowest = float(np.min(self.capacity[list(uplinks)], initial=np.inf))
-        return Crossing(Path(tier, self._slowdown(tier, type_index, narrowest)), uplinks)
+        return Crossing(Path(tier, self.slowdown_over(tier, type_index, narrowest)), uplinks)
 
 
 def effective(link: Link) -> float:

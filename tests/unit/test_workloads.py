@@ -591,7 +591,7 @@ def test_the_examples_of_the_documentation_load_as_what_they_stand_under(tmp_pat
 def test_the_python_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert blocks
     for block in blocks:
         exec(compile(block, str(DOCS), "exec"), {})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -27,6 +27,9 @@ FROM_VOLUME = "gradient volume ÷ bandwidth"
 
 #: Smallest steepness of a loss curve: below it the curve is a straight line, and its formula loses all digits.
 LEAST_STEEPNESS = 1e-6
+
+
+Array = NDArray[np.float64]
 
 
 class StepTimeTruth(ABC):
@@ -59,6 +62,18 @@ class StepTimeTruth(ABC):
             step_s=step_s,
             link_slowdown=path.slowdown,
         )
+
+    def all_step_times(
+        self, node_slots: Sequence[int], slots: int, batches: Sequence[int], path: Path
+    ) -> Iterator[tuple[Array, Array]]:
+        """Step times, over per-slot batches, of every way to place so many slots on nodes of these sizes.
+
+        Placements that are equally fast may come once; no placement may be faster than all that come. Several nodes are
+        joined by ``path``. Here every placement comes, up to the order of its nodes: for small clusters only.
+        """
+        for placement in _partitions(slots, sorted(node_slots, reverse=True)):
+            times = np.array([self.step_times_over(placement, batch, path) for batch in batches])
+            yield times[:, 0], times[:, 1]
 
     def measured_on(self, tier: LinkClass) -> bool:
         """Whether step times on a tier were measured, in place of following from volume and bandwidth."""
@@ -183,3 +198,17 @@ class Application:
     def total_steps(self) -> float:
         """Progress, in steps at M0, at which a job is done."""
         return float(self.progress_steps[-1])
+
+
+def _partitions(slots: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Ways to place slots on nodes of these sizes, which descend; the first node has the most slots."""
+
+    def place(left: int, node: int, most: int) -> Iterator[tuple[int, ...]]:
+        if left == 0:
+            yield ()
+        elif node < len(sizes):
+            for here in range(min(left, sizes[node], most), 0, -1):
+                for rest in place(left - here, node + 1, here):
+                    yield (here, *rest)
+
+    return place(slots, 0, slots)

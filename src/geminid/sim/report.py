@@ -156,9 +156,12 @@ class Column:
 
 COLUMNS: Final = (
     Column("avg_jct_s", "Average JCT", durations, hint="Completion time minus submission time, mean of all jobs"),
+    Column("avg_jct_to_bound", "… to bound", _as("{:.2f} ×"), hint="Average JCT over the least that any schedule has"),
+    Column("bound_avg_jct_s", "Bound", durations, hint="No schedule of these jobs has a smaller average JCT"),
     Column("median_jct_s", "Median JCT", durations),
     Column("p99_jct_s", "p99 JCT", durations, hint="99 % of the jobs took less"),
     Column("makespan_s", "Makespan", durations, hint="From the start of the workload to the last completion"),
+    Column("bound_makespan_s", "Bound on makespan", durations, hint="No schedule of these jobs is done earlier"),
     Column("avg_queue_s", "Average queued", durations, hint="Time without slots, mean of all jobs"),
     Column("rescales_per_job", "Rescales per job", _as("{:.1f}")),
     Column("gpu_hours", "GPU-hours", _as("{:,.0f}")),

@@ -91,22 +91,27 @@ def policy_of(text: str, experiment: Experiment) -> Policy:
     return named_policy(text, seed=experiment.seed, **defaults) if defaults else policy
 
 
-def simulate(text: str, experiment: Experiment, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Run one policy and summarise it; the name is the text it was asked for by."""
-    policy = policy_of(text, experiment)
-    simulator = Simulator(
+def simulator_of(text: str, experiment: Experiment) -> Simulator:
+    """A simulator of one policy."""
+    return Simulator(
         experiment.workload,
         applications_of(experiment),
         experiment.cluster,
-        policy,
+        policy_of(text, experiment),
         experiment.settings,
         throughputs_of(experiment),
     )
+
+
+def simulate(text: str, experiment: Experiment, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+    """Run one policy and summarise it; the name is the text it was asked for by."""
+    simulator = simulator_of(text, experiment)
     result = simulator.run(progress)
     figures = summary(result, timings=experiment.timings, stints=experiment.stints)
     sources = sync_sources(simulator)
     setup = {**setup_of(experiment), **({"sync_times": sources} if sources else {})}
-    return {**figures, "policy": text, "setup": setup}
+    shared = any(stint.partner is not None for job in result.jobs for stint in job.stints)
+    return {**figures, "policy": text, "shared_slots": shared, "setup": setup}
 
 
 def sync_sources(simulator: Simulator) -> dict[str, dict[str, str]]:

@@ -20,7 +20,7 @@ from geminid.sim.workload import TraceJob
 
 
 @lru_cache(maxsize=4096)
-def _halved(limits: BatchLimits) -> BatchLimits:
+def halved(limits: BatchLimits) -> BatchLimits:
     """The limits of a job that may use half of the memory."""
     return replace(limits, largest_per_slot=max(limits.largest_per_slot // 2, limits.smallest_per_slot))
 
@@ -325,7 +325,7 @@ class SimJob:
         assert self.application is not None
         limits = self.application.value.limits[gpu_type]
         if shared:
-            limits = _halved(limits)
+            limits = halved(limits)
         if fitted is None or fitted.source == "prior":
             return untuned(limits, sum(placement))
         tuner = self._tuner

@@ -27,7 +27,8 @@ class Batch:
 
 
 @lru_cache(maxsize=4096)
-def _candidates(limits: BatchLimits, slots: int) -> tuple[Array, Array, Array] | None:
+def candidates(limits: BatchLimits, slots: int) -> tuple[Array, Array, Array] | None:
+    """Per-slot batches, accumulation steps and totals that a job tries; None if no plan is possible."""
     plans = sorted(set(candidate_plans(limits, slots)), key=lambda plan: plan[0] * (plan[1] + 1))
     if not plans:
         return None
@@ -51,10 +52,10 @@ class Tuner:
         A ``current`` plan stays unless another is so much better that the training library would change it.
         """
         slots = sum(self.placement)
-        candidates = _candidates(self.limits, slots)
-        if candidates is None:
+        plans = candidates(self.limits, slots)
+        if plans is None:
             return None
-        batch, steps, total = candidates
+        batch, steps, total = plans
         if self._throughput is None:
             self._throughput = self._throughputs(batch, steps, total)
         g, v = gradient.squared_gradient, gradient.variance

@@ -8,12 +8,13 @@ the size of the gradients and the bandwidth of the links. All of it makes the pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 import numpy as np
+from numpy.typing import NDArray
 
 from geminid.documents import load_yaml
 from geminid.fields import Reader
@@ -40,6 +41,9 @@ USABLE_MEMORY = 0.9
 #: Stragglers: what each doubling of the slots adds to synchronising, as a share of moving the gradients and in seconds.
 NODE_GROWTH, NODE_GROWTH_S = 0.1, 1e-4
 RACK_GROWTH, RACK_GROWTH_S = 0.25, 5e-4
+
+#: The formulas of all models are the same for this many nodes and for more.
+SEVERAL_NODES = 3
 
 #: How fast waiting for the shared host levels off, and how much of it shows in passes that do not synchronise.
 HOST_SATURATION, HOST_UNSYNCED = 0.1, 0.5
@@ -79,6 +83,22 @@ class FittedTruth(StepTimeTruth):
             accumulation_s = float(predicted.accumulation_s)
             times = self._known[key] = (accumulation_s, max(accumulation_s, float(predicted.step_s)))
         return times
+
+    def all_step_times(
+        self, node_slots: Sequence[int], slots: int, batches: Sequence[int], path: Path
+    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Step times of every placement: one, two and more nodes, with every possible size of the busiest part."""
+        sizes = np.sort(np.array(node_slots))[::-1]
+        shapes = {
+            (min(nodes, SEVERAL_NODES), busiest)
+            for nodes in range(1, min(len(sizes), slots) + 1)
+            for busiest in range(-(-slots // nodes), min(int(sizes[0]), slots - nodes + 1) + 1)
+            if np.minimum(sizes[:nodes], busiest).sum() >= slots
+        }
+        for nodes, busiest in sorted(shapes):
+            shape = Shape.of(nodes, slots, np.asarray(batches, dtype=float), busiest, path.slowdown)
+            predicted = self._model.step_times(self._parameters, shape)
+            yield predicted.accumulation_s, np.maximum(predicted.accumulation_s, predicted.step_s)
 
 
 class NoiseCurve(GradientTruth):

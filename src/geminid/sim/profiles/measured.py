@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -74,6 +74,7 @@ class MeasuredTruth(StepTimeTruth):
         self._measured = _measured_shapes(known, shapes)
         self._most_nodes = max(MOST_NODES, *(shape.nodes for shape in self._measured))
         self._known: dict[tuple[Placement, int], Times] = {}
+        self._known_shapes: dict[Shape, Times] = {}
 
     @property
     def most_slots(self) -> int:
@@ -95,6 +96,44 @@ class MeasuredTruth(StepTimeTruth):
             return measured.step_times(placement, per_slot_batch)
         return super().step_times_over(placement, per_slot_batch, path)
 
+    def all_step_times(
+        self, node_slots: Sequence[int], slots: int, batches: Sequence[int], path: Path
+    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Step times of every placement: of those measured, and what others of the same numbers of nodes have."""
+        sizes = sorted(node_slots, reverse=True)
+        for nodes in range(1, min(len(sizes), slots) + 1):
+            if sum(sizes[:nodes]) < slots:
+                continue
+            measured = self._tiers.get(path.tier, self) if nodes > 1 else self
+            for accumulation_s, step_s in measured._times_on(nodes, slots, sizes[0], batches):
+                slowdown = path.slowdown if nodes > 1 and measured is self else 1.0
+                yield accumulation_s, accumulation_s + slowdown * (step_s - accumulation_s)
+            if nodes >= measured._most_nodes:
+                return  # more nodes count as that many
+
+    def _times_on(
+        self, nodes: int, slots: int, largest_node: int, batches: Sequence[int]
+    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Step times of all placements on a number of nodes; of those that were not measured, whether any exist."""
+        alike = self._by_shape.get((nodes, slots), ())
+        curves = [self._placements[placement] for placement in alike if max(placement) <= largest_node]
+        for curve in curves:
+            times = np.array([curve.at(batch) for batch in batches])
+            yield times[:, 0], times[:, 1]
+        only_one = nodes < self._most_nodes and (nodes in (1, slots) or slots == nodes * largest_node)
+        if not (only_one and curves):
+            # One by one: on a degenerate triangulation SciPy answers differently when asked for many at once.
+            times = np.array([self._of_shape(min(nodes, self._most_nodes), slots, batch) for batch in batches])
+            yield times[:, 0], times[:, 1]
+
+    @cached_property
+    def _by_shape(self) -> dict[tuple[int, int], list[Placement]]:
+        """Measured placements by their numbers of nodes and slots."""
+        found: dict[tuple[int, int], list[Placement]] = {}
+        for placement in self._placements:
+            found.setdefault((len(placement), sum(placement)), []).append(placement)
+        return found
+
     def measured_on(self, tier: LinkClass) -> bool:
         """Whether there are measurements of this tier."""
         return tier in self._tiers
@@ -103,12 +142,23 @@ class MeasuredTruth(StepTimeTruth):
         curve = self._placements.get(placement)
         if curve is not None:
             return curve.at(per_slot_batch)
-        nodes, slots = min(len(placement), self._most_nodes), sum(placement)
+        return self._of_shape(min(len(placement), self._most_nodes), sum(placement), per_slot_batch)
+
+    def _of_shape(self, nodes: int, slots: int, per_slot_batch: int) -> Times:
+        """Times of a placement that was not measured; the second time, from memory."""
+        shape = Shape(nodes, slots, per_slot_batch)
+        times = self._known_shapes.get(shape)
+        if times is None:
+            times = self._known_shapes[shape] = self._interpolate_shape(shape)
+        return times
+
+    def _interpolate_shape(self, shape: Shape) -> Times:
         if self._interpolator is not None:
-            accumulation_s, step_s = self._interpolator([[nodes, slots, per_slot_batch]])[0].tolist()
+            point = [[shape.nodes, shape.slots, shape.per_slot_batch]]
+            accumulation_s, step_s = self._interpolator(point)[0].tolist()
             if not math.isnan(step_s):
                 return accumulation_s, step_s
-        return self._nearest(nodes, slots).at(per_slot_batch)
+        return self._nearest(shape.nodes, shape.slots).at(shape.per_slot_batch)
 
     @cached_property
     def _interpolator(self) -> LinearNDInterpolator | None:
