@@ -212,3 +212,15 @@ def test_a_policy_is_explained_with_what_its_options_mean() -> None:
     assert "slice=60" in told
     assert "seconds until others of the same size have their turn" in told
     assert "In simulations only" in run("policies", "antman").stdout
+
+
+def test_the_bound_is_below_every_policy(tmp_path: Path) -> None:
+    options = ("--policy", "fifo,geminid", "--rescale", "live", "--bound", "--wide")
+    done = run(*SMALL, *options, "--json", "out.json", "--report", "out.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "bound" in done.stdout
+    for result in results(tmp_path / "out.json"):
+        assert 0 < result["bound_avg_jct_s"] <= result["avg_jct_s"]
+        assert 0 < result["bound_makespan_s"] <= result["makespan_s"]
+        assert result["avg_jct_to_bound"] == pytest.approx(result["avg_jct_s"] / result["bound_avg_jct_s"])
+    assert "No schedule of these jobs has a smaller average JCT" in (tmp_path / "out.html").read_text(encoding="utf-8")

@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 
 from geminid.cluster import Cluster
+from geminid.fields import InvalidInput
 from geminid.job import Adaptivity
 from geminid.sim.bound import bound
 from geminid.sim.bound.instance import instance
+from geminid.sim.bound.results import check_whole, with_bounds
 from geminid.sim.profiles.built_in import built_in_applications
-from geminid.sim.run import named_policy
-from geminid.sim.simulator import Settings, Simulator
+from geminid.sim.run import Experiment, named_policy
+from geminid.sim.settings import Settings
+from geminid.sim.simulator import Simulator
 from geminid.sim.workload import TraceJob, Workload
 from geminid.testing.applications import toy_application
 
@@ -66,3 +69,20 @@ def test_kinds_keep_to_what_their_jobs_may_do(adaptivity: Adaptivity) -> None:
     assert kind.shares.sum() == pytest.approx(1.0)
     assert set(kind.slots) == {2.0} if adaptivity is Adaptivity.RIGID else kind.slots.max() <= 4.0
     assert np.all(np.diff(kind.gpu_type) >= 0)
+
+
+def test_a_workload_of_which_jobs_were_left_out_is_refused() -> None:
+    whole = Workload("whole", (opaque("a", 0.0, 1, 10.0), opaque("b", 0.0, 1, 10.0)))
+    check_whole(whole, whole)
+    with pytest.raises(InvalidInput, match="needs every job of the workload, and 1 of 2 were left out"):
+        check_whole(whole, Workload("part", whole.jobs[:1]))
+
+
+def test_where_jobs_did_not_finish_there_is_no_bound() -> None:
+    workload = Workload("test", (opaque("a", 0.0, 1, 10.0),))
+    experiment = Experiment(workload=workload, cluster=Cluster.parse("v100:1x4"))
+    done = {"policy": "fifo", "avg_jct_s": 20.0, "unfinished_jobs": 0, "shared_slots": False}
+    found = with_bounds([done, {**done, "unfinished_jobs": 1, "avg_jct_s": None}], experiment)
+    assert found[0]["bound_avg_jct_s"] == pytest.approx(10.0, rel=1e-5)
+    assert found[0]["avg_jct_to_bound"] == pytest.approx(2.0, rel=1e-5)
+    assert [found[1][key] for key in ("bound_avg_jct_s", "bound_makespan_s", "avg_jct_to_bound")] == [None] * 3

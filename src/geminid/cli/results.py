@@ -38,6 +38,9 @@ RESULT_COLUMNS = (
     Column("wall", 10),
 )
 
+#: Additional columns with ``--bound``: the least average JCT of any schedule, and the policy's as a multiple of it.
+BOUND_COLUMNS = (Column("bound", 1), Column("to bound"))
+
 #: Additional columns for workloads with deadlines.
 DEADLINE_COLUMNS = (Column("late", 1), Column("cost", 8))
 
@@ -89,7 +92,8 @@ def print_results(workload: Workload, slots: int, results: list[dict[str, Any]])
     for note in workload.notes:
         console.print(f"[yellow]note:[/] {note}")
     has_deadlines = any(r["deadlines_missed"] is not None for r in results)
-    header = [*RESULT_COLUMNS, *(DEADLINE_COLUMNS if has_deadlines else ())]
+    is_bounded = any("bound_avg_jct_s" in r for r in results)
+    header = [*RESULT_COLUMNS, *(BOUND_COLUMNS if is_bounded else ()), *(DEADLINE_COLUMNS if has_deadlines else ())]
     best = min((r["avg_jct_s"] for r in results if r["avg_jct_s"] is not None), default=None)
     rows = []
     for r in results:
@@ -109,6 +113,7 @@ def print_results(workload: Workload, slots: int, results: list[dict[str, Any]])
                 _percent(r["unfair_fraction"]),
                 _number(r["decision_ms_mean"], 1),
                 "–" if r["wall_s"] is None else f"{r['wall_s']:.1f} s",
+                *([duration(r["bound_avg_jct_s"]), _multiple(r["avg_jct_to_bound"])] if is_bounded else []),
                 *([_late(r), _number(r["cost"], 1)] if has_deadlines else []),
             ]
         )
@@ -145,6 +150,10 @@ def duration(seconds: float | None) -> str:
 
 def _number(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _multiple(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}×"
 
 
 def _percent(value: float | None) -> str:

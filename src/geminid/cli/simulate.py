@@ -116,6 +116,10 @@ def simulate(
             "by which they are wrong."
         ),
     ] = "exact",
+    bound: Annotated[
+        bool,
+        typer.Option("--bound", help="Add what no schedule of the workload can be better than (docs/bound.md)."),
+    ] = False,
     json_file: Annotated[
         Path | None,
         typer.Option(
@@ -182,11 +186,15 @@ def simulate(
         return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from geminid.sim.bound.results import check_whole, with_bounds
     from geminid.sim.result import NoProgress
     from geminid.sim.run import Experiment, simulate_all, without_unknown
     from geminid.sim.settings import Settings
 
-    chosen = without_unknown(_workload(workload, format, seed, load), profiles)
+    asked = _workload(workload, format, seed, load)
+    chosen = without_unknown(asked, profiles)
+    if bound:
+        check_whole(asked, chosen)
     experiment = Experiment(
         workload=chosen,
         cluster=read_cluster(cluster),
@@ -217,6 +225,9 @@ def simulate(
         except NoProgress as error:
             error_console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
             raise typer.Exit(1) from None
+    if bound:
+        with error_console.status("bounding every schedule"):
+            results = with_bounds(results, experiment)
     write_json(json_file, results)
     print_results(chosen, experiment.cluster.total_slots, results)
     write_page(report, chosen, experiment.cluster, results, seed)

@@ -18,9 +18,10 @@ from geminid.sim.bound.rates import Rates, least_busy
 from geminid.sim.profiles.built_in import built_in_applications
 from geminid.sim.profiles.gavel import ThroughputTable, TypeThroughputs
 from geminid.sim.run import named_policy
+from geminid.sim.settings import Settings
 from geminid.sim.sharing import ApplicationSharing
 from geminid.sim.simjob import SimJob
-from geminid.sim.simulator import Settings, Simulator
+from geminid.sim.simulator import Simulator
 from geminid.sim.workload import TraceJob, Workload
 from geminid.solve.bound import jct_bound, makespan_bound
 
