@@ -23,13 +23,20 @@ from geminid.process.descendants import MARK
 from geminid.process.shim import PROCESS
 from geminid.serve import records as r
 from geminid.serve.documents import late_s, status_document
-from geminid.serve.executors.local import LocalExecutor
+from geminid.serve.executors import executor as executor_module
+from geminid.serve.executors.elasticjob import ElasticJob, Surroundings
+from geminid.serve.executors.executor import AgentExecutor
+from geminid.serve.executors.folders import JobFolders
+from geminid.serve.executors.jobrecords import Refusals
+from geminid.serve.executors.local import LocalAgents, local_executor
 from geminid.serve.executors.plain import SHIM, PlainCommand, exit_of, live_pid
-from geminid.serve.executors.supervised import _Elastic, _Told
+from geminid.serve.executors.slotnames import SlotNames
+from geminid.serve.executors.starts import SupervisorEvent
 from geminid.serve.livejob import LiveJob
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
 from geminid.supervise import events as j
+from geminid.supervise.handover import Handover
 from waiting import until
 
 PLACE = Placement.of({NODE: [0]})
@@ -40,10 +47,15 @@ def job(*command: str, elastic: bool = False) -> LiveJob:
     return LiveJob(state=JobState.submitted(job_id="j1", spec=spec, at_s=0.0), elastic=elastic)
 
 
-def executor(folder: Path, heard: list[object]) -> LocalExecutor:
-    made = LocalExecutor(folder, machine(2), warm=False)
+def executor(folder: Path, heard: list[object]) -> AgentExecutor:
+    made = local_executor(folder, machine(2), warm=False)
     assert made.open(heard.append, []) == []
     return made
+
+
+def surroundings(folder: Path) -> Surroundings:
+    """The two slots of a machine, for a job that is not to run."""
+    return Surroundings(SlotNames(folder, machine(2)), machine(2), Refusals(), wanted=None, now_s=0.0)
 
 
 def test_a_worker_that_was_started_and_not_written_down_ends_when_the_next_service_starts(tmp_path):
@@ -70,7 +82,7 @@ def test_a_job_whose_folder_cannot_be_made_crashes_alone(tmp_path):
         started, *rest = made.run(job(elastic=elastic), PLACE)
         assert started == r.JobStarting(job_id="j1", placement=PLACE)
         assert "it could not be started" in crash(rest)
-        assert made.pids("j1") == []
+        assert not made.jobs.running
 
 
 def test_a_socket_whose_path_is_too_long_fails_one_job_and_not_the_service(tmp_path):
@@ -86,7 +98,7 @@ def test_a_command_that_cannot_be_started_after_it_was_announced_crashes_alone(t
     made.flush()
     (happening,) = heard
     assert "it could not be started" in crash(made.handle(happening))
-    assert made.pids("j1") == []
+    assert not made.jobs.running
 
 
 def lives(pid: int) -> bool:
@@ -105,7 +117,7 @@ def ready(folder: Path) -> bool:
     return log.exists() and "ready" in log.read_text()
 
 
-def outcome(made: LocalExecutor, heard: queue.Queue[object]) -> str:
+def outcome(made: AgentExecutor, heard: queue.Queue[object]) -> str:
     while True:
         for record in made.handle(heard.get(timeout=20.0)):
             if isinstance(record, r.JobEnded):
@@ -114,7 +126,7 @@ def outcome(made: LocalExecutor, heard: queue.Queue[object]) -> str:
 
 def test_a_command_that_ends_well_because_it_was_told_to_has_not_succeeded(tmp_path):
     heard: queue.Queue[object] = queue.Queue()
-    made = LocalExecutor(tmp_path, machine(2), warm=False)
+    made = local_executor(tmp_path, machine(2), warm=False)
     made.open(heard.put, [])
     polite = job(*POLITE)
     made.run(polite, PLACE)
@@ -136,14 +148,14 @@ def test_a_command_that_ends_well_because_it_was_told_to_has_not_succeeded(tmp_p
         (replace(running, wish="pause"), "stopped"),
         (replace(running, target=None), "stopped"),
     ):
-        (told,) = LocalExecutor(tmp_path, machine(2), warm=False).open(heard.put, [before])
+        (told,) = local_executor(tmp_path, machine(2), warm=False).open(heard.put, [before])
         assert isinstance(told, r.JobEnded)
         assert told.how == how
 
 
 def test_a_command_that_ended_before_it_was_told_to_has_succeeded(tmp_path):
     heard: queue.Queue[object] = queue.Queue()
-    made = LocalExecutor(tmp_path, machine(2), warm=False)
+    made = local_executor(tmp_path, machine(2), warm=False)
     made.open(heard.put, [])
     quick = job("true")
     made.run(quick, PLACE)
@@ -171,7 +183,7 @@ def test_a_command_that_is_stopped_before_it_is_started_is_not_started(tmp_path)
     ]
     made.stop(second, "cancelled")
     made.flush()
-    assert made.pids("j1") == []
+    assert not made.jobs.running
     assert heard == []
 
 
@@ -201,12 +213,22 @@ def test_what_a_command_started_ends_with_it_even_if_its_shim_is_killed(tmp_path
     until(lambda: not lives(int(left.read_text())))
 
 
+def left_behind(folder: Path, monkeypatch, jobs: dict[str, dict[str, str]]) -> None:
+    """Workers of an earlier service on these slots, which all still run."""
+    for job_id, workers in jobs.items():
+        (folder / "jobs" / job_id).mkdir(parents=True)
+        entries = {worker: {"slot": slot} for worker, slot in workers.items()}
+        left = Handover(token="t", address="a", generation=1, members=(), slots=(), workers=entries)
+        left.write(folder / "jobs" / job_id)
+    monkeypatch.setattr(LocalAgents, "runs", lambda agents, identity: True)
+    monkeypatch.setattr(LocalAgents, "end_unknown", lambda agents, jobs, keys: None)
+
+
 @pytest.mark.parametrize("phase", [JobPhase.STARTING, JobPhase.STOPPING])
 def test_of_a_job_that_is_taken_over_the_slots_without_a_worker_are_free(tmp_path, monkeypatch, phase):
     """The last service was killed when it had started one of two workers: the log must not say that both are there."""
-    made = LocalExecutor(tmp_path, machine(2), warm=False)
-    monkeypatch.setattr(made, "_live_workers", lambda job_id: {"w1": "0"})
-    monkeypatch.setattr(made, "_supervise", lambda job, adopt: MagicMock())
+    left_behind(tmp_path, monkeypatch, {"j1": {"w1": "0"}})
+    made = local_executor(tmp_path, machine(2), warm=False, make_supervisor=MagicMock())
     state = ServiceState()
     for seq, record in enumerate(
         (
@@ -224,9 +246,9 @@ def test_of_a_job_that_is_taken_over_the_slots_without_a_worker_are_free(tmp_pat
 
 def test_a_job_that_is_taken_over_while_it_forms_has_not_crashed(tmp_path):
     """Its leader reports before its other worker has told that they began, from a checkpoint, a moment ago."""
-    made = executor(tmp_path, [])
+    around = surroundings(tmp_path)
     supervisor = SimpleNamespace(status=SimpleNamespace(slots=("0", "1"), ready=None))
-    running = _Elastic(supervisor, workers={"w1": "0", "w2": "1"}, asked=("0", "1"))
+    running = ElasticJob("j1", supervisor, workers={"w1": "0", "w2": "1"}, target=("0", "1"))
     progress = SimpleNamespace(
         **dict.fromkeys(("progress", "samples", "step", "epoch", "accumulation_s", "step_s"), 0),
         **dict.fromkeys(("squared_gradient", "variance", "learning_rate_factor"), 1.0),
@@ -234,15 +256,15 @@ def test_a_job_that_is_taken_over_while_it_forms_has_not_crashed(tmp_path):
         plan=SimpleNamespace(per_slot_batch=1, accumulation_steps=0),
         metrics={},
     )
-    told = made._hear("j1", running, j.Reported(progress))
+    told = running.handle(j.Reported(progress), around).records
     formed = j.GroupFormed(
         generation=2, slots=("0", "1"), step=0, pause_s=None, restored=True, stopped_at_s=None, resumed_at_s=0.0
     )
-    told += made._hear("j1", running, formed)
+    told += running.handle(formed, around).records
     assert [record.restored for record in told if isinstance(record, r.JobFormed)] == [False, False]
     for worker, slot in (("w1", "0"), ("w2", "1")):
-        made._hear("j1", running, j.WorkerEnded(worker=worker, slot=slot, reason="was killed", expected=False))
-    again = made._hear("j1", running, formed)
+        running.handle(j.WorkerEnded(worker=worker, slot=slot, reason="was killed", expected=False), around)
+    again = running.handle(formed, around).records
     assert [record.restored for record in again if isinstance(record, r.JobFormed)] == [True]
 
 
@@ -291,11 +313,10 @@ def test_a_command_is_known_by_what_its_shim_wrote_down(tmp_path):
 def test_only_what_belongs_to_no_running_job_is_ended(tmp_path):
     """What a command started is marked by its job's folder, and what a worker started by a name within it."""
     (tmp_path / "jobs").mkdir()
-    made = executor(tmp_path, [])
-    made._running["j1"] = object()
+    agents = LocalAgents(JobFolders(tmp_path), warm=False)
     marks = [tmp_path / "jobs" / name for name in ("j1", "j1/w1.0", "j2", "j2/w1.0", "j11")]
     started = [subprocess.Popen(["sleep", "600"], env={**os.environ, MARK: str(mark)}) for mark in marks]
-    made._end_others()
+    agents.end_unknown({"j1"}, set())
     assert [child.wait(timeout=20.0) for child in started[2:]] == [-9, -9, -9]
     assert [child.poll() for child in started[:2]] == [None, None]
     for child in started[:2]:
@@ -333,15 +354,15 @@ def machine_of(*uuids: str) -> dict[str, object]:
 def test_a_command_stays_where_its_device_is_and_is_queued_if_that_is_gone(tmp_path, before, after, stays, told):
     heard: queue.Queue[object] = queue.Queue()
     second = Placement.of({NODE: [1]})
-    first = LocalExecutor(tmp_path, warm=False, **before)
+    first = local_executor(tmp_path, warm=False, **before)
     first.open(heard.put, [])
     first.run(job(*POLITE), second)
     first.flush()
     until(lambda: ready(tmp_path))
-    (pid,) = first.pids("j1")
+    (pid,) = first.jobs.running["j1"].pids
 
     running = on(second, *POLITE)
-    made = LocalExecutor(tmp_path, warm=False, **after)
+    made = local_executor(tmp_path, warm=False, **after)
     state = ServiceState(jobs={"j1": running})
     records = made.open(heard.put, [running])
     for record in records:
@@ -350,7 +371,7 @@ def test_a_command_stays_where_its_device_is_and_is_queued_if_that_is_gone(tmp_p
     assert len(notes) == bool(told)
     assert all(name in notes[0] for name in told)
     known = state.jobs["j1"]
-    assert made.pids("j1") == [pid]
+    assert made.jobs.running["j1"].pids == [pid]
     if stays is not None:
         assert known.target == known.state.placement == Placement.of({NODE: [stays]})
         assert made.run(known, known.target) == []
@@ -368,12 +389,13 @@ def test_a_command_stays_where_its_device_is_and_is_queued_if_that_is_gone(tmp_p
 
 
 def test_an_elastic_job_leaves_a_slot_that_is_gone_and_keeps_the_others(tmp_path, monkeypatch):
-    LocalExecutor(tmp_path, machine(3), warm=False).open(lambda event: None, [])
-    made = LocalExecutor(tmp_path, machine(1), warm=False)
+    local_executor(tmp_path, machine(3), warm=False).open(lambda event: None, [])
     workers = {"j1": {"w1": "0", "w2": "1"}, "j2": {"w1": "2"}}
-    monkeypatch.setattr(made, "_live_workers", workers.__getitem__)
+    left_behind(tmp_path, monkeypatch, workers)
     supervisors = {job_id: MagicMock() for job_id in workers}
-    monkeypatch.setattr(made, "_supervise", lambda job, adopt: supervisors[job.id])
+    made = local_executor(
+        tmp_path, machine(1), warm=False, make_supervisor=lambda spec, **options: supervisors[spec.name]
+    )
     jobs = {
         "j1": on(Placement.of({NODE: [0, 1]}), elastic=True),
         "j2": on(Placement.of({NODE: [2]}), elastic=True, job_id="j2"),
@@ -387,7 +409,7 @@ def test_an_elastic_job_leaves_a_slot_that_is_gone_and_keeps_the_others(tmp_path
     (gone,) = supervisors["j1"].drop_slots.call_args.args
     assert [gone(slot) for slot in ("0", "1")] == [False, True]
     assert made.run(state.jobs["j1"], PLACE) == []  # it is on its way already
-    assert made._running["j1"].holds == {"0", "1"}  # until its worker has left
+    assert made.jobs.running["j1"].holds == {"0", "1"}  # until its worker has left
     made.stop(state.jobs["j2"], "gone")
     supervisors["j2"].stop.assert_called_once_with(save=True)  # nothing of it is lost
 
@@ -404,10 +426,9 @@ def test_what_is_cordoned_and_not_there_takes_no_slot_away():
 def test_a_slot_where_a_worker_may_still_be_started_is_not_given_to_another(tmp_path, monkeypatch):
     """Supervisors are slow at times: one that is to start a worker may be about to when it is told not to."""
     both, second = Placement.of({NODE: [0, 1]}), Placement.of({NODE: [1]})
-    made = LocalExecutor(tmp_path, machine(2), warm=False)
-    monkeypatch.setattr(made, "_live_workers", lambda job_id: {"w1": "0"})
+    left_behind(tmp_path, monkeypatch, {"j1": {"w1": "0"}})
     supervisor = MagicMock()
-    monkeypatch.setattr(made, "_supervise", lambda job, adopt: supervisor)
+    made = local_executor(tmp_path, machine(2), warm=False, make_supervisor=lambda spec, **options: supervisor)
     elastic, other = on(PLACE, elastic=True), job()
     other = replace(other, state=replace(other.state, job_id="j2"))
     made.open(lambda event: None, [elastic])
@@ -418,7 +439,7 @@ def test_a_slot_where_a_worker_may_still_be_started_is_not_given_to_another(tmp_
     assert made.run(other, second) == []
 
     def hear(event: j.JobEvent) -> list[r.Record]:
-        return made.handle(_Told("j1", supervisor, event))
+        return made.handle(SupervisorEvent("j1", supervisor, event))
 
     assert hear(j.WorkerStarted("w2", "1", 0)) == []
     assert hear(j.Resized(("0", "1"))) == []
@@ -430,7 +451,7 @@ def test_a_slot_where_a_worker_may_still_be_started_is_not_given_to_another(tmp_
 
 def test_a_reason_names_the_file_that_is_not_there(tmp_path):
     heard: queue.Queue[object] = queue.Queue()
-    made = LocalExecutor(tmp_path, machine(1), warm=False)
+    made = local_executor(tmp_path, machine(1), warm=False)
     made.open(heard.put, [])
     made.run(job("./gone.sh"), PLACE)
     made.flush()
@@ -445,11 +466,9 @@ def test_a_reason_names_the_file_that_is_not_there(tmp_path):
 
 
 def test_a_job_that_fails_for_its_workers_has_as_many_failures_as_its_reason_says(tmp_path):
-    made = executor(tmp_path, [])
-    made._running["j1"] = running = _Elastic(MagicMock(), asked=("0",))
-    told = made._hear(
-        "j1", running, j.JobEnded(j.JobPhase.FAILED, "4 failures without progress in between", failures=4)
-    )
+    running = ElasticJob("j1", MagicMock(), target=("0",))
+    failed = j.JobEnded(j.JobPhase.FAILED, "4 failures without progress in between", failures=4)
+    told = running.handle(failed, surroundings(tmp_path)).records
     state = ServiceState(jobs={"j1": on(PLACE, elastic=True)})
     for record in told:
         state.apply(1, 3.0, record)
@@ -459,30 +478,28 @@ def test_a_job_that_fails_for_its_workers_has_as_many_failures_as_its_reason_say
 def test_a_job_whose_workers_cannot_reach_each_other_has_failed_only_if_it_never_trained(tmp_path):
     apart = j.JobEnded(j.JobPhase.FAILED, "worker w1 failed: no route", failures=4, apart=True)
     waits_s = []
-    made = executor(tmp_path, [])
+    around = surroundings(tmp_path)
     for samples in (0, 100, 100):
-        made._running["j1"] = running = _Elastic(MagicMock())
-        made._wanted["j1"] = (replace(job(elastic=True), samples=samples), ("0", "1"))
-        told = made._hear("j1", running, apart)
+        around = replace(around, wanted=replace(job(elastic=True), samples=samples))
+        told = ElasticJob("j1", MagicMock()).handle(apart, around).records
         (ended,) = [record for record in told if isinstance(record, r.JobEnded)]
         assert ended.how == ("unstarted" if samples else "failed")
         waits_s += [record.for_s for record in told if isinstance(record, r.JobHeld)]
     assert waits_s == [30.0, 60.0]
-    made._running["j1"] = running = _Elastic(MagicMock(), formed=("0", "1"))
-    made._hear("j1", running, j.FirstStepDone(1, 0.0))
-    assert not made._refusals
+    ElasticJob("j1", MagicMock(), formed=("0", "1")).handle(j.FirstStepDone(1, 0.0), around)
+    assert "j1" not in around.refusals
 
 
 def test_a_job_on_its_way_to_slots_that_cannot_be_used_stays_where_it_trains():
-    moving = _Elastic(MagicMock(), workers={"w1": "a/0", "w2": "b/0"}, asked=("b/0", "b/1"), formed=("a/0",))
-    moving.left = {"a/0"}
+    workers = {"w1": "a/0", "w2": "b/0"}
+    moving = ElasticJob("j1", MagicMock(), workers=workers, target=("b/0", "b/1"), formed=("a/0",), leaving={"a/0"})
     moving.supervisor.status.slots = ("a/0",)
     moving.do_without({"b/1"}, "gone")
-    assert moving.asked == ("b/0",)
+    assert moving.target == ("b/0",)
     moving.supervisor.resize.assert_not_called()
     moving.do_without({"b/0"}, "gone")
     moving.supervisor.resize.assert_called_once_with(("a/0",))
-    assert (moving.asked, moving.left, moving.unheard) == (("a/0",), set(), 1)
+    assert (moving.target, moving.leaving, moving.pending_resizes) == (("a/0",), set(), 1)
     moving.supervisor.kill.assert_not_called()
     del moving.workers["w2"]
     moving.do_without({"a/0"}, "gone, too")
@@ -501,8 +518,8 @@ def test_what_is_no_python_script_has_one_size(tmp_path):
         (("sh", "-c", "exec python train.py"), False),
     ):
         ranged = JobSpec(name="x", command=command, working_dir=str(tmp_path), min_slots=1, max_slots=2)
-        assert [problem.field for problem in made.check(ranged)] == (["max_slots"] if refused else [])
-        assert made.check(replace(ranged, max_slots=1)) == []
+        assert [problem.field for problem in made.submissions.check(ranged)] == (["max_slots"] if refused else [])
+        assert made.submissions.check(replace(ranged, max_slots=1)) == []
 
 
 def test_status_tells_what_is_out_of_service_and_a_job_how_late_it_is():
@@ -540,13 +557,20 @@ class Crowd:
     """An executor of four slots whose supervisors do nothing, and which jobs it has tried to lead to their slots."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.made = LocalExecutor(folder, machine(4), warm=False)
         self.supervisors: dict[str, MagicMock] = {}
         self.led: list[str] = []
+
+        def supervisor(spec, **options: object) -> MagicMock:
+            return self.supervisors.setdefault(spec.name, self.one())
+
+        def reconcile(desired, actual):
+            self.led.extend(job.job_id for job in desired)
+            return decide(desired, actual)
+
+        decide = executor_module.reconcile
+        monkeypatch.setattr(executor_module, "reconcile", reconcile)
+        self.made = local_executor(folder, machine(4), warm=False, make_supervisor=supervisor)
         self.made.open(lambda event: None, [])
-        monkeypatch.setattr(self.made, "_supervise", lambda job, adopt: self.supervisors.setdefault(job.id, self.one()))
-        lead = self.made._lead
-        monkeypatch.setattr(self.made, "_lead", lambda job_id: [self.led.append(job_id), *lead(job_id)][1:])
 
     @staticmethod
     def one() -> MagicMock:
@@ -560,7 +584,7 @@ class Crowd:
 
     def hear(self, job_id: str, event: j.JobEvent) -> list[r.Record]:
         self.led.clear()
-        return self.made.handle(_Told(job_id, self.supervisors[job_id], event))
+        return self.made.handle(SupervisorEvent(job_id, self.supervisors[job_id], event))
 
     def start(self, job_id: str, *slots: int) -> None:
         assert [type(record) for record in self.run(job_id, *slots)] == [r.JobStarting]
@@ -601,7 +625,7 @@ def test_whoever_waits_for_a_slot_is_led_when_it_becomes_free_and_nobody_else_is
 
     told = crowd.hear("j2", j.JobEnded(j.JobPhase.FINISHED, ""))
     assert [(type(record), record.job_id) for record in told] == [(r.JobEnded, "j2"), (r.JobStarting, "j5")]
-    held = [running.holds for running in crowd.made._running.values()]
+    held = [running.holds for running in crowd.made.jobs.running.values()]
     assert sum(map(len, held)) == len(set().union(*held)) == 4
 
 
@@ -619,11 +643,11 @@ def test_whoever_can_start_beside_one_that_is_told_to_stop_does_not_wait_for_it(
 
 def test_logs_of_many_jobs_are_looked_at_in_turn(tmp_path, monkeypatch):
     looked: list[str] = []
-    monkeypatch.setattr("geminid.serve.executors.supervised.MOST_LOGS", 2)
-    monkeypatch.setattr("geminid.serve.executors.supervised.rotate", lambda logs: looked.append(logs.parent.name))
+    monkeypatch.setattr("geminid.serve.executors.executor.MAX_LOGS", 2)
+    monkeypatch.setattr("geminid.serve.executors.executor.rotate", lambda logs: looked.append(logs.parent.name))
     crowd = Crowd(tmp_path, monkeypatch)
     for number in range(3):
         crowd.start(f"j{number}", number)
     for _ in range(3):
-        crowd.made._look_at_logs()
+        crowd.made.logs.look(crowd.made.jobs.running)
     assert looked == ["j0", "j1", "j2", "j0", "j1"]

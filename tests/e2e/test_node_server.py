@@ -22,9 +22,18 @@ from geminid.node.machine import SLOTS
 from geminid.node.messages import Identity
 from geminid.process.identity import started_at
 from geminid.process.launch import SLOT_GONE, Launch
-from geminid.serve.executors import remote, remotecommand
-from geminid.serve.executors.remote import CodeGone, NodeEnded, NodeGone, NodeHere, NodeRefused, Nodes, NodeSilent
-from geminid.serve.executors.remotecommand import RemoteCommand
+from geminid.serve.executors import agentlinks, commands
+from geminid.serve.executors.agentevents import (
+    AgentConnected,
+    AgentGone,
+    AgentRefused,
+    AgentSilent,
+    CodeGone,
+    NothingRuns,
+)
+from geminid.serve.executors.agents import AgentPool
+from geminid.serve.executors.commands import RemoteCommand
+from geminid.testing.clock import ManualClock
 from waiting import until
 
 
@@ -49,9 +58,9 @@ def server(tmp_path_factory):
 @pytest.fixture
 def nodes(server):
     events = []
-    made = Nodes(events.append)
+    made = AgentPool(events.append)
     made.know("n", *server.address, "secret")
-    until(lambda: NodeHere("n") in events)
+    until(lambda: AgentConnected("n") in events)
     yield made
     made.close()
 
@@ -90,12 +99,12 @@ def test_nothing_runs_before_it_is_told_to_begin(nodes, tmp_path):
 
 def test_a_command_that_is_to_end_is_told_so_until_it_has(nodes, tmp_path, monkeypatch):
     """Also if its line was cut at the moment when it was told first."""
-    monkeypatch.setattr(remotecommand, "AGAIN_S", 0.0)
+    monkeypatch.setattr(commands, "SIGNAL_AGAIN_S", 0.0)
     process, ended = started(nodes, launch(tmp_path, "sleep", "300")), threading.Event()
     until(lambda: process.pid)
     command = RemoteCommand([process], lambda command: ended.set())
     with monkeypatch.context() as cut:
-        cut.setattr(nodes, "tell", lambda node, document: None)
+        cut.setattr(nodes, "send", lambda node, document: None)
         command.stop(0.0)
         command.tick()
     assert not ended.wait(0.5)
@@ -114,7 +123,7 @@ def test_what_cannot_be_started_says_so(nodes, tmp_path):
 def test_code_that_was_brought_and_is_gone_is_told_before_the_end_of_whoever_was_to_run_it(server, tmp_path):
     events = []
     gone = tmp_path / "gone"
-    nodes = Nodes(events.append, folder_on=lambda job, node: str(gone), holders_on=lambda node: {"0": None})
+    nodes = AgentPool(events.append, folder_on=lambda job, node: str(gone), holders_on=lambda node: {"0": None})
     nodes.know("n", *server.address, "secret")
     process = started(nodes, replace(launch(tmp_path, "true", name="j7/w1"), environment={SLOTS: "0"}))
     until(lambda: process.exit_code() is not None)
@@ -133,7 +142,7 @@ def test_code_that_was_brought_and_is_gone_is_told_before_the_end_of_whoever_was
 def test_a_process_ends_with_whatever_holds_its_slot(server, tmp_path):
     holders = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
     held = {"0": None}
-    nodes = Nodes(lambda event: None, holders_on=lambda node: held)
+    nodes = AgentPool(lambda event: None, holders_on=lambda node: held)
     nodes.know("n", *server.address, "secret")
     on = {slot: launch(tmp_path, "sleep", "600", name=f"j{slot}/w1") for slot in ("0", "1")}
     on = {slot: replace(one, environment={SLOTS: slot}) for slot, one in on.items()}
@@ -171,9 +180,9 @@ def test_a_process_is_taken_over_with_the_rest_of_its_log(nodes, server, tmp_pat
     until(lambda: process.pid and (tmp_path / "logs" / "w1.log").exists())
     nodes.close()
     events = []
-    later = Nodes(events.append)
+    later = AgentPool(events.append)
     later.know("n", *server.address, "secret")
-    until(lambda: NodeHere("n") in events)
+    until(lambda: AgentConnected("n") in events)
     adopted = later.adopt(process.identity)
     assert later.adopt({**process.identity, "key": "j2/w9.00"}) is None
     adopted.signal(signal.SIGTERM)
@@ -218,9 +227,9 @@ def test_of_a_log_that_outruns_the_line_the_middle_is_left_out_and_the_rest_come
     until(lambda: there.stat().st_size == printed)
     until(lambda: there.stat().st_blocks * 512 < KEPT_BYTES + 2 * STEP_BYTES)  # though nobody has taken it
     events = []
-    later = Nodes(events.append)
+    later = AgentPool(events.append)
     later.know("n", *server.address, "secret")
-    until(lambda: NodeHere("n") in events)
+    until(lambda: AgentConnected("n") in events)
     adopted = later.adopt(process.identity)
     until(lambda: adopted.collected.bytes == printed)
     accounted, left_out = brought(log)
@@ -294,7 +303,7 @@ def test_a_log_goes_on_where_files_can_only_be_emptied(tmp_path, monkeypatch):
 
 
 def test_nodes_that_nobody_reaches_delay_no_other(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "ATTEMPT_S", 3600.0)
+    monkeypatch.setattr(agentlinks, "CONNECT_S", 3600.0)
     events = []
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         before = []
@@ -302,31 +311,30 @@ def test_nodes_that_nobody_reaches_delay_no_other(server, tmp_path, monkeypatch)
             before.append(socket.socket())
             before[-1].setblocking(False)
             before[-1].connect_ex(full.getsockname())
-        nodes = Nodes(events.append)
+        nodes = AgentPool(events.append)
         for name in "abc":
             nodes.know(name, *full.getsockname(), "secret")
         nodes.know("n", *server.address, "secret")
         process = started(nodes, launch(tmp_path, "true"))
         until(lambda: process.exit_code() == 0)
-        assert events == [NodeHere("n")]
+        assert events == [AgentConnected("n")]
         process.close()
         nodes.close()
         for one in before:
             one.close()
 
 
-def test_a_server_that_sends_logs_and_answers_nothing_hangs(monkeypatch):
-    monkeypatch.setattr(remote, "PING_S", 0.1)
+def test_a_server_that_sends_logs_and_answers_nothing_hangs():
     events = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        nodes = Nodes(events.append, silent_s=1.0)
+        nodes = AgentPool(events.append, silent_s=1.0, ping_s=0.1)
         nodes.know("n", *listener.getsockname(), "secret")
         line, _ = listener.accept()
         line.sendall(b'{"told": "here", "running": {}, "ended": {}, "well": []}\n')
 
         def silent() -> bool:
             line.sendall(b'{"told": "log", "key": "j1/w1.00", "offset": 0, "text": "x"}\n')
-            return NodeSilent("n") in events
+            return AgentSilent("n") in events
 
         until(silent)
         line.close()
@@ -355,11 +363,11 @@ def test_a_service_of_another_version_is_refused_with_the_reason(server):
 def test_a_service_hears_why_it_is_refused():
     events = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        nodes = Nodes(events.append)
+        nodes = AgentPool(events.append)
         nodes.know("n", *listener.getsockname(), "secret")
         line, _ = listener.accept()
         line.sendall(b'{"told": "refused", "reason": "too old"}\n')
-        until(lambda: NodeRefused("n", "too old") in events)
+        until(lambda: AgentRefused("n", "too old") in events)
         line.close()
         nodes.close()
 
@@ -379,7 +387,7 @@ def test_processes_end_with_their_server_however_it_ends(tmp_path, victim):
     child = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path / "node")], stdout=subprocess.PIPE)
     port, warm = map(int, child.stdout.readline().split())
     events = []
-    nodes = Nodes(events.append)
+    nodes = AgentPool(events.append)
     nodes.know("n", "127.0.0.1", port, "secret")
     process = started(nodes, launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
     until(lambda: process.pid and (tmp_path / "family").exists())
@@ -391,8 +399,8 @@ def test_processes_end_with_their_server_however_it_ends(tmp_path, victim):
         child.kill()
     child.wait()
     child.stdout.close()
-    until(lambda: NodeEnded("n") in events)  # nobody listens there: that is proof
-    assert events.index(NodeGone("n")) < events.index(NodeEnded("n"))
+    until(lambda: NothingRuns("n") in events)  # nobody listens there: that is proof
+    assert events.index(AgentGone("n")) < events.index(NothingRuns("n"))
     if victim == "both":  # nobody was left to see to it: the next server does, before anything else
         NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ).close()
     until(lambda: not any(map(runs, family)))
@@ -414,9 +422,9 @@ def test_a_command_is_started_once_whenever_its_service_dies(nodes, server, tmp_
     assert kept == [(0, "")]
     nodes.close()  # the service dies, and the next one comes
     events = []
-    later = Nodes(events.append)
+    later = AgentPool(events.append)
     later.know("n", *server.address, "secret")
-    until(lambda: NodeHere("n") in events)
+    until(lambda: AgentConnected("n") in events)
     assert later.recover(identities[0], None, begin=False) is None  # nobody wants it any more
     found = [later.recover(one, end, begin=True) for one, end in zip(identities, (None, None, kept[0]), strict=True)]
     until(lambda: found[0].pid and (tmp_path / "count").read_text() == 3 * "once\n")
@@ -434,14 +442,13 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
-def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(remote, "PING_S", 0.1)
+def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(tmp_path):
     counts = threading.Event()
     made = NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ, lease_s=1.0, vouched=counts.is_set)
     thread = threading.Thread(target=made.serve, daemon=True)
     thread.start()
     events = []
-    nodes = Nodes(events.append)
+    nodes = AgentPool(events.append, ping_s=0.1)
     nodes.know("n", *made.address, "secret")
     process = started(nodes, launch(tmp_path, "sh", "-c", FAMILY, str(tmp_path / "family")))
     until(lambda: process.pid and (tmp_path / "family").exists())
@@ -454,40 +461,38 @@ def test_processes_of_a_node_that_is_cut_off_are_stopped_until_it_counts_again(t
     until(lambda: {state(pid) for pid in family} == {"S"})
     counts.clear()
     until(lambda: state(process.pid) == "T")
-    monkeypatch.setattr(remote, "FENCE_S", 60.0)
-    later = Nodes(events.append)
+    later = AgentPool(events.append, ping_s=0.1, fence_s=60.0)
     later.know("n", *made.address, "secret")
-    until(lambda: events.count(NodeHere("n")) == 2)
+    until(lambda: events.count(AgentConnected("n")) == 2)
     counts.set()  # while a service is heard again
     until(lambda: state(process.pid) == "S")
     later.forget("n")  # there is a line after all: it is told to end everything, and seen to be gone
-    until(lambda: NodeEnded("n") in events)
+    until(lambda: NothingRuns("n") in events)
     until(lambda: not any(map(runs, family)))
     thread.join(10.0)
     process.close()
     later.close()
 
 
-def test_what_may_run_on_a_node_that_nobody_reaches_is_waited_for(monkeypatch):
-    now_s = [1000.0]
-    monkeypatch.setattr(remote, "monotonic", lambda: now_s[0])
+def test_what_may_run_on_a_node_that_nobody_reaches_is_waited_for():
+    clock = ManualClock(1000.0)
     events = []
-    nodes = Nodes(events.append)
+    nodes = AgentPool(events.append, clock=clock)
 
     def look_again():
         """Have its thread look at the clock once more."""
         for _ in range(2):
             looked = threading.Event()
-            nodes._reactor.call_soon(looked.set)
+            nodes._links.reactor.call_soon(looked.set)
             assert looked.wait(60.0)
 
     nodes.doubt("n")
     look_again()
-    now_s[0] += remote.FENCE_S - 0.1
+    clock.at_s += agent.FENCE_S - 0.1
     look_again()
-    assert NodeEnded("n") not in events
-    now_s[0] += 0.2
-    until(lambda: NodeEnded("n") in events)
+    assert NothingRuns("n") not in events
+    clock.at_s += 0.2
+    until(lambda: NothingRuns("n") in events)
     nodes.close()
 
 
@@ -505,21 +510,20 @@ def test_a_service_whose_machine_has_vanished_is_not_waited_for_for_ever(tmp_pat
     assert server.forsaken
 
 
-def test_a_server_that_hangs_is_noticed_and_ended_by_the_next(tmp_path, monkeypatch):
+def test_a_server_that_hangs_is_noticed_and_ended_by_the_next(tmp_path):
     child = subprocess.Popen([sys.executable, "-c", SERVER, str(tmp_path / "node")], stdout=subprocess.PIPE)
     port, warm = map(int, child.stdout.readline().split())
     events = []
-    monkeypatch.setattr(remote, "PING_S", 0.1)
-    nodes = Nodes(events.append, silent_s=1.0)
+    nodes = AgentPool(events.append, silent_s=1.0, ping_s=0.1)
     nodes.know("n", "127.0.0.1", port, "secret")
-    until(lambda: NodeHere("n") in events)
+    until(lambda: AgentConnected("n") in events)
     time.sleep(1.5)
-    assert NodeSilent("n") not in events  # it has nothing to tell, but answers
-    nodes._do(lambda: time.sleep(1.5))  # now we are the one that stands still
+    assert AgentSilent("n") not in events  # it has nothing to tell, but answers
+    nodes._links.do(lambda: time.sleep(1.5))  # now we are the one that stands still
     time.sleep(2.0)
-    assert NodeSilent("n") not in events
+    assert AgentSilent("n") not in events
     child.send_signal(signal.SIGSTOP)
-    until(lambda: NodeSilent("n") in events)
+    until(lambda: AgentSilent("n") in events)
     assert runs(warm)
     NodeServer("127.0.0.1", tmp_path / "node", "secret", os.environ).close()
     assert child.wait() == -signal.SIGKILL

@@ -37,12 +37,12 @@ FREE = "ray.available_resources().get('geminid_slot')"
 #: Has a node's agent start a process that seems to be a job's, and prints its pid.
 STRAY = """
 import pathlib, time
-from geminid.serve.executors.remote import Nodes
+from geminid.serve.executors.agents import AgentPool
 from geminid.process.launch import Launch
 node_id = next(node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeName"] == "{node}")
 agents = [one for one in ray.util.list_named_actors(True) if one["name"].endswith("/" + node_id)]
 place = ray.get(ray.get_actor(**agents[0]).place.remote())
-nodes = Nodes(lambda event: None)
+nodes = AgentPool(lambda event: None)
 nodes.know("{node}", place["host"], place["port"], place["token"])
 nodes.wait(lambda: nodes.knows("{node}"), 20.0)
 root, log = pathlib.Path("/"), pathlib.Path("/dev/null")

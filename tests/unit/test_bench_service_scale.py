@@ -10,6 +10,7 @@ from geminid.bench import heartbeats, service_scale
 from geminid.bench.executor_scale import ManyJobs, ManyNodes
 from geminid.bench.heartbeats import Heard
 from geminid.bench.service_scale import _Scene
+from geminid.serve.executors import executor
 
 NODES = 3
 
@@ -23,7 +24,7 @@ def many():
 
 
 def holds(many: ManyJobs) -> dict[str, set[str]]:
-    return {job_id: running.holds for job_id, running in many._executor._running.items()}
+    return {job_id: running.holds for job_id, running in many._executor.jobs.running.items()}
 
 
 def test_all_jobs_run_where_they_are_planned_and_do_so_after_others_have_taken_their_places(many):
@@ -42,11 +43,13 @@ def test_all_jobs_run_where_they_are_planned_and_do_so_after_others_have_taken_t
 
 def test_a_report_and_a_look_at_the_clock_lead_nobody_who_is_there(many, monkeypatch):
     led: Counter[str] = Counter()
-    monkeypatch.setattr(many._executor, "_lead", lambda job_id: led.update([job_id]) or [])
+    monkeypatch.setattr(
+        executor, "reconcile", lambda desired, actual: led.update([job.job_id for job in desired]) or []
+    )
     many.report(many.jobs)
     many.tick()
     assert not led
-    many._executor._held.popitem()
+    many._executor.provider.leases.held.popitem()
     many.tick()
     assert sum(led.values()) == 1  # whose slot Ray has not given: it is asked for again
 

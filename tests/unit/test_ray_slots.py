@@ -13,15 +13,17 @@ from geminid.configuration import Placement
 from geminid.job import JobSpec
 from geminid.jobstate import JobState
 from geminid.serve import records as r
+from geminid.serve.executors.agentevents import CodeGone
 from geminid.serve.executors.base import ExecutorEvent
+from geminid.serve.executors.executor import AgentExecutor
 from geminid.serve.executors.ray import messages as b
 from geminid.serve.executors.ray.bridge import Bridge
-from geminid.serve.executors.ray.executor import RayExecutor, _Bridged
-from geminid.serve.executors.remote import CodeGone
-from geminid.serve.executors.supervised import _Told
+from geminid.serve.executors.ray.executor import ray_executor
+from geminid.serve.executors.ray.provider import BridgeAnswer
+from geminid.serve.executors.starts import SupervisorEvent
 from geminid.serve.livejob import LiveJob
 from geminid.supervise.events import WorkerStarted
-from geminid.testing.ray_doubles import ConnectedNodes, PretendSupervisor, seen_node
+from geminid.testing.ray_doubles import ConnectedAgents, PretendSupervisor, seen_node
 
 NODES = msgspec.to_builtins([seen_node("a", 2), seen_node("b", 2)])
 
@@ -47,15 +49,14 @@ class Played(Bridge):
         pass
 
 
-def alone(folder) -> RayExecutor:
-    class Alone(RayExecutor):
-        _lines = ConnectedNodes
-        _talker = staticmethod(lambda command, on_answer: Played(on_answer))
-
-        def _supervise(self, job: LiveJob, *, adopt: bool) -> PretendSupervisor:
-            return PretendSupervisor()
-
-    made = Alone(folder, "auto")
+def alone(folder) -> AgentExecutor:
+    made = ray_executor(
+        folder,
+        "auto",
+        make_agents=ConnectedAgents,
+        make_bridge=lambda command, on_answer: Played(on_answer),
+        make_supervisor=PretendSupervisor,
+    )
     heard: SimpleQueue[ExecutorEvent] = SimpleQueue()
     made.open(heard.put, [])
     return made
@@ -74,21 +75,21 @@ def job(job_id: str, *slots: int) -> LiveJob:
     return LiveJob(state=state, elastic=True, target=Placement.of({"a": list(slots)}))
 
 
-def run(executor: RayExecutor, job: LiveJob) -> list[r.Record]:
+def run(executor: AgentExecutor, job: LiveJob) -> list[r.Record]:
     return executor.run(job, job.target)
 
 
-def tell(executor: RayExecutor, told: str, **document: object) -> list[r.Record]:
-    return executor.handle(_Bridged(msgspec.convert({"told": told, **document}, b.Answer)))
+def tell(executor: AgentExecutor, told: str, **document: object) -> list[r.Record]:
+    return executor.handle(BridgeAnswer(msgspec.convert({"told": told, **document}, b.Answer)))
 
 
-def give(executor: RayExecutor, *slots: str) -> list[r.Record]:
+def give(executor: AgentExecutor, *slots: str) -> list[r.Record]:
     held = {slot: {"devices": [], "holder": None} for slot in slots}
-    return tell(executor, "leased", id=executor._pending._last, held=held)
+    return tell(executor, "leased", id=executor.provider.leases.pending._last, held=held)
 
 
 def test_slots_are_asked_for_once_and_the_job_starts_when_they_are_given(executor):
-    bridge = executor._bridge
+    bridge = executor.provider.bridge
     assert run(executor, job("j1", 0, 1)) == []
     assert bridge.leases() == [("a/0", "a/1")]
     assert executor.tick(dict) == []
@@ -100,7 +101,7 @@ def test_slots_are_asked_for_once_and_the_job_starts_when_they_are_given(executo
 
 
 def test_slots_that_nobody_could_be_asked_for_are_asked_for_at_the_next_tick(executor):
-    bridge = executor._bridge
+    bridge = executor.provider.bridge
     bridge.is_there = False
     run(executor, job("j1", 0))
     bridge.is_there = True
@@ -109,10 +110,10 @@ def test_slots_that_nobody_could_be_asked_for_are_asked_for_at_the_next_tick(exe
 
 
 def test_slots_that_were_refused_are_asked_for_again_when_they_are_not_others_any_more(executor):
-    bridge = executor._bridge
+    bridge = executor.provider.bridge
     run(executor, job("j1", 0))
     bridge.leases()
-    refused = {"id": executor._pending._last, "slots": ["a/0"], "withheld": False}
+    refused = {"id": executor.provider.leases.pending._last, "slots": ["a/0"], "withheld": False}
     assert tell(executor, "refused", **refused) == [r.SlotsTaken(node="a", slots=[0])]
     executor.tick(dict)
     assert bridge.leases() == []
@@ -121,7 +122,7 @@ def test_slots_that_were_refused_are_asked_for_again_when_they_are_not_others_an
 
 
 def test_slots_that_were_asked_for_another_job_are_asked_for_when_that_is_answered(executor):
-    bridge = executor._bridge
+    bridge = executor.provider.bridge
     first = job("j1", 0)
     run(executor, first)
     assert bridge.leases() == [("a/0",)]
@@ -136,7 +137,7 @@ def test_slots_that_were_asked_for_another_job_are_asked_for_when_that_is_answer
 
 
 def test_what_was_asked_of_a_bridge_that_is_gone_is_asked_of_the_next(executor):
-    bridge = executor._bridge
+    bridge = executor.provider.bridge
     run(executor, job("j1", 0))
     bridge.leases()
     tell(executor, "away", bridge=1, trouble="")
@@ -145,7 +146,7 @@ def test_what_was_asked_of_a_bridge_that_is_gone_is_asked_of_the_next(executor):
 
 def test_a_job_is_brought_its_code_where_its_slots_are_held_and_trains_on_while_it_is_brought_again(executor):
     """After the service was started anew, nobody knows where the code is."""
-    bridge, both = executor._bridge, {"a": [0], "b": [0]}
+    bridge, both = executor.provider.bridge, {"a": [0], "b": [0]}
     coded = replace(job("j1", 0), target=Placement.of(both), code="c0de")
     assert run(executor, coded) == []
     asked = {one["do"]: one for one in bridge.asked}
@@ -156,20 +157,20 @@ def test_a_job_is_brought_its_code_where_its_slots_are_held_and_trains_on_while_
     shipped = {"id": asked["ship"]["id"], "places": {"a": place, "b": place}}
     assert tell(executor, "shipped", **shipped) == [r.JobStarting(job_id="j1", placement=Placement.of(both))]
     executor.flush()
-    running = executor._running["j1"]
+    running = executor.jobs.running["j1"]
     for worker, slot in (("w1", "a/0"), ("w2", "b/0")):
-        executor.handle(_Told("j1", running.supervisor, WorkerStarted(worker, slot, 1)))
-    executor._places._places.clear()
+        executor.handle(SupervisorEvent("j1", running.supervisor, WorkerStarted(worker, slot, 1)))
+    executor.provider.places._places.clear()
     bridge.asked.clear()
     assert executor.tick(dict) == []
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]
     assert again["nodes"] == ["a", "b"]
     assert tell(executor, "shipped", id=again["id"], places={"a": place}) == []  # and not yet of the other node
-    assert running.asked == ("a/0", "b/0")
+    assert running.target == ("a/0", "b/0")
 
 
 def test_code_of_a_job_that_is_not_wanted_any_more_is_not_brought(executor):
-    bridge = executor._bridge
+    bridge = executor.provider.bridge
     coded = replace(job("j1", 0), code="c0de")
     run(executor, coded)
     number = shipment(bridge)
@@ -182,7 +183,7 @@ def test_code_of_a_job_that_is_not_wanted_any_more_is_not_brought(executor):
     executor.tick(dict)
     assert unshipped(bridge) == ["j1"]
     assert tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}}) == []
-    assert executor._places.on("j1", "a") is None
+    assert executor.provider.places.on("j1", "a") is None
 
 
 def unshipped(bridge: Played) -> list[str]:
@@ -195,23 +196,23 @@ def shipment(bridge: Played) -> int:
     return next(one["id"] for one in bridge.asked if one["do"] == "ship")
 
 
-def asked_to_ship(executor: RayExecutor, coded: LiveJob) -> int:
+def asked_to_ship(executor: AgentExecutor, coded: LiveJob) -> int:
     """Have a job run where it has its slots, and not yet its code; under which number that is to be brought."""
     run(executor, coded)
     give(executor, *(f"{node}/{index}" for node, index in coded.target.slots()))
-    return shipment(executor._bridge)
+    return shipment(executor.provider.bridge)
 
 
-def bring(executor: RayExecutor, coded: LiveJob) -> None:
+def bring(executor: AgentExecutor, coded: LiveJob) -> None:
     """Have the code of a job be where it is to run, and the job end."""
     run(executor, coded)
-    number = shipment(executor._bridge)
+    number = shipment(executor.provider.bridge)
     tell(executor, "shipped", id=number, places={"a": {"folder": "/", "environment": {}}})
     executor.stop(coded, "cancelled")
 
 
 def test_code_is_removed_again_by_the_next_bridge_unless_it_was_told_to_be_gone(executor, tmp_path):
-    bridge, written = executor._bridge, tmp_path / "places" / "j1.json"
+    bridge, written = executor.provider.bridge, tmp_path / "places" / "j1.json"
     bring(executor, replace(job("j1", 0), code="c0de"))
     executor.tick(dict)
     assert unshipped(bridge) == ["j1"]
@@ -234,11 +235,11 @@ def test_code_of_a_job_that_was_over_before_the_service_came_back_is_removed(exe
     executor.close(detach=True)
     after = alone(tmp_path)
     after.tick(dict)
-    assert sorted(unshipped(after._bridge)) == ["j1", "j2"]
+    assert sorted(unshipped(after.provider.bridge)) == ["j1", "j2"]
 
 
 def test_where_code_is_stays_known_if_it_is_brought_again_while_it_is_removed(executor, tmp_path):
-    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    bridge, coded = executor.provider.bridge, replace(job("j1", 0), code="c0de")
     bring(executor, coded)
     executor.tick(dict)
     removing = next(one["id"] for one in bridge.asked if one["do"] == "unship")
@@ -246,27 +247,27 @@ def test_where_code_is_stays_known_if_it_is_brought_again_while_it_is_removed(ex
     bring(executor, coded)
     tell(executor, "unshipped", id=removing)
     assert (tmp_path / "places" / "j1.json").exists()
-    assert executor._places.on("j1", "a") is not None
+    assert executor.provider.places.on("j1", "a") is not None
 
 
 def test_code_is_brought_again_where_another_agent_is_on_the_node(executor):
     """It was let rest while nobody needed it, or it has died: what it had unpacked went with it."""
-    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    bridge, coded = executor.provider.bridge, replace(job("j1", 0), code="c0de")
     number = asked_to_ship(executor, coded)
     place = {"folder": "/", "environment": {}}
     assert tell(executor, "shipped", id=number, places={"a": place}) != []
-    assert executor._places.on("j1", "a") == b.CodePlace("/", {})
+    assert executor.provider.places.on("j1", "a") == b.CodePlace("/", {})
     bridge.asked.clear()
     other = [{**NODES[0], "agent": {**NODES[0]["agent"], "token": "another"}}, NODES[1]]
     tell(executor, "nodes", nodes=other, found=None)
-    assert executor._places.on("j1", "a") is None
+    assert executor.provider.places.on("j1", "a") is None
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]
     assert tell(executor, "shipped", id=again["id"], places={"a": place}) == []
-    assert executor._places.on("j1", "a") == b.CodePlace("/", {})
+    assert executor.provider.places.on("j1", "a") == b.CodePlace("/", {})
 
 
 def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_there_goes_elsewhere(executor):
-    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    bridge, coded = executor.provider.bridge, replace(job("j1", 0), code="c0de")
     number = asked_to_ship(executor, coded)
     bridge.asked.clear()
     warning, taken = tell(executor, "unfit", id=number, nodes=["a"], reason="no space left on a")
@@ -279,27 +280,27 @@ def test_a_node_that_has_no_room_for_code_is_left_alone_and_whoever_was_to_come_
 
 
 def test_code_that_is_gone_from_a_node_is_brought_again_and_whoever_trains_there_trains_on(executor):
-    bridge, coded = executor._bridge, replace(job("j1", 0, 1), code="c0de")
+    bridge, coded = executor.provider.bridge, replace(job("j1", 0, 1), code="c0de")
     place = {"folder": "/", "environment": {}}
     assert tell(executor, "shipped", id=asked_to_ship(executor, coded), places={"a": place}) != []
     bridge.asked.clear()
-    executor._running["j1"].supervisor = supervisor = MagicMock()
-    executor._running["j1"].workers["w1"] = "a/0"
+    executor.jobs.running["j1"].supervisor = supervisor = MagicMock()
+    executor.jobs.running["j1"].workers["w1"] = "a/0"
     executor.handle(CodeGone("j1", "a", frozenset({"a/1"})))
-    assert executor._running["j1"].asked == ("a/0",)
-    assert executor._places.on("j1", "a") is None
+    assert executor.jobs.running["j1"].target == ("a/0",)
+    assert executor.provider.places.on("j1", "a") is None
     (again,) = [one for one in bridge.asked if one["do"] == "ship"]
     assert tell(executor, "shipped", id=again["id"], places={"a": place}) != []
-    assert executor._running["j1"].asked == ("a/0", "a/1")
+    assert executor.jobs.running["j1"].target == ("a/0", "a/1")
     supervisor.kill.assert_not_called()
 
 
 def test_code_is_with_the_agent_that_has_unpacked_it_and_not_with_the_next_one(executor):
     """It died before others of the same request had answered."""
-    bridge, coded = executor._bridge, replace(job("j1", 0), code="c0de")
+    bridge, coded = executor.provider.bridge, replace(job("j1", 0), code="c0de")
     number = asked_to_ship(executor, coded)
     bridge.asked.clear()
     place = {"folder": "/", "environment": {}, "agent": "one that is gone"}
     assert tell(executor, "shipped", id=number, places={"a": place}) == []
-    assert executor._places.on("j1", "a") is None
+    assert executor.provider.places.on("j1", "a") is None
     assert [one["nodes"] for one in bridge.asked if one["do"] == "ship"] == [["a"]]

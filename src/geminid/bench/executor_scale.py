@@ -5,7 +5,6 @@ Both are the real ones; what they talk to is replaced by the doubles of ``gemini
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,13 +13,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from geminid.serve.executors.base import ExecutorEvent
+from geminid.serve.executors.elasticjob import ElasticJob
 from geminid.serve.executors.ray import messages as b
-from geminid.serve.executors.ray.executor import RayExecutor, _Bridged
-from geminid.serve.executors.supervised import _Elastic, _Told
+from geminid.serve.executors.ray.executor import ray_executor
+from geminid.serve.executors.ray.provider import BridgeAnswer
+from geminid.serve.executors.starts import SupervisorEvent
 from geminid.serve.livejob import LiveJob
 from geminid.supervise import events as j
-from geminid.supervise.supervisor import Supervisor
-from geminid.testing.ray_doubles import ConnectedNodes, GrantingBridge, PretendSupervisor, seen_node
+from geminid.testing.ray_doubles import ConnectedAgents, GrantingBridge, PretendSupervisor, seen_node
 
 if TYPE_CHECKING:
     from geminid.serve.executors.ray.bridge_process import Bridge as RayBridge
@@ -34,14 +34,14 @@ class ManyJobs:
         seen = [seen_node(name, slots) for name in nodes]
         self._line = b.ANSWERS.encode(b.Nodes(nodes=seen))
 
-        class Alone(RayExecutor):
-            _lines = ConnectedNodes
-            _talker = staticmethod(lambda command, on_answer: GrantingBridge(seen, on_answer))
-
-            def _supervise(self, job: LiveJob, *, adopt: bool, lone_slots: tuple[str, ...] = ()) -> Supervisor:
-                return cast("Supervisor", PretendSupervisor())
-
-        self._executor, self._heard = Alone(folder, "auto"), heard
+        self._executor = ray_executor(
+            folder,
+            "auto",
+            make_agents=ConnectedAgents,
+            make_bridge=lambda command, on_answer: GrantingBridge(seen, on_answer),
+            make_supervisor=cast("Any", PretendSupervisor),
+        )
+        self._heard = heard
         self._executor.open(heard.put, [])
         self.jobs = {job.id: job for job in jobs}
         for job in self.jobs.values():
@@ -56,17 +56,17 @@ class ManyJobs:
         running = self._elastic(job.id)
         logs = self._executor.folders.logs_of(job.id)
         logs.mkdir(exist_ok=True)
-        for number, slot in enumerate(running.asked):
+        for number, slot in enumerate(running.target):
             (logs / f"w{number}.log").touch()
             self._handle(job.id, j.WorkerStarted(f"w{number}", slot, 0))
-        self._handle(job.id, j.Resized(running.asked))
-        self._handle(job.id, _formed(running.asked))
+        self._handle(job.id, j.Resized(running.target))
+        self._handle(job.id, _formed(running.target))
 
-    def _elastic(self, job_id: str) -> _Elastic:
-        return cast("_Elastic", self._executor._running[job_id])
+    def _elastic(self, job_id: str) -> ElasticJob:
+        return cast("ElasticJob", self._executor.jobs.running[job_id])
 
     def _handle(self, job_id: str, event: j.JobEvent) -> None:
-        self._executor.handle(_Told(job_id, self._elastic(job_id).supervisor, event))
+        self._executor.handle(SupervisorEvent(job_id, self._elastic(job_id).supervisor, event))
 
     def _take_all(self) -> None:
         try:
@@ -82,12 +82,12 @@ class ManyJobs:
 
     def tick(self) -> None:
         """One periodic call of the executor, without its look at log files."""
-        self._executor._logs_at_s = math.inf
+        self._executor.logs.skip()
         self._executor.tick(dict)
 
     def look_at_logs(self) -> None:
         """The executor's look at the sizes of log files."""
-        self._executor._look_at_logs()
+        self._executor.logs.look(self._executor.jobs.running)
 
     def come_and_go(self, job_ids: Iterable[str]) -> None:
         """End jobs, and start others on their slots."""
@@ -101,7 +101,7 @@ class ManyJobs:
 
     def hear_nodes(self) -> None:
         """The bridge tells of all nodes."""
-        self._executor.handle(_Bridged(b.ANSWERS.decode(self._line)))
+        self._executor.handle(BridgeAnswer(b.ANSWERS.decode(self._line)))
 
     def close(self) -> None:
         """Let go of it."""

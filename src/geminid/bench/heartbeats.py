@@ -19,7 +19,7 @@ from typing import IO
 
 from geminid.bench.timing import timed
 from geminid.node.agent import PING_S
-from geminid.serve.executors.remote import Nodes
+from geminid.serve.executors.agents import AgentPool
 from geminid.supervise import channel
 from geminid.supervise.channel import Address
 from geminid.supervise.protocol import Heartbeat, Hello, encode
@@ -48,7 +48,7 @@ def ping(nodes: int, seconds: float) -> float:
     with ExitStack() as stack:
         orders, answers = _other_process(stack)
         port = int(answers.readline())
-        lines = Nodes(lambda event: None)
+        lines = AgentPool(lambda event: None)
         stack.callback(lines.close)
         for number in range(nodes):
             lines.know(f"n{number}", "127.0.0.1", port, "")

@@ -30,8 +30,9 @@ from geminid.nodes import NodeGroup
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.documents import job_document, node_documents
-from geminid.serve.executors.ray.executor import heartbeat_s
-from geminid.serve.executors.supervised import LOGS_EVERY_S, REPORTS_LATE_S
+from geminid.serve.executors.elasticjob import LATE_REPORT_S
+from geminid.serve.executors.executor import LOGS_EVERY_S
+from geminid.serve.executors.launching import heartbeat_s
 from geminid.serve.livejob import LiveJob
 from geminid.serve.pacing import MEASUREMENT_GAP_S
 from geminid.serve.planner import Planner
@@ -98,7 +99,7 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None, *, 
     """The parts of a service for ``nodes`` nodes, the most expensive first."""
     scene = _Scene(nodes)
     jobs = len(scene.state.jobs)
-    reports_per_s = jobs / REPORTS_LATE_S
+    reports_per_s = jobs / LATE_REPORT_S
     changes_per_s = jobs / JOB_S
     found: list[Part] = []
 

@@ -28,11 +28,11 @@ from geminid.process.disk_full import is_full, keep_printing
 from geminid.process.identity import identity_of
 from geminid.serve.auth import Tokens, first_token, write_private
 from geminid.serve.client import BAD_INPUT, FAILED, SERVICE, Client, ServiceError
+from geminid.serve.executors.agentlinks import SILENT_S
 from geminid.serve.executors.base import Executor
 from geminid.serve.executors.folders import JOBS
-from geminid.serve.executors.local import LocalExecutor
-from geminid.serve.executors.remote import SILENT_S
-from geminid.serve.executors.supervised import ORPHANS_S
+from geminid.serve.executors.launching import ORPHANS_S
+from geminid.serve.executors.local import local_executor
 from geminid.serve.lastport import keep_port, listen
 from geminid.serve.planner import POLICY_LIMIT_S
 from geminid.serve.privacy import check_private
@@ -211,7 +211,7 @@ def _executor(options: Options, moved_from: str) -> Executor:
             )
             raise StoreProblem(f"{told} {LONGEST_HOME}: set GEMINID_HOME to a shorter one")
         devices = chosen_devices(options.devices) if options.slots is None else []
-        return LocalExecutor(
+        return local_executor(
             options.home,
             machine(options.slots, devices),
             patience=patience,
@@ -221,11 +221,11 @@ def _executor(options: Options, moved_from: str) -> Executor:
         )
     if importlib.util.find_spec("ray") is None:
         raise StoreProblem("Ray is not installed here: pip install 'geminid[ray]'")
-    from geminid.serve.executors.ray.executor import NoCluster, RayExecutor
+    from geminid.serve.executors.ray.executor import NoCluster, ray_executor
     from geminid.serve.executors.topology import Topology
 
     try:
-        return RayExecutor(
+        return ray_executor(
             options.home,
             options.address,
             patience=patience,

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 from geminid.node.messages import Identity
+from geminid.serve.executors.agentevents import AgentConnected
+from geminid.serve.executors.agents import AgentPool
 from geminid.serve.executors.ray import messages as b
 from geminid.serve.executors.ray.bridge import Bridge
-from geminid.serve.executors.remote import NodeHere, Nodes
 
 
 class GrantingBridge(Bridge):
@@ -29,18 +30,19 @@ class GrantingBridge(Bridge):
         """Let go of it."""
 
 
-class ConnectedNodes(Nodes):
+class ConnectedAgents(AgentPool):
     """Agents that are connected as soon as their nodes are known, and run nothing."""
 
-    def __init__(self, on_event: Callable[[NodeHere], None], *others: object, **options: object) -> None:
+    def __init__(self, on_event: Callable[[AgentConnected], None], *others: object, **options: object) -> None:
         self._report = on_event
         self._known: set[str] = set()
 
-    def know(self, node: str, host: str, port: int, token: str) -> None:
+    def know(self, node: str, host: str, port: int, token: str) -> bool:
         """Report that the node's agent is there."""
         if node not in self._known:
             self._known.add(node)
-            self._report(NodeHere(node))
+            self._report(AgentConnected(node))
+        return False
 
     def hold(self, node: str) -> None:
         """Nothing to do."""
@@ -62,7 +64,7 @@ class ConnectedNodes(Nodes):
 class PretendSupervisor:
     """A supervisor whose status shows the slots that it was given; it has no workers and reports nothing."""
 
-    def __init__(self, slots: tuple[str, ...] = ()) -> None:
+    def __init__(self, *arguments: object, slots: tuple[str, ...] = (), **options: object) -> None:
         self.status = SimpleNamespace(ready=None, slots=slots, reason="", workers=())
         self.has_ended = False
 

@@ -1,4 +1,4 @@
-"""Jobs on the slots of this machine."""
+"""The slots of this machine: they are always leased, and processes are started by this process itself."""
 
 from __future__ import annotations
 
@@ -6,26 +6,33 @@ import importlib.util
 import os
 import shutil
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from geminid.clock import Clock
 from geminid.cluster import Cluster
-from geminid.configuration import Placement
 from geminid.fields import Problem
-from geminid.job import JobSpec
-from geminid.node.machine import slot_environment
+from geminid.job import FoundKind, JobSpec
 from geminid.node.zygote_pool import WarmLauncher
+from geminid.nodes import NodeGroup
 from geminid.process.descendants import signal_marked
-from geminid.process.environment import default_path
-from geminid.process.launch import LimitedLauncher, PlainLauncher
+from geminid.process.environment import clean_environment, default_path
+from geminid.process.identity import is_running, still_runs
+from geminid.process.launch import Launch, LimitedLauncher, PlainLauncher, WorkerProcess
 from geminid.process.python_command import PythonLine
 from geminid.process.shim import end_left_groups
-from geminid.serve import records as r
+from geminid.serve.client import INHERITED
 from geminid.serve.executors.base import ExecutorEvent
-from geminid.serve.executors.folders import JOBS, JobFolders
+from geminid.serve.executors.commands import Command, CommandExit
+from geminid.serve.executors.executor import AgentExecutor, Inbox
+from geminid.serve.executors.folders import JobFolders
+from geminid.serve.executors.kinds import kind_of
+from geminid.serve.executors.launching import ORPHANS_S, Launching
+from geminid.serve.executors.nodepool import NodePool
 from geminid.serve.executors.plain import (
     PlainCommand,
-    PlainExit,
     end_command,
     end_workers,
     exit_of,
@@ -34,55 +41,210 @@ from geminid.serve.executors.plain import (
     live_workers,
     slots_of,
 )
-from geminid.serve.executors.rendezvous import meeting_place, place_among
+from geminid.serve.executors.provider import AgentPlace, NodeEvent, NodeProvider, NodeSeen, Seat
 from geminid.serve.executors.slotnames import SlotNames
-from geminid.serve.executors.supervised import (
-    ORPHANS_S,
-    Command,
-    SupervisedExecutor,
-    job_environment,
-    worker_options,
-)
-from geminid.serve.livejob import LiveJob
+from geminid.serve.executors.topology import Topology
 from geminid.supervise.handover import worker_marks
-from geminid.supervise.spec import Patience, WorkerSpec
+from geminid.supervise.spec import Patience
+from geminid.supervise.supervisor import Supervisor
 
 #: Where the processes of a plain command reach each other.
 LOOPBACK = "127.0.0.1"
 
 
-class LocalExecutor(SupervisedExecutor):
+def local_executor(
+    folder: Path,
+    cluster: Cluster,
+    *,
+    patience: Patience | None = None,
+    warm: bool | None = None,
+    slot_memory_bytes: int | None = None,
+    devices: Sequence[str] = (),
+    device_ids: Sequence[str] = (),
+    clock: Clock | None = None,
+    make_supervisor: Callable[..., Supervisor] = Supervisor,
+) -> AgentExecutor:
     """The executor of one machine, whose slots are these devices, if any.
 
     ``devices`` are what CUDA calls them now, ``device_ids`` what they are called wherever they are (their UUIDs).
     """
+    clock, inbox, folders = clock or Clock(), Inbox(), JobFolders(folder)
+    provider = LocalProvider(folders, cluster, devices, device_ids)
+    can_warm = importlib.util.find_spec("torch") is not None
+    agents = LocalAgents(folders, warm=can_warm if warm is None else warm)
+    nodes = NodePool(provider, agents, Topology(), clock)
+    nodes.handle_provider(provider.nodes())
+    launching = Launching(
+        provider, agents, nodes, folders, patience or Patience(orphan=ORPHANS_S), slot_memory_bytes, make_supervisor
+    )
+    made = AgentExecutor(provider, nodes, launching, LocalCommands(folders), LocalSubmissions(cluster), inbox, clock)
+    if lost := provider.names.lost:
+        here = cluster.total_slots
+        gone = f"gone since the service ran last: {'slot' if len(lost) == 1 else 'slots'} {', '.join(lost)}"
+        now = f"this machine has {here} slot{'' if here == 1 else 's'} now"
+        made.note(f"{gone}; {now}. Jobs that were there go on elsewhere, or wait")
+    return made
+
+
+class LocalProvider(NodeProvider):
+    """This machine: one node, or one for each GPU type. Its slots are always ours."""
+
+    names: SlotNames
 
     def __init__(
-        self,
-        folder: Path,
-        cluster: Cluster,
-        *,
-        patience: Patience | None = None,
-        warm: bool | None = None,
-        slot_memory_bytes: int | None = None,
-        devices: Sequence[str] = (),
-        device_ids: Sequence[str] = (),
+        self, folders: JobFolders, cluster: Cluster, devices: Sequence[str] = (), device_ids: Sequence[str] = ()
     ) -> None:
-        can_warm = importlib.util.find_spec("torch") is not None
-        launcher = LimitedLauncher(WarmLauncher() if (can_warm if warm is None else warm) else PlainLauncher())
-        super().__init__(JobFolders(folder), cluster, launcher, patience or Patience(orphan=ORPHANS_S))
-        self._slot_memory_bytes = slot_memory_bytes
-        self._names = SlotNames(folder, cluster, device_ids or devices)
+        self._folders, self._cluster = folders, cluster
+        self.names = SlotNames(folders.home, cluster, device_ids or devices)
         places = [(node.name, index) for node in cluster.nodes for index in range(node.slots)]
-        by_name = {self._names.name(place): device for place, device in zip(places, devices, strict=False)}
-        self._devices = tuple(by_name.get(str(slot), "") for slot in range(self._names.count)) if devices else ()
+        self._devices = {self.names.name(place): [device] for place, device in zip(places, devices, strict=False)}
+        if devices:
+            self.device_environment = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # numbers mean what nvidia-smi says
+
+    def nodes(self) -> list[NodeEvent]:
+        """The nodes that this machine is."""
+        agent = AgentPlace(LOOPBACK, 0, "")
+        return [
+            NodeSeen(NodeGroup(gpu_type=node.gpu_type, slots=node.slots, name=node.name), agent)
+            for node in self._cluster.nodes
+        ]
+
+    def open(self, post: Callable[[ExecutorEvent], None], jobs: Collection[str]) -> None:
+        """End workers that were started and not written down any more, and write down what slots are called."""
+        folders = [folder for folder in self._folders.root.glob("*") if folder.is_dir()]
+        written = {mark for folder in folders for mark in worker_marks(folder)}
+        root = self._folders.root.absolute()
+        signal_marked(signal.SIGKILL, lambda mark: [*Path(mark).parents][1:2] == [root] and mark not in written)
+        self.names.write()
+
+    def handle(self, event: ExecutorEvent) -> list[NodeEvent]:
+        """Nothing is posted."""
+        return []
+
+    def lease(self, job_id: str, code: str, slots: Sequence[str]) -> None:
+        """All slots are ours."""
+
+    def seat(self, slot: str) -> Seat | None:
+        """A slot and its device, if there still is such a slot."""
+        return Seat(self._devices.get(slot, [])) if self.names.has(slot) else None
+
+    def release(self, slots: Collection[str]) -> None:
+        """All slots stay ours."""
+
+    def close(self, *, detach: bool) -> None:
+        """Nothing is to be given back."""
+
+
+class LocalAgents:
+    """Starts processes from this process; they outlive it, and the next service takes them over."""
+
+    def __init__(self, folders: JobFolders, *, warm: bool) -> None:
+        self._folders = folders
+        self._launcher = LimitedLauncher(WarmLauncher() if warm else PlainLauncher())
+        self.adopt, self.close = self._launcher.adopt, self._launcher.close
+
+    def start(self, launch: Launch) -> WorkerProcess:
+        """Start a process, with nothing of this process's own environment."""
+        return self._launcher.start(replace(launch, environment={**clean_environment(), **launch.environment}))
+
+    def know(self, node: str, host: str, port: int, token: str) -> bool:
+        """This process is always there."""
+        return True
+
+    def host(self, node: str) -> str:
+        """All processes are on this machine."""
+        return LOOPBACK
+
+    def runs(self, identity: Mapping[str, Any]) -> bool:
+        """Whether a process of an earlier service still runs."""
+        return still_runs(identity) and is_running(identity.get("shim", identity)["pid"])
+
+    def end_unknown(self, jobs: Collection[str], keys: Set[str]) -> None:
+        """End whatever earlier services left running of other jobs than these."""
+        if self._folders.root.is_dir():
+            for folder in self._folders.root.iterdir():
+                if folder.name not in jobs:
+                    end_all(folder)
+            within = f"{self._folders.root.absolute()}{os.sep}"
+            signal_marked(
+                signal.SIGKILL,
+                lambda mark: mark.startswith(within) and mark.removeprefix(within).split(os.sep)[0] not in jobs,
+            )
+        end_left_groups()
+
+    def leave(self, node: str) -> None:
+        """This process does not leave this machine."""
+
+    def forget(self, node: str) -> None:
+        """This machine does not go away."""
+
+    def doubt(self, node: str) -> None:
+        """Nothing runs elsewhere."""
+
+    def hold(self, node: str) -> None:
+        """Slots need no holder."""
+
+    def end_strangers(self, node: str) -> None:
+        """They are ended when the service begins."""
+
+
+class LocalCommands:
+    """Plain commands, each below a shim of its own that writes down in the job's folder how it ended."""
+
+    def __init__(self, folders: JobFolders) -> None:
+        self._folders = folders
+
+    def start(self, job_id: str, launches: Sequence[Launch], ended: Callable[[Command], None]) -> Command:
+        """Start a job's command."""
+        (launch,) = launches
+        environment = {**clean_environment(), **launch.environment}
+        return PlainCommand.start(self._folders.folder_of(job_id), launch.command, environment, launch.folder, ended)
+
+    def adopt(self, job_id: str, ended: Callable[[Command], None], *, begin: bool, asked: bool) -> Command | None:
+        """Take over a job's command, if it still runs."""
+        return PlainCommand.adopt(self._folders.folder_of(job_id), ended)
+
+    def slots_of(self, job_id: str) -> tuple[str, ...]:
+        """The slots that a job's command was started for: their places may have changed since."""
+        return slots_of(self._folders.folder_of(job_id))
+
+    def exit_of(self, job_id: str) -> CommandExit | None:
+        """How a job's command ended, if it did."""
+        return exit_of(self._folders.folder_of(job_id))
+
+    def forget_exit(self, job_id: str) -> None:
+        """A job's command is started again: how it ended before does not matter any more."""
+        forget_exit(self._folders.folder_of(job_id))
+
+    def keys(self, job_id: str) -> set[str]:
+        """Processes have no keys."""
+        return set()
+
+
+class LocalSubmissions:
+    """What can run on this machine: jobs run in their own folders, with their submitters' programs."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def interpreter(self, submitters: str) -> str | None:
+        """That of the submitter."""
+        return submitters
+
+    def inherited(self, submitters: Mapping[str, str]) -> dict[str, str]:
+        """The variables that matter to programs."""
+        return {name: submitters[name] for name in INHERITED if name in submitters}
+
+    def kind_of(self, spec: JobSpec) -> FoundKind:
+        """How a job is to be launched, as far as its specification and its script show."""
+        return kind_of(spec)
 
     def store_code(self, spec: JobSpec) -> str:
         """Jobs run in their own folders."""
         return ""
 
     def keep_code(self, needed: Collection[str]) -> None:
-        """Nothing was put by."""
+        """Nothing was stored."""
 
     def check(self, spec: JobSpec) -> list[Problem]:
         """What keeps this job from ever being run here."""
@@ -114,111 +276,6 @@ class LocalExecutor(SupervisedExecutor):
             problems.append(Problem(name, spec.min_slots, told))
         return problems
 
-    def open(self, post: Callable[[ExecutorEvent], None], jobs: Sequence[LiveJob]) -> list[r.Record]:
-        """Take over what lives; before, end what was started and not written down any more."""
-        folders = [folder for folder in (self._folder / JOBS).glob("*") if folder.is_dir()]
-        written = {mark for folder in folders for mark in worker_marks(folder)}
-        jobs_folder = self._folder.absolute() / JOBS
-        signal_marked(signal.SIGKILL, lambda mark: [*Path(mark).parents][1:2] == [jobs_folder] and mark not in written)
-        self._names.write()
-        told = super().open(post, jobs)
-        return [*self._tell_lost(), *told, *self._replanned(jobs)]
-
-    def _tell_lost(self) -> list[r.Record]:
-        if not self._names.lost:
-            return []
-        names, here = ", ".join(self._names.lost), self._cluster.total_slots
-        told = (
-            f"gone since the service ran last: {_slots(self._names.lost)} {names}; this machine has {_many(here)} now"
-        )
-        return [r.Noted(level="warning", text=f"{told}. Jobs that were there go on elsewhere, or wait")]
-
-    def _replanned(self, jobs: Sequence[LiveJob]) -> list[r.Record]:
-        """Plans for the slots that there are: who runs stays on what is left of theirs, if that is enough."""
-        targets: dict[str, Placement | None] = {}
-        reasons: dict[str, str] = {}
-        for job in jobs:
-            before = [] if job.target is None else list(job.target.slots())
-            after = {place: self._names.moved(place) for place in before}
-            if all(place == now for place, now in after.items()):
-                continue
-            left = [now for now in after.values() if now is not None]
-            gone = [f"{node}/{index}" for (node, index), now in after.items() if now is None]
-            enough = len(left) >= job.spec.min_slots and len({node for node, _ in left}) == 1 and job.elastic
-            stays = job.id in self._running and (enough or not gone)
-            targets[job.id] = Placement.of_slots(left) if stays else None
-            reasons[job.id] = "slots are numbered anew"
-            if gone:
-                are = "is" if len(gone) == 1 else "are"
-                reasons[job.id] = f"{_slots(gone)} {', '.join(gone)} {are} gone since the service was started again"
-        return [r.Planned(targets=targets, reasons=reasons)] if targets else []
-
-    def _slot(self, node: str, index: int) -> str:
-        return self._names.name((node, index))
-
-    def _where(self, slot: str) -> tuple[str, int]:
-        return self._names.place(slot)
-
-    def _is_here(self, slot: str) -> bool:
-        return self._names.has(slot)
-
-    def _slots_of(self, job: LiveJob) -> tuple[str, ...]:
-        return slots_of(self.folder_of(job.id)) or super()._slots_of(job)
-
-    def _spec(self, job: LiveJob) -> WorkerSpec:
-        return WorkerSpec(
-            command=job.spec.command,
-            folder=self.folder_of(job.id),
-            name=job.id,
-            working_folder=None if job.spec.working_dir is None else Path(job.spec.working_dir),
-            environment=job_environment(job, cpu=not self._devices),
-            slot_environment=lambda slot: self._slot_environment([slot]),
-            options=worker_options(job.spec),
-            max_failures=job.spec.max_retries,
-            min_slots=job.spec.min_slots,
-            patience=self._patience,
-        )
-
-    def _slot_environment(self, slots: Sequence[str]) -> dict[str, str]:
-        return slot_environment(list(map(int, slots)), self._devices, self._slot_memory_bytes)
-
-    def _lone_environment(self, job: LiveJob, slots: tuple[str, ...]) -> Mapping[str, str]:
-        addresses = {self._where(slots[0])[0]: LOOPBACK}  # a command is on one node here
-        environment = job_environment(job, cpu=not self._devices) | meeting_place(addresses) | dict(job.spec.env)
-        environment |= self._slot_environment(slots)
-        return environment | place_among(addresses, next(iter(addresses)), len(slots)) | {"GEMINID_JOB": job.id}
-
-    def _start_command(self, job: LiveJob, slots: tuple[str, ...], ended: Callable[[Command], None]) -> Command:
-        environment, folder = self._lone_environment(job, slots), self.folder_of(job.id)
-        where = Path(job.spec.working_dir) if job.spec.working_dir is not None else folder
-        return PlainCommand.start(folder, job.spec.command, environment, where, ended)
-
-    def _adopt_command(self, job: LiveJob, ended: Callable[[Command], None]) -> Command | None:
-        return PlainCommand.adopt(self.folder_of(job.id), ended)
-
-    def _exit_of(self, job_id: str) -> PlainExit | None:
-        return exit_of(self.folder_of(job_id))
-
-    def _forget_exit(self, job_id: str) -> None:
-        forget_exit(self.folder_of(job_id))
-
-    def _live_workers(self, job_id: str) -> dict[str, str]:
-        return {worker: slot for worker, (_, slot) in live_workers(self.folder_of(job_id)).items()}
-
-    def _end_others(self) -> None:
-        if (self._folder / JOBS).is_dir():
-            for folder in (self._folder / JOBS).iterdir():
-                if folder.name not in self._running:
-                    end_all(folder)
-            within = f"{self._folder.absolute() / JOBS}{os.sep}"
-            signal_marked(
-                signal.SIGKILL,
-                lambda mark: (
-                    mark.startswith(within) and mark.removeprefix(within).split(os.sep)[0] not in self._running
-                ),
-            )
-        end_left_groups()
-
 
 def _program(spec: JobSpec, where: Path | None) -> str | None:
     path = dict(spec.env).get("PATH") or default_path()
@@ -235,14 +292,6 @@ def _may_be_python(spec: JobSpec, where: Path | None) -> bool:
             return file.read(4) != b"\x7fELF"
     except OSError:
         return True
-
-
-def _slots(names: Sequence[str]) -> str:
-    return "slot" if len(names) == 1 else "slots"
-
-
-def _many(slots: int) -> str:
-    return f"{slots} slot{'' if slots == 1 else 's'}"
 
 
 def runs(folder: Path) -> bool:

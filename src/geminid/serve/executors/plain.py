@@ -17,7 +17,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -33,25 +32,12 @@ from geminid.process.launch import (
     Launch,
     WorkerProcess,
     end_left,
-    how_it_ended,
     spawn,
     watched,
 )
 from geminid.process.shim import EXIT, PROCESS, locked, write
+from geminid.serve.executors.commands import CommandExit
 from geminid.supervise.handover import Handover
-
-
-@dataclass(frozen=True, slots=True)
-class PlainExit:
-    """How a command ended; ``asked`` if it had been told to before it did."""
-
-    code: int
-    problem: str
-    asked: bool = False
-
-    def told(self) -> str:
-        """In words."""
-        return self.problem or how_it_ended(self.code)
 
 
 class PlainCommand:
@@ -153,11 +139,11 @@ def _separate(log: Path) -> None:
                 file.write(f"{'' if ended else chr(10)}==> started again at {at} <==\n".encode())
 
 
-def exit_of(folder: Path) -> PlainExit | None:
+def exit_of(folder: Path) -> CommandExit | None:
     """How the command of a folder ended; None if nothing was written down."""
     try:
         document = json.loads((folder / EXIT).read_text(encoding="utf-8"))
-        return PlainExit(int(document["code"]), str(document["problem"]), bool(document.get("asked", False)))
+        return CommandExit(int(document["code"]), str(document["problem"]), bool(document.get("asked", False)))
     except (OSError, ValueError, KeyError):
         return None
 

@@ -89,3 +89,34 @@ def _read(file: Path) -> dict[str, tuple[str, Place | None]]:
         }
     except (OSError, ValueError, TypeError, AttributeError, IndexError):
         return {}
+
+
+class NodeSlotNames:
+    """Slots that are called ``node/index``, where nodes keep their names."""
+
+    def name(self, place: Place) -> str:
+        """The name of a slot."""
+        return f"{place[0]}/{place[1]}"
+
+    def place(self, name: str) -> Place:
+        """The node and the number of a slot."""
+        return place_of(name)
+
+    def has(self, name: str) -> bool:
+        """Nodes come and go: there may be such a slot."""
+        return True
+
+    def moved(self, place: Place) -> Place | None:
+        """Slots stay where they are."""
+        return place
+
+
+def place_of(slot: str) -> Place:
+    """The node and the number of a slot that is called ``node/index``."""
+    node, _, index = slot.rpartition("/")
+    return node, int(index)
+
+
+def node_of(slot: str) -> str:
+    """The node of a slot that is called ``node/index``."""
+    return slot.rpartition("/")[0]

@@ -8,9 +8,11 @@ from __future__ import annotations
 import socket
 from typing import Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
-from geminid.node.messages import Identity
+from geminid.serve.executors.provider import AgentPlace as AgentPlace
+from geminid.serve.executors.provider import CodePlace as CodePlace
+from geminid.serve.executors.provider import Seat as Seat
 from geminid.wire.codec import Codec
 from geminid.wire.connection import Connection
 
@@ -18,15 +20,6 @@ from geminid.wire.connection import Connection
 MAX_MESSAGE_BYTES = 1 << 27
 
 Count = Annotated[int, Meta(ge=0)]
-
-
-class AgentPlace(Struct, frozen=True):
-    """Where the agent of a node listens, its token, and its version of Geminid."""
-
-    host: str
-    port: Count
-    token: str
-    version: str = ""
 
 
 class SeenNode(Struct, frozen=True, kw_only=True):
@@ -50,21 +43,6 @@ class SeenNode(Struct, frozen=True, kw_only=True):
     draining: bool = False
     resting: bool = False
     agent: AgentPlace | None = None
-
-
-class Seat(Struct, frozen=True):
-    """By whom a slot is held: the devices that it has, and the process that holds it, if that is known yet."""
-
-    devices: list[str] = field(default_factory=list)
-    holder: Identity | None = None
-
-
-class CodePlace(Struct, frozen=True):
-    """Where a job's code is on a node, what makes it run, and the token of the agent that has unpacked it."""
-
-    folder: str
-    environment: dict[str, str]
-    agent: str = ""
 
 
 class Bundle(Struct, frozen=True, kw_only=True):

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Set
-from time import monotonic
 
-#: A node to which code cannot be brought is given to no job for so long.
+from geminid.clock import Clock
+
+#: How long a node to which code cannot be brought is given to no job, in seconds.
 UNFIT_S = 60.0
 
-#: A slot that Ray has and did not give us is not asked for again for so long.
+#: How long a slot that Ray has and did not give us is not requested again, in seconds.
 REFUSED_S = 15.0
 
 
 class OthersSlots:
     """By node, the indices of slots that others have, that Ray has refused to give us, or that cannot be used now."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._taken: dict[str, tuple[int, ...]] = {}
         self._why: dict[str, str] = {}
         self._refused_until_s: dict[tuple[str, int], float] = {}
@@ -32,12 +34,14 @@ class OthersSlots:
 
     def refuse(self, slots: Iterable[tuple[str, int]]) -> None:
         """Ray has these slots for others: they are left alone for a while."""
-        self._refused_until_s |= dict.fromkeys(slots, monotonic() + REFUSED_S)
+        self._refused_until_s |= dict.fromkeys(slots, self._clock.monotonic_s() + REFUSED_S)
 
     def spare(self, nodes: Collection[str], reason: str) -> list[str]:
         """Of these nodes, no more slots are used for a while; for which of them that is new."""
-        new = sorted(node for node in nodes if node not in self._unfit or self._unfit[node][0] <= monotonic())
-        self._unfit |= dict.fromkeys(nodes, (monotonic() + UNFIT_S, reason))
+        new = sorted(
+            node for node in nodes if node not in self._unfit or self._unfit[node][0] <= self._clock.monotonic_s()
+        )
+        self._unfit |= dict.fromkeys(nodes, (self._clock.monotonic_s() + UNFIT_S, reason))
         return new
 
     def why_unfit(self, node: str) -> str:
@@ -55,7 +59,7 @@ class OthersSlots:
 
     def forget_waits(self) -> bool:
         """Whether some slot or node has been left alone for long enough."""
-        now_s, before = monotonic(), len(self._unfit) + len(self._refused_until_s)
+        now_s, before = self._clock.monotonic_s(), len(self._unfit) + len(self._refused_until_s)
         self._unfit = {node: unfit for node, unfit in self._unfit.items() if now_s < unfit[0]}
         self._refused_until_s = {slot: until_s for slot, until_s in self._refused_until_s.items() if now_s < until_s}
         return len(self._unfit) + len(self._refused_until_s) < before
