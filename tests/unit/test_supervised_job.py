@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from geminid.supervise import inputs, protocol
+from geminid.supervise.connections import Link
 from geminid.supervise.events import (
     CouldNotGrow,
     FirstStepDone,
@@ -19,8 +23,10 @@ from geminid.supervise.events import (
     WorkerEnded,
     WorkerStarted,
 )
-from geminid.supervise.instructions import ForgetWorker, SendMessage, SignalWorker
+from geminid.supervise.instructions import ForgetWorker, SendMessage, SignalWorker, StartProcess
 from geminid.supervise.spec import Patience
+from geminid.supervise.state import SupervisedJob
+from geminid.supervise.takeover import handover_of, take_over
 from supervised import KILLED, World
 
 
@@ -328,3 +334,54 @@ def test_patience_grows_after_a_script_was_ended_where_it_may_take_its_time():
     world.handle(inputs.Tick(contacts))
     assert world.processes["w2"].exit_code == KILLED
     assert world.job._patience.free == 4.0 * before
+
+
+def test_a_worker_that_was_about_to_start_on_a_lost_slot_is_not_started():
+    world = training("ab", max_failures=9)
+    for _ in range(2):
+        world.exit(next(one for one, process in world.processes.items() if process.slot == "b"), 1)
+        world.train(1)
+    world.exit(next(one for one, process in world.processes.items() if process.slot == "b"), 1)
+    assert [start.slot for start in world.job.starts.values()] == ["b"]  # after a delay
+    world.handle(inputs.SlotsLost({"b"}, "its node is gone"))
+    assert world.job.starts == {}
+    world.train()
+    assert world.job.group.settled
+    assert {process.slot for process in world.processes.values()} == {"a"}
+
+
+def handed_over(world: World, alive: Collection[str]) -> SupervisedJob:
+    """The same job under another supervisor, which finds these workers alive."""
+    processes = {worker: SimpleNamespace(identity={"pid": 1}) for worker in world.processes}
+    links = {worker: Link(cast(Any, one), world.processes[worker].slot, "token") for worker, one in processes.items()}
+    left = handover_of(world.job, "token", "unix:/job/control", links)
+    job = SupervisedJob(world.spec, world.clock, "file:/job/")
+    take_over(job, left, dict.fromkeys(alive, 1))
+    return job
+
+
+def test_the_next_supervisor_has_nothing_to_do_if_all_workers_still_train():
+    world = training("ab")
+    job = handed_over(world, ("w1", "w2"))
+    assert job.phase is JobPhase.RUNNING
+    assert job.group.settled
+    assert job.handle(inputs.Begin()) == []
+
+
+def test_the_next_supervisor_replaces_workers_that_died_while_there_was_none_and_uses_no_name_twice():
+    world = training("ab")
+    world.handle(inputs.Resize(("a", "b", "c")))
+    job = handed_over(world, ("w1", "w3"))
+    instructions = job.handle(inputs.Begin())
+    (form,) = [one.message for one in instructions if isinstance(one, SendMessage)]
+    assert (form.members, form.broken) == (("w1",), True)
+    assert [(one.worker, one.slot) for one in instructions if isinstance(one, StartProcess)] == [("w4", "b")]
+    assert job.group.requested == ("a", "b", "c")  # w3 was about to join, and still is
+
+
+def test_a_job_of_which_nothing_is_left_starts_again_when_it_is_resized():
+    job = handed_over(training("ab"), ())
+    assert job.phase is JobPhase.IDLE
+    assert job.handle(inputs.Begin()) == []
+    instructions = job.handle(inputs.Resize(("a",)))
+    assert [one.worker for one in instructions if isinstance(one, StartProcess)] == ["w3"]

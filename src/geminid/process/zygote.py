@@ -7,7 +7,7 @@ What is imported in advance is a module that is given by name. It may define ``b
 just before its script, and ``after_script()``, which runs after a script that ended with exit code 0.
 
 A forked worker waits for ``Begin`` before it runs its script. If the process that requested it is gone by then, the
-worker ends: nobody has recorded it, and another may have been started in its place.
+worker ends: it is not recorded, and another may have been started in its place.
 
     with Zygote(preload="geminid.train.preload") as launcher:
         Supervisor(spec, launcher=launcher)

@@ -66,7 +66,7 @@ class Link:
     connection: SupervisorEnd | None = None
 
     def contact(self, now_s: float) -> Contact:
-        """How the worker was last heard of."""
+        """What was last received from the worker, and when."""
         activity, is_connected = self.activity, self.connection is not None
         return Contact(now_s - self.heard_at_s, activity.phase, activity.phase_s, activity.usual_s, is_connected)
 
@@ -248,7 +248,7 @@ class WorkerConnections:
             return
         try:
             messages = connection.receive()
-        except EOFError:  # it only checked that somebody listens
+        except EOFError:  # it only checked that a supervisor listens
             self._close_stranger(connection)
             return
         except (ProtocolError, OSError) as problem:

@@ -103,7 +103,7 @@ class Generation:
     """One formation of the group: its members by rank, and how far they are.
 
     It is ``held`` if its members wait for newcomers, and ``broken`` if it cannot continue. ``joined`` has what members
-    said when they joined, ``first_steps`` when their first steps ended; None if an earlier supervisor was told so.
+    said when they joined, ``first_steps`` when their first steps ended; None if an earlier supervisor received that.
     """
 
     number: int = 0
@@ -121,7 +121,7 @@ class Generation:
 
     @property
     def has_all_joined(self) -> bool:
-        """Whether it is formed, and this supervisor was told so by all members."""
+        """Whether it is formed, and all members have reported so to this supervisor."""
         return self.formed and None not in self.joined.values()
 
     @property

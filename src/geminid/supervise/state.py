@@ -178,6 +178,8 @@ class SupervisedJob:
 
     def _lose_slots(self, slots: Collection[str], reason: str) -> None:
         self.group.remove_slots(slots)
+        for worker in [one for one, start in self.starts.items() if start.slot in slots]:
+            self._end(worker, reason)
         lost = [worker for worker, known in self.workers.items() if known.slot in slots]
         if any(worker in self.group.current.members for worker in lost):
             self._recover()
@@ -437,7 +439,7 @@ class SupervisedJob:
             self._formation.lost_since_s = None
             if self.phase in (JobPhase.STARTING, JobPhase.RECOVERING):
                 self.phase, self.reason = JobPhase.RUNNING, ""
-            for one in leaving:  # nobody needs it any more
+            for one in leaving:  # the others do not need it any more
                 if self.workers[one].kill_at_s == math.inf:
                     self.workers[one].kill_at_s = self._clock.monotonic_s() + self._spec.patience.form
             slots = tuple(self.group.workers[member].slot for member in generation.members)
@@ -455,7 +457,7 @@ class SupervisedJob:
             if now_s > known.kill_at_s:
                 self._end(worker, "did not stop in time")
             elif is_late and not known.finished and contacts[worker].phase != "left":
-                self._end(worker, "did not finish when its peers had")
+                self._end(worker, "did not finish though its peers had")
         if self.lone_slots:  # a command that has not called geminid.init() may do anything, for any time
             return
         self._check_early_exits()
