@@ -87,13 +87,14 @@ def enter(live: Live, tab: Tab, env: dict[str, str] | None = None) -> None:
 
 def rows(tab: Tab, label: str) -> list[dict[str, str]]:
     """A table of the page, as it can be read."""
-    table = tab.page.get_by_role("region", name=label, exact=True)
-    names = [text.strip(" ▲▼") for text in table.locator("thead th").all_inner_texts()]
-    cells = table.locator("tbody tr:not([aria-hidden])")
-    return [
-        dict(zip(names, (text.strip() for text in cells.nth(i).locator("td").all_inner_texts()), strict=True))
-        for i in range(cells.count())
-    ]
+    read = """table => ({
+      names: [...table.querySelectorAll("thead th")].map(cell => cell.innerText),
+      rows: [...table.querySelectorAll("tbody tr:not([aria-hidden])")].map(
+        row => [...row.querySelectorAll("td")].map(cell => cell.innerText.trim())),
+    })"""
+    found = tab.page.get_by_role("region", name=label, exact=True).evaluate(read)
+    names = [text.strip(" ▲▼\n") for text in found["names"]]
+    return [dict(zip(names, row, strict=True)) for row in found["rows"]]
 
 
 # --- Logging in ---

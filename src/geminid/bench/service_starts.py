@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -70,15 +70,20 @@ def mixed_job(number: int) -> JobSpec:
 KINDS: Mapping[str, Callable[[int], JobSpec]] = {"equal": equal_job, "mixed": mixed_job}
 
 
-def measure(kind: str, queued: int, seconds: float, *, slots: int = 2, policy: str = DEFAULT_POLICY) -> Starts:
-    """Start a service with a queue of short jobs of a kind, and count the starts."""
+def queue_writer(specs: Sequence[JobSpec]) -> Callable[[Path], None]:
+    """Writes these jobs into the log of a new home, as if they had been submitted."""
 
-    def write_queue(home: Path) -> None:
+    def write(home: Path) -> None:
         with Store(home) as store:
-            specs = [KINDS[kind](number) for number in range(queued)]
             jobs = [r.JobSubmitted(job_id=f"j{i + 1}", spec=spec, elastic=False) for i, spec in enumerate(specs)]
             store.append(time.time(), jobs, store.load().seq)
 
+    return write
+
+
+def measure(kind: str, queued: int, seconds: float, *, slots: int = 2, policy: str = DEFAULT_POLICY) -> Starts:
+    """Start a service with a queue of short jobs of a kind, and count the starts."""
+    write_queue = queue_writer([KINDS[kind](number) for number in range(queued)])
     options = Options(home=Path(), slots=slots, policy=policy, grace_s=1.0)
     with temporary_service(options, prepare=write_queue) as (client, _):
         began = _look(client)

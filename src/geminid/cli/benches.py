@@ -7,6 +7,7 @@ from geminid.cli import (
     bench_decisions,
     bench_model,
     bench_network,
+    bench_page,
     bench_published,
     bench_service,
     bench_simulation,
@@ -21,5 +22,6 @@ for command in (
     bench_network.consolidation,
     *(bench_training.rescale, bench_training.overhead, bench_training.data, bench_training.saving),
     *(bench_service.service, bench_service.live, bench_service.ray, bench_service.scale),
+    bench_page.page,
 ):
     app.command()(command)

@@ -67,8 +67,11 @@ FULL = Programme(
 )
 SHORT = Programme(((0.0, "images", 30), (10.0, "recommender", 4), (11.0, "language", 1)), kill_after_s=5.0)
 
-#: The demo gives up after so long.
+#: The demo gives up after this time.
 PATIENCE_S = 420.0
+
+#: On a terminal, the web page stays up for this time at the end.
+LINGER_S = 60.0
 
 #: The table at the end. What is left out first where there is little room has the highest number.
 RESULT_COLUMNS = (
@@ -149,6 +152,12 @@ def demo(
     slots: Annotated[int, typer.Option(min=2, max=64, help="CPU slots to offer.")] = 4,
     wide: WideOption = False,
     short: Annotated[bool, typer.Option("--short", help="Three short jobs, in about half a minute.")] = False,
+    linger: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Seconds to keep the web page up at the end.", show_default="60 on a terminal, else 0"
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object at the end instead of tables.")
     ] = False,
@@ -164,15 +173,35 @@ def demo(
     options = Options(home=Path(), slots=slots, policy=POLICY, grace_s=5.0)
     with reporting_trouble(), temporary_service(options) as (client, home):
         error_console.print(f"[dim]service at {client.url}, {slots} CPU slots, policy {POLICY}[/]")
+        _offer_page(client)
         show = Show(client, home, SHORT if short else FULL)
         jobs = _watch(show, quiet=as_json)
         result = _result(show, jobs, client.get("status"))
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+        if as_json:
+            print_json(result)
+        else:
+            _print(result)
+        _linger(client, linger if linger is not None else LINGER_S if console.is_terminal else 0.0)
     if any(job["phase"] != "succeeded" for job in jobs):
         raise typer.Exit(1)
+
+
+def _offer_page(client: Client) -> None:
+    """Print a link to the web page, which logs the browser in."""
+    link = client.post("login-links")
+    error_console.print(f"watch it in a browser: {link['url']} (works once, within a minute)", soft_wrap=True)
+
+
+def _linger(client: Client, seconds: float) -> None:
+    """Keep the web page up for a while after the end, so that people can look at it."""
+    if seconds <= 0.0:
+        return
+    _offer_page(client)
+    with contextlib.suppress(KeyboardInterrupt), error_console.status("") as status:
+        until_s = time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0.0:
+            status.update(f"the page stays up for {left_s:.0f} s (Ctrl-C ends it)")
+            time.sleep(min(left_s, 1.0))
 
 
 def _watch(show: Show, *, quiet: bool) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -93,13 +94,20 @@ def load_files() -> dict[str, File]:
             if one.is_dir():
                 collect(one, f"{prefix}{one.name}/")
             elif one.name.rpartition(".")[2] in TYPES:
-                found[prefix + one.name] = File.of(one.name, one.read_bytes())
+                is_own = one.name.endswith(".js") and not prefix.endswith("/vendor/")
+                content = without_comments(one.read_bytes()) if is_own else one.read_bytes()
+                found[prefix + one.name] = File.of(one.name, content)
 
     collect(files("geminid.dashboard").joinpath("static"), STATIC)
     for name in SHARED_WITH_REPORT:
         content = files("geminid.sim").joinpath("report_assets", name).read_bytes()
-        found[STATIC + name] = File.of(name, content)
+        found[STATIC + name] = File.of(name, without_comments(content))
     return found
+
+
+def without_comments(script: bytes) -> bytes:
+    """A script without lines that are comments, and without indentation: a fifth less to send, and the same lines."""
+    return re.sub(rb"^[ \t]+", b"", re.sub(rb"^[ \t]*//[^\n]*$", b"", script, flags=re.MULTILINE), flags=re.MULTILINE)
 
 
 def is_page(path: str) -> bool:

@@ -60,6 +60,8 @@ async function load() {
   lastId = answer.last_id;
   for (const message of waiting.splice(0)) apply(message);
   changed();
+  // For `geminid bench page`: when the rows were on the screen.
+  requestAnimationFrame(() => requestAnimationFrame(() => performance.mark("geminid-rows")));
 }
 
 export function reload() {

@@ -20,7 +20,7 @@ async def rows(context: Context, all: bool = False) -> JSONResponse:
 
     ``last_id`` names the change after which the rows are true: ``/stream`` continues from there.
     """
-    await context.forecaster.freshen()
+    context.forecaster.begin()  # what it finds comes with the stream
     last_id, found = context.broadcast.table()
     if not all:
         over = COLUMNS.index("finished_at_s")
