@@ -122,11 +122,21 @@ def measure(*, repeats: int = 5, jobs: int = 1000, many_jobs: int | None = 10_00
     )
 
 
-@contextlib.contextmanager
-def _browser() -> Iterator[Browser]:
+def chromium_program() -> str:
+    """The browser of this machine.
+
+    Raises:
+        NoBrowser: there is none.
+    """
     program = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if program is None:
         raise NoBrowser("there is no Chromium on this machine: apt-get install chromium")
+    return program
+
+
+@contextlib.contextmanager
+def _browser() -> Iterator[Browser]:
+    program = chromium_program()
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
