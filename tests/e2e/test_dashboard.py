@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -335,7 +337,52 @@ def test_users_and_what_if(live, browser):
     live.run("quota", "owner", "root", "--lift")
 
 
+def test_a_lost_worker_is_marked_and_the_pointer_shows_what_is_on_a_slot(live, browser):
+    live.until("j1", lambda job: job["slots"] > 0)
+    os.kill(max(live.worker_pids("j1")), signal.SIGKILL)
+    until(lambda: any("was killed" in fault[2] for fault in live.client.get("lanes")["faults"]))
+    live.until("j1", lambda job: job["slots"] > 0 and job["phase"] == "running")
+    tab = log_in(live, browser)
+    expect(tab.page.get_by_text("was killed (SIGKILL)").first).to_be_visible()
+    canvas = tab.page.locator("canvas.lanes")
+
+    def shows_the_job() -> bool:
+        box = canvas.bounding_box()
+        tab.page.mouse.move(box["x"] + box["width"] - 12, box["y"] + 12)
+        return "j1" in (tab.page.locator(".tip").text_content(timeout=1000) if tab.page.locator(".tip").count() else "")
+
+    until(shows_the_job)
+    canvas.focus()
+    for key in ("+", "-", "ArrowLeft", "ArrowRight", "0"):
+        tab.page.keyboard.press(key)
+    box = canvas.bounding_box()
+    tab.page.mouse.click(box["x"] + box["width"] - 12, box["y"] + 12)
+    expect(tab.page.get_by_role("heading", name="j1 nasty")).to_be_visible()
+    tab.check()
+
+
 # --- Live updates ---
+
+
+def test_browsers_without_shared_workers_are_live_too(live, browser):
+    context = browser.new_context()
+    context.add_init_script("delete window.SharedWorker")
+    tab = Tab(context)
+    enter(live, tab)
+    job = live.submit("sleep", "1000", name="late", slots=2)
+    expect(tab.page.get_by_role("link", name=job).first).to_be_visible()
+    live.client.post(f"jobs/{job}/cancel")
+    table = tab.page.get_by_role("region", name="Jobs that run or wait")
+    expect(table.get_by_role("link", name=job)).to_be_hidden()
+    tab.check()
+
+
+def test_a_public_address_is_accepted_and_named_in_links():
+    with Live(1, "fifo", 5.0, "--public-url", "http://127.0.0.1:9") as live:
+        assert live.json("open")["url"].startswith("http://127.0.0.1:9/login#")
+        headers = {"X-Geminid-Page": "1", "Content-Type": "application/json"}
+        assert ask(live, "POST", "/api/v1/session", {**headers, "Origin": "http://127.0.0.1:9"}) == 422
+        assert ask(live, "POST", "/api/v1/session", {**headers, "Origin": "http://127.0.0.1:8"}) == 403
 
 
 def test_seven_tabs_are_all_live_and_keys_lead_through_the_pages(live, browser):

@@ -445,6 +445,8 @@ class Lanes(TypedDict):
     from_s: float
     to_s: float
     names: dict[str, str]
+    goodputs: dict[str, float]
+    faults: list[list[Any]]
     stints: list[list[Any]]
     complete: bool
 

@@ -114,6 +114,7 @@ export function SlotLanes({ nodes, job }) {
     axis(context, view, height - AXIS_PX + 2);
     drawLanes(context, model, view);
     markChanges(context, model, view);
+    markFaults(context, model, view, lanes.faults ?? []);
     drawn.current = { model, view };
   });
 
@@ -197,8 +198,9 @@ export function SlotLanes({ nodes, job }) {
     <div class="lanes-box" ref=${box}>
       <canvas class="lanes" ref=${sheet} tabindex="0" role="img" aria-label=${`Jobs on slots over time: ${plural(held, "stint")}. Keys: plus and minus zoom, arrows move, 0 goes back to now. The same as a table follows.`} onKeyDown=${keys} ...${pointer}></canvas>
     </div>
-    ${tip && html`<${Tip} ...${tip} />`}
+    ${tip && html`<${Tip} ...${tip} goodput=${lanes.goodputs?.[tip.stint.job]} />`}
     ${!lanes.complete && html`<p class="note">Too many stints to show all: the oldest are left out. Zoom in to see them.</p>`}
+    <p class="note">A dark line marks a resize, a cross a lost worker or a failure.${lanes.faults?.length ? ` In this time: ${lanes.faults.map(([, job, text]) => `${job} ${text}`).slice(-3).join("; ")}.` : ""}</p>
     <${LanesTable} lanes=${lanes} t0=${t0} t1=${t1} />
   </div>`;
 }
@@ -216,12 +218,31 @@ function markChanges(context, model, view) {
   }
 }
 
-function Tip({ x, y, stint, time }) {
+// Where a worker was lost or a job failed, a cross on the job's lanes.
+function markFaults(context, model, view, faults) {
+  const { x, y } = laneScale(model, view);
+  context.strokeStyle = css("bad");
+  context.lineWidth = 2;
+  for (const [at, job] of faults) {
+    const stint = model.stints.find((one) => one.job === job && one.start <= at + 1 && one.end >= at - 1);
+    if (!stint || at < view.t0 || at > view.t1) continue;
+    const [cx, cy, size] = [x(at), y(stint.row) + view.row / 2, Math.min(view.row / 2, 5)];
+    context.beginPath();
+    context.moveTo(cx - size, cy - size);
+    context.lineTo(cx + size, cy + size);
+    context.moveTo(cx + size, cy - size);
+    context.lineTo(cx - size, cy + size);
+    context.stroke();
+  }
+}
+
+function Tip({ x, y, stint, time, goodput }) {
   const row = store.rows.get(stint.job);
   const left = Math.min(x + 14, innerWidth - 300);
   return html`<div class="tip" role="status" style=${{ left: `${left}px`, top: `${y + 14}px` }}>
     <strong>${stint.job}</strong> ${row?.name ?? ""}<br />
     ${plural(stint.slots, "slot")}, ${row?.batch ? `batch ${number(row.batch)}, ` : ""}for ${duration(stint.end - stint.start)}${stint.open ? " so far" : ""}<br />
+    ${stint.open && goodput ? html`${number(goodput)} useful samples/s<br />` : ""}
     <span class="note">${clock(time, now())}${row ? `, ${row.phase}` : ""}</span>
   </div>`;
 }

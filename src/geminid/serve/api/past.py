@@ -47,6 +47,9 @@ EXPORTED = (
 #: Characters at the beginning of a cell that spreadsheet programs take for a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
+#: How lines of a job's history begin that tell of a fault.
+FAULTS = ("worker ", "failed", "crashed")
+
 router = APIRouter()
 
 
@@ -87,6 +90,13 @@ async def lanes(
             "from_s": since_s,
             "to_s": until_s,
             "names": names,
+            "goodputs": await asyncio.to_thread(context.recorder.goodputs),
+            "faults": [
+                [line.at_s, one.id, line.text]
+                for one in jobs.values()
+                for line in one.story
+                if since_s <= line.at_s <= until_s and line.text.startswith(FAULTS) and (job is None or one.id == job)
+            ],
             "stints": [[one.job_id, one.node, one.slot, one.from_s, one.to_s, one.job_slots] for one in found],
             "complete": len(found) < MAX_ROWS,
         }

@@ -77,6 +77,11 @@ class Recording:
         """The curve of a job up to the last look."""
         return self.curves.get(job_id) or self.store.curve(job_id)
 
+    def goodput(self, job_id: str) -> float | None:
+        """The last goodput that was measured of a job that has slots."""
+        points = self.curves[job_id].points if job_id in self.curves else ()
+        return next((point.goodput for point in reversed(points) if point.goodput is not None), None)
+
     def save(self) -> None:
         """Write the curves that have changed, and drop those of jobs that are over from memory."""
         if self.unsaved:
@@ -143,6 +148,11 @@ class Recorder:
         """The curve of a job up to about a second ago."""
         with self._lock:
             return self._recording.curve(job_id)
+
+    def goodputs(self) -> dict[str, float]:
+        """The last measured goodput of each job that has slots, in useful samples per second."""
+        with self._lock:
+            return {job_id: value for job_id in self._recording.curves if (value := self._recording.goodput(job_id))}
 
     def _run(self) -> None:
         failing = ""
