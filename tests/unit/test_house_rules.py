@@ -31,11 +31,6 @@ EXCEPTIONS = {
     "serve/executors/ray/bridge_process.py: lines": 547,
     "serve/executors/ray/bridge_process.py: methods of Bridge": 27,
     "serve/executors/ray/bridge_process.py: attributes of Bridge": 24,
-    "serve/forecast.py: lines": 581,
-    "serve/service.py: lines": 762,
-    "serve/service.py: methods of Service": 44,
-    "serve/service.py: attributes of Service": 28,
-    "serve/service.py: constructor of Service": 45,
 }
 
 

@@ -83,7 +83,7 @@ def test_a_planner_that_fails_stops_deciding_and_not_the_service(tmp_path):
         first = running.submit(max_slots=1)
         running.until(lambda jobs: jobs[first].phase is JobPhase.RUNNING)
         running.service._planner.decide = lambda: 1 / 0
-        running.service.submit(JobSpec(name="x", command=("true",)), "ann").result(10)
+        running.service.operations.submit(JobSpec(name="x", command=("true",)), "ann").result(10)
         running.until(lambda jobs: any("could not decide" in note[2] for note in running.service.published.state.notes))
         assert running.service.alive
         running.executor.report(r.JobEnded(job_id=first, how="succeeded"))

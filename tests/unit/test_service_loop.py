@@ -23,9 +23,10 @@ from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.forecast import Forecaster
+from geminid.serve.inbox import Refused
 from geminid.serve.livejob import LiveJob
 from geminid.serve.retention import Retention
-from geminid.serve.service import Refused, Service
+from geminid.serve.service import Service
 from geminid.serve.store import DATABASE, Store, StoreTaken, last_entries
 from geminid.serve.targets import name_slots
 from geminid.serve.translation import facts_of
@@ -63,7 +64,7 @@ class Running:
         self.store.close()
 
     def submit(self, **fields) -> str:
-        return self.service.submit(spec(**fields), "ann").result(10).id
+        return self.service.operations.submit(spec(**fields), "ann").result(10).id
 
     def until(self, reached: Callable[[dict[str, LiveJob]], bool]) -> dict[str, LiveJob]:
         until(lambda: reached(self.service.published.state.jobs), seen=lambda: self.service.published.state.jobs)
@@ -85,13 +86,13 @@ def test_jobs_wait_run_and_end(tmp_path):
         running.executor.report(r.JobEnded(job_id=first, how="succeeded"))
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
         with pytest.raises(Refused, match="is over: it succeeded"):
-            running.service.wish(first, "pause", "ann").result(10)
-        running.service.wish(second, "pause", "ann").result(10)
+            running.service.operations.request(first, "pause", "ann").result(10)
+        running.service.operations.request(second, "pause", "ann").result(10)
         running.until(lambda jobs: jobs[second].phase is JobPhase.PAUSED)
-        running.service.wish(second, "run", "ann").result(10)
+        running.service.operations.request(second, "run", "ann").result(10)
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
         running.executor.report(r.JobFormed(job_id=first, placement=Placement.of({"cpu-0": [0]})))  # late, and ignored
-        running.service.wish(second, "cancel", "ann").result(10)
+        running.service.operations.request(second, "cancel", "ann").result(10)
         jobs = running.until(lambda jobs: jobs[second].phase is JobPhase.CANCELLED)
         assert jobs[first].phase is JobPhase.SUCCEEDED
     assert running.executor.started == [first, second, second]
@@ -128,20 +129,20 @@ def test_quotas_and_cordons_hold_and_elastic_jobs_give_way(tmp_path, monkeypatch
             return Decision(given)
 
     with Running(tmp_path, Greedy()) as running:
-        running.service.set_quota("owner", "ann", 3, "op").result(10)
+        running.service.operations.set_quota("owner", "ann", 3, "op").result(10)
         job = running.submit()
         running.until(lambda jobs: jobs[job].state.num_slots == 3 and jobs[job].phase is JobPhase.RUNNING)
-        running.service.set_quota("owner", "ann", None, "op").result(10)
-        running.service.cordon("cpu-0", 0, True, "op").result(10)
+        running.service.operations.set_quota("owner", "ann", None, "op").result(10)
+        running.service.operations.cordon("cpu-0", 0, True, "op").result(10)
         jobs = running.until(lambda jobs: 0 not in _slots(jobs[job]))
         assert _slots(jobs[job]) == (1, 2, 3)
-        running.service.drain("cpu-0", True, "op").result(10)
+        running.service.operations.drain("cpu-0", True, "op").result(10)
         running.until(lambda jobs: jobs[job].phase is JobPhase.PENDING)
-        running.service.drain("cpu-0", False, "op").result(10)
-        running.service.cordon("cpu-0", 0, False, "op").result(10)
+        running.service.operations.drain("cpu-0", False, "op").result(10)
+        running.service.operations.cordon("cpu-0", 0, False, "op").result(10)
         running.until(lambda jobs: len(_slots(jobs[job])) == 4)
         with pytest.raises(Refused, match="there is no slot 9"):
-            running.service.cordon("cpu-0", 9, True, "op")
+            running.service.operations.cordon("cpu-0", 9, True, "op")
 
 
 def _slots(job: LiveJob) -> tuple[int, ...]:
@@ -191,12 +192,12 @@ def test_with_a_full_disk_requests_are_refused_and_jobs_go_on(tmp_path):
         running.executor.report(r.JobEnded(job_id=job, how="succeeded", reason="y\n" * 5_000))
         running.until(lambda jobs: jobs[job].phase is JobPhase.SUCCEEDED)  # whoever looks sees what has happened
         with pytest.raises(Refused, match="is over: it succeeded"):
-            running.service.wish(job, "cancel", "ann").result(10)
+            running.service.operations.request(job, "cancel", "ann").result(10)
         assert running.service.alive
         assert running.service.published.trouble
-        assert running.service._state.jobs[job].phase is JobPhase.RUNNING  # and it is not written
+        assert running.service._journal.state.jobs[job].phase is JobPhase.RUNNING  # and it is not written
         database.execute("PRAGMA max_page_count = 1000000")
-        running.until(lambda jobs: running.service._state.jobs[job].phase is JobPhase.SUCCEEDED)  # it was kept
+        running.until(lambda jobs: running.service._journal.state.jobs[job].phase is JobPhase.SUCCEEDED)  # it was kept
         running.until(lambda jobs: not running.service.published.trouble)
 
 
@@ -225,8 +226,8 @@ def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path, monkeypatch
         def decide_on_reports(**told: float) -> None:
             """Both report what they measure where they are, until two more decisions were made."""
             nonlocal step
-            enough = running.service.published.decisions + 2
-            while running.service.published.decisions < enough:
+            enough = running.service.published.counts.made + 2
+            while running.service.published.counts.made < enough:
                 step += 1
                 for job_id, more in ((good, {}), (bad, told)):
                     slots = running.service.published.state.jobs[job_id].state.num_slots
@@ -245,7 +246,7 @@ def test_absurd_reports_of_one_job_do_not_touch_the_others(tmp_path, monkeypatch
         after = running.until(lambda jobs: jobs[bad].step == step)
         assert after[good].state.num_slots == 2
         assert after[good].phase is JobPhase.RUNNING
-        assert running.service.published.rejected == 0
+        assert running.service.published.counts.rejected == 0
         assert not after[bad].state.failures
 
 
@@ -261,10 +262,10 @@ def test_a_job_ends_when_its_budget_is_spent(tmp_path):
 
 def test_a_repeated_request_has_one_effect(tmp_path):
     with Running(tmp_path) as running:
-        first = running.service.submit(spec(), "ann", request="ann:7").result(10)
-        assert running.service.submit(spec(), "ann", request="ann:7").result(10).id == first.id
+        first = running.service.operations.submit(spec(), "ann", request="ann:7").result(10)
+        assert running.service.operations.submit(spec(), "ann", request="ann:7").result(10).id == first.id
         with pytest.raises(InvalidInput, match="priority"):
-            running.service.change(first.id, "ann", priority=5000, min_slots=None, max_slots=None).result(10)
+            running.service.operations.change(first.id, "ann", priority=5000, min_slots=None, max_slots=None).result(10)
 
 
 def test_what_is_not_measured_yet_is_opaque_to_policies():
@@ -356,7 +357,7 @@ def test_a_service_forgets_jobs_that_are_over_and_their_folders(tmp_path):
         until(lambda: [folder.name for folder in (tmp_path / "jobs").iterdir()] == ["j3"])
         assert running.submit() == "j4"  # numbers are not given again
         with pytest.raises(Refused, match="there is no job j1"):
-            running.service.wish("j1", "cancel", "ann").result(10)
+            running.service.operations.request("j1", "cancel", "ann").result(10)
 
 
 def test_what_a_live_job_cannot_do_is_refused_at_once(tmp_path):
@@ -400,11 +401,11 @@ def test_a_policy_that_never_answers_is_given_up_on_and_everything_else_goes_on(
         running.note("did not decide within 0.2 s")
         running.note("is still busy with an earlier decision")
         third = running.submit()
-        running.service.wish(third, "cancel", "ann").result(10)
+        running.service.operations.request(third, "cancel", "ann").result(10)
         jobs = running.service.published.state.jobs
         assert jobs[first].phase is JobPhase.RUNNING  # the last plan stays
         assert (jobs[second].phase, jobs[third].phase) == (JobPhase.PENDING, JobPhase.CANCELLED)
-        assert running.service.published.rejected >= 2
+        assert running.service.published.counts.rejected >= 2
         policy.released = True
         running.executor.report(r.JobEnded(job_id=first, how="succeeded"))
         running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)  # and it is asked again once it has answered
@@ -417,7 +418,7 @@ def test_a_solver_that_runs_out_of_time_leaves_a_feasible_plan_and_says_so(tmp_p
         ids = [running.submit(max_slots=1) for _ in range(3)]
         running.until(lambda jobs: sum(jobs[job_id].phase is JobPhase.RUNNING for job_id in ids) == 2)
         assert any("out_of_time" in reason for reason in running.service.published.reasons.values())
-        assert running.service.published.rejected == 0
+        assert running.service.published.counts.rejected == 0
         for job_id in [job.id for job in running.service.published.state.jobs.values() if job.target]:
             running.executor.report(r.JobEnded(job_id=job_id, how="succeeded"))
         running.until(lambda jobs: sum(jobs[job_id].phase is JobPhase.RUNNING for job_id in ids) == 1)
@@ -452,7 +453,7 @@ def test_flapping_slots_change_the_plan_far_less_often_than_they_flap(tmp_path):
         running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)
         planned = len([e for e in last_entries(tmp_path, -1, 0) if isinstance(e.record, r.Planned)])
         for number in range(200):
-            running.service.cordon("cpu-0", 3, number % 2 == 0, "op").result(10)
+            running.service.operations.cordon("cpu-0", 3, number % 2 == 0, "op").result(10)
         plans = [e for e in last_entries(tmp_path, -1, 0) if isinstance(e.record, r.Planned)]
         assert len(plans) - planned < 20
 
@@ -473,7 +474,7 @@ def test_a_service_that_fails_ends_and_turns_everybody_away(tmp_path):
     running.executor.broken = True
     with pytest.raises(Refused, match=r"the service failed|is ending"):  # noqa: PT012
         while True:  # until it looks at its clock
-            running.service.drain("cpu-0", False, "ann").result(10)
+            running.service.operations.drain("cpu-0", False, "ann").result(10)
     with pytest.raises(RuntimeError, match="a mistake of ours"):
         running.service.end()
     assert failed == [True]
@@ -501,9 +502,9 @@ def test_a_service_whose_store_was_taken_over_ends(tmp_path):
 def test_slots_that_a_quota_keeps_from_one_go_to_another(tmp_path):
     """Whoever came first may have no more: those who came later get the slots, under a policy that knows no quotas."""
     with Running(tmp_path) as running:  # four slots, first come, first served
-        running.service.set_quota("owner", "ann", 1, "op").result(10)
+        running.service.operations.set_quota("owner", "ann", 1, "op").result(10)
         first, second, third = (running.submit(max_slots=1) for _ in range(3))
-        other = running.service.submit(spec(max_slots=1), "bob").result(10).id
+        other = running.service.operations.submit(spec(max_slots=1), "bob").result(10).id
         jobs = running.until(lambda jobs: jobs[other].phase is JobPhase.RUNNING)
         assert [jobs[job].phase for job in (first, second, third)] == [
             JobPhase.RUNNING, JobPhase.PENDING, JobPhase.PENDING
@@ -511,19 +512,19 @@ def test_slots_that_a_quota_keeps_from_one_go_to_another(tmp_path):
         running.executor.report(r.JobEnded(job_id=first, how="succeeded"))
         jobs = running.until(lambda jobs: jobs[second].phase is JobPhase.RUNNING)
         assert jobs[third].phase is JobPhase.PENDING
-        running.service.set_quota("owner", "ann", None, "op").result(10)
+        running.service.operations.set_quota("owner", "ann", None, "op").result(10)
         running.until(lambda jobs: jobs[third].phase is JobPhase.RUNNING)
 
 
 def test_why_slots_changed_is_told_only_where_it_can_be_why(tmp_path):
     """A quota that was set before a job came, or that allows more, is no reason for what happens to it."""
     with Running(tmp_path) as running:
-        running.service.set_quota("owner", "ann", 1, "op").result(10)
+        running.service.operations.set_quota("owner", "ann", 1, "op").result(10)
         later = running.submit(max_slots=1)
         jobs = running.until(lambda jobs: jobs[later].phase is JobPhase.RUNNING)
         assert not any("quota" in line.text for line in jobs[later].story)
-        running.service.set_quota("owner", "ann", None, "op").result(10)
-        running.service.drain("cpu-0", True, "op").result(10)
+        running.service.operations.set_quota("owner", "ann", None, "op").result(10)
+        running.service.operations.drain("cpu-0", True, "op").result(10)
         jobs = running.until(lambda jobs: jobs[later].target is None)
         assert any("node cpu-0 is drained" in line.text for line in jobs[later].story)
         assert not any("quota" in line.text for line in jobs[later].story)
@@ -535,10 +536,10 @@ def test_a_dry_run_knows_the_quotas_that_the_job_would_be_under(tmp_path):
         forecaster = Forecaster(running.service)
 
         def told(**fields):
-            return forecaster.dry_run(running.service.accepted(spec(**fields), "ann"))
+            return forecaster.dry_run(running.service.operations.accepted(spec(**fields), "ann"))
 
         assert told(max_slots=2)["start_s"][0] == pytest.approx(0.0, abs=1.0)
-        running.service.set_quota("owner", "ann", 1, "op").result(10)
+        running.service.operations.set_quota("owner", "ann", 1, "op").result(10)
         running.until(lambda jobs: running.service.published.state.quotas)
         wide = told(min_slots=2, max_slots=2)
         assert wide["start_s"] is None
@@ -553,7 +554,10 @@ def test_a_dry_run_knows_the_quotas_that_the_job_would_be_under(tmp_path):
 def test_python_in_a_command_is_that_of_whoever_submits_it(tmp_path):
     with Running(tmp_path) as running:
         given = JobSpec(name="x", command=("python", "train.py"))
-        assert running.service.accepted(given, "ann", "/venv/bin/python").command == ("/venv/bin/python", "train.py")
-        assert running.service.accepted(given, "ann").command == given.command
+        assert running.service.operations.accepted(given, "ann", "/venv/bin/python").command == (
+            "/venv/bin/python",
+            "train.py",
+        )
+        assert running.service.operations.accepted(given, "ann").command == given.command
         other = JobSpec(name="x", command=("/opt/python", "train.py"))
-        assert running.service.accepted(other, "ann", "/venv/bin/python").command == other.command
+        assert running.service.operations.accepted(other, "ann", "/venv/bin/python").command == other.command

@@ -56,7 +56,7 @@ class PublishedMetrics(Collector):
             yield GaugeMetricFamily(f"geminid_{name}", what, value)
         yield from self._counters()
         for name, histogram, what in (
-            ("decision", published.decision_times, "What decisions took since this service started."),
+            ("decision", published.counts.times, "What decisions took since this service started."),
             ("wait", published.waits, "How long jobs waited that started since this service did."),
         ):
             yield HistogramMetricFamily(f"geminid_{name}_seconds", what, histogram.buckets(), histogram.total)
@@ -66,8 +66,8 @@ class PublishedMetrics(Collector):
         totals = state.totals(published.now_s)
         paused_s = sum(one.paused_s for one in totals.values())
         for name, value, what in (
-            ("decisions", published.decisions, "Decisions since this service started."),
-            ("rejected_decisions", published.rejected, "Decisions that would have broken a rule, not used."),
+            ("decisions", published.counts.made, "Decisions since this service started."),
+            ("rejected_decisions", published.counts.rejected, "Decisions that would have broken a rule, not used."),
             ("records", state.seq, "Records in the log, also those that are dropped by now."),
             ("jobs_submitted", state.submitted, "Jobs submitted."),
             ("rescales", sum(one.rescales for one in totals.values()), "Changes of slots while training."),

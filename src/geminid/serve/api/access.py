@@ -22,7 +22,7 @@ from geminid.serve.api.context import Context, context_of
 from geminid.serve.api.requests import TOO_LONG, error_response, refuse
 from geminid.serve.auth import DamagedTokens, Identity
 from geminid.serve.connections import CONNECTION
-from geminid.serve.service import Refused
+from geminid.serve.inbox import Refused
 
 PREFIX = "/api/v1"
 

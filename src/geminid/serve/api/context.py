@@ -21,13 +21,14 @@ from geminid.serve import documents
 from geminid.serve.api.jobviews import JobViews
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecast import Forecaster
+from geminid.serve.inbox import Refused
 from geminid.serve.jobnames import NotOneJob, named_job
 from geminid.serve.livejob import LiveJob
 from geminid.serve.observe.changes import Broadcast, Changes
 from geminid.serve.observe.recorder import Recorder
 from geminid.serve.observe.store import HistoryStore
 from geminid.serve.refusals import Refusals
-from geminid.serve.service import Refused, Service
+from geminid.serve.service import Service
 from geminid.serve.sessions import Sessions
 
 #: Names that stand for this machine.
@@ -89,7 +90,7 @@ class ApiContext:
     def audit(self, sentence: str) -> None:
         """Note something for the operator."""
         with contextlib.suppress(Refused):  # the service is ending
-            self.service.note("audit", sentence)
+            self.service.operations.note("audit", sentence)
 
     def audit_token_changes(self) -> None:
         """Note which tokens were made or revoked since the last request."""

@@ -12,8 +12,8 @@ from geminid.serve import documents, schemas
 from geminid.serve import records as r
 from geminid.serve.api.context import Caller, Context
 from geminid.serve.client import LAST_SEQ
+from geminid.serve.inbox import Refused
 from geminid.serve.jobnames import IDENTIFIER
-from geminid.serve.service import Refused
 from geminid.serve.store import last_entries
 
 #: No record has a larger number.

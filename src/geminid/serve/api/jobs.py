@@ -21,10 +21,11 @@ from geminid.serve.api.context import ApiContext, Caller, Context, NamedJob, Own
 from geminid.serve.api.requests import MAX_ENVIRONMENT_LENGTH, JsonBody, body_schema, parse_environment
 from geminid.serve.auth import Identity
 from geminid.serve.client import TOTAL
+from geminid.serve.inbox import Refused
 from geminid.serve.livejob import LiveJob
 from geminid.serve.queues import existing as existing_queues
 from geminid.serve.queues import why_not_raised, why_not_submitted
-from geminid.serve.service import Refused, Service
+from geminid.serve.service import Service
 from geminid.supervise.setaside import set_checkpoints_aside
 
 #: Forecasts after which a new job with a deadline is answered at the latest: it may start while one is made.
@@ -79,10 +80,12 @@ async def submit(
     queues = existing_queues(state.queues, state.quotas)
     if not caller.is_admin and (why := why_not_submitted(state.rules_of(spec.queue), spec, caller.user, queues)):
         raise Refused(403, why)
-    accepted = await asyncio.to_thread(service.accepted, spec, caller.user, python, parse_environment(environment))
+    accepted = await asyncio.to_thread(
+        service.operations.accepted, spec, caller.user, python, parse_environment(environment)
+    )
     if dry_run:
         return JSONResponse(await asyncio.to_thread(context.forecaster.dry_run, accepted))
-    submit_once = functools.partial(service.submit, request=key, digest=digest, checked=True)
+    submit_once = functools.partial(service.operations.submit, request=key, digest=digest, checked=True)
     job = await asyncio.wrap_future(await asyncio.to_thread(submit_once, accepted, caller.user))
     context.forecaster.begin()  # submitters ask next when it will start
     if accepted.deadline_s is not None:
@@ -176,7 +179,7 @@ async def resume(context: Context, caller: Caller, job: OwnJob, from_scratch: bo
 
 
 async def _with_wish(context: ApiContext, caller: Identity, job: LiveJob, wish: str) -> JSONResponse:
-    changed = await asyncio.wrap_future(context.service.wish(job.id, wish, caller.user))
+    changed = await asyncio.wrap_future(context.service.operations.request(job.id, wish, caller.user))
     return JSONResponse(context.views.summary(changed))
 
 
@@ -207,7 +210,7 @@ async def change(context: Context, caller: Caller, job: OwnJob, given: JsonBody)
         rules = context.service.published.state.rules_of(job.spec.queue)
         if why := why_not_raised(rules, job.spec.queue, values["priority"], job.spec.priority):
             raise Refused(403, why)
-    changed = await asyncio.wrap_future(context.service.change(job.id, caller.user, **values))
+    changed = await asyncio.wrap_future(context.service.operations.change(job.id, caller.user, **values))
     return JSONResponse(context.views.summary(changed))
 
 

@@ -13,8 +13,8 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from geminid.process.logfiles import LogReader, Tails
 from geminid.serve.api.context import ApiContext, Caller, Context, NamedJob, may_read
+from geminid.serve.inbox import Refused
 from geminid.serve.livejob import LiveJob
-from geminid.serve.service import Refused
 
 #: Mean time between two looks for new output, for requests that follow a log.
 FOLLOW_S = 0.5

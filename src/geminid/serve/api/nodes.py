@@ -31,23 +31,23 @@ async def drain(context: Context, admin: Admin, node: str, yes: bool = False) ->
     if affected["stops"] and not yes:
         sentence = documents.drain_warning(state, context.service.cluster, node, affected["stops"])
         return JSONResponse({"errors": [f"{sentence}: nothing was changed; confirm with --yes"], **affected}, 409)
-    await asyncio.wrap_future(context.service.drain(node, True, admin))
+    await asyncio.wrap_future(context.service.operations.drain(node, True, admin))
     return JSONResponse(affected)
 
 
 @router.post("/nodes/{node}/undrain")
 async def undrain(context: Context, admin: Admin, node: str) -> None:
     """Let a node take work again."""
-    await asyncio.wrap_future(context.service.drain(node, False, admin))
+    await asyncio.wrap_future(context.service.operations.drain(node, False, admin))
 
 
 @router.post("/slots/{node}/{slot}/cordon")
 async def cordon(context: Context, admin: Admin, node: str, slot: int) -> None:
     """Let a slot take no more work."""
-    await asyncio.wrap_future(context.service.cordon(node, slot, True, admin))
+    await asyncio.wrap_future(context.service.operations.cordon(node, slot, True, admin))
 
 
 @router.post("/slots/{node}/{slot}/uncordon")
 async def uncordon(context: Context, admin: Admin, node: str, slot: int) -> None:
     """Let a slot take work again."""
-    await asyncio.wrap_future(context.service.cordon(node, slot, False, admin))
+    await asyncio.wrap_future(context.service.operations.cordon(node, slot, False, admin))

@@ -12,7 +12,7 @@ from geminid.nodes import MAX_SLOTS
 from geminid.serve import documents, schemas
 from geminid.serve.api.context import Admin, Context
 from geminid.serve.api.requests import JsonBody, body_schema
-from geminid.serve.service import Refused
+from geminid.serve.inbox import Refused
 
 #: What of a queue can be changed.
 QUEUE_FIELDS = ("max_priority", "add_members", "remove_members", "open")
@@ -39,7 +39,7 @@ async def set_quota(
 
     With ``borrow``, it may be exceeded for as long as the jobs of others, within their quotas, cannot use the slots.
     """
-    await asyncio.wrap_future(context.service.set_quota(of, name, slots, admin, borrow=borrow))
+    await asyncio.wrap_future(context.service.operations.set_quota(of, name, slots, admin, borrow=borrow))
     return JSONResponse(documents.quota_documents(context.service.published.state))
 
 
@@ -67,7 +67,7 @@ async def change_queue(context: Context, admin: Admin, queue: str, given: JsonBo
     if everybody and (given["open"] is not True or add):
         raise Refused(422, "open must be true or left out, and without add_members: an open queue has no members")
     max_priority = given.get("max_priority")
-    changed = context.service.set_queue(
+    changed = context.service.operations.set_queue(
         queue, admin, max_priority=max_priority, add=set(add), remove=set(remove), everybody=everybody
     )
     await asyncio.wrap_future(changed)

@@ -17,9 +17,9 @@ from starlette.requests import ClientDisconnect
 from geminid.documents import load_json
 from geminid.fields import MAX_TEXT_LENGTH, InvalidInput
 from geminid.serve.api.context import context_of
+from geminid.serve.inbox import Refused
 from geminid.serve.livejob import printable
 from geminid.serve.refusals import NOBODY
-from geminid.serve.service import Refused
 from geminid.serve.store import StoreProblem
 
 #: Characters that a submitter's environment may have, as JSON.
