@@ -19,7 +19,7 @@ from geminid.job import FoundKind, JobKind
 from geminid.jobstate import JobPhase, JobState
 from geminid.policies.registry import make_policy
 from geminid.serve.deadlines import Verdict, alone_s, judged
-from geminid.serve.forecast import Forecaster
+from geminid.serve.forecaster import Forecaster
 from geminid.serve.livejob import LiveJob
 from geminid.serve.state import ServiceState
 
@@ -133,7 +133,7 @@ def forecaster(*jobs: LiveJob, now_s: float = 0.0, **state: object) -> Forecaste
         policy=make_policy("geminid"),
         policy_text="geminid",
         patience_s=600.0,
-        clock=SimpleNamespace(now_s=lambda: now_s),
+        clock=SimpleNamespace(now_s=lambda: now_s, monotonic_s=lambda: now_s),
         executor=SimpleNamespace(submissions=SimpleNamespace(kind_of=lambda spec: FoundKind(JobKind.UNKNOWN, ""))),
     )
     made = Forecaster(service)  # type: ignore[arg-type]

@@ -26,7 +26,8 @@ from geminid.policies.base import JobFacts
 from geminid.policies.fifo import Fifo
 from geminid.policies.geminid import Geminid
 from geminid.serve.documents import market_document
-from geminid.serve.forecast import Forecaster, Made, forecast, waiting_order
+from geminid.serve.forecast import forecast, waiting_order
+from geminid.serve.forecaster import Forecaster, Made
 from geminid.serve.livejob import Limits, LiveJob, Stretch
 from geminid.serve.server import DEFAULT_POLICY
 from geminid.serve.state import ServiceState
@@ -148,8 +149,8 @@ def test_a_job_is_what_it_was_when_the_forecast_begins():
 
 def test_jobs_far_back_in_the_queue_are_told_roughly_when_it_is_their_turn(monkeypatch):
     """One at a time, each as long as the first took."""
-    monkeypatch.setattr("geminid.serve.forecast.MOST_JOBS", 4)
-    monkeypatch.setattr("geminid.serve.forecast.MOST_ROUGHLY", 5)
+    monkeypatch.setattr("geminid.serve.forecast.MAX_SIMULATED", 4)
+    monkeypatch.setattr("geminid.serve.forecast.MAX_ESTIMATED", 5)
     spec = JobSpec(name="j0", command=("true",), min_slots=4, max_slots=4)
     states = [JobState.submitted(job_id=f"j{i}", spec=spec, at_s=0.0) for i in range(11)]
     started = states[0].move(JobPhase.STARTING, at_s=0.0, placement=Placement.of({"cpu-0": [0, 1, 2, 3]}))
@@ -373,7 +374,7 @@ class Foretelling(Forecaster):
         self.published = SimpleNamespace(state=ServiceState(seq=1, jobs={one.id: one for one in jobs}))
         self.now_s, self.made_at, self.may, self.start_s = 10.0, list[float](), Event(), start_s
         self.may.set()
-        clock = SimpleNamespace(now_s=lambda: self.now_s)
+        clock = SimpleNamespace(now_s=lambda: self.now_s, monotonic_s=time.monotonic)
         super().__init__(SimpleNamespace(published=self.published, clock=clock))  # type: ignore[arg-type]
 
     def _forecast(self, state, now_s):
@@ -393,8 +394,8 @@ class Foretelling(Forecaster):
 
 def test_a_forecast_is_made_anew_for_whoever_looks_also_where_nothing_has_happened(monkeypatch):
     """A job of which nothing is known is expected to run for as long again as it has: more with every look."""
-    monkeypatch.setattr("geminid.serve.forecast.EVERY_S", 0.0)
-    monkeypatch.setattr("geminid.serve.forecast.SHARE_OF_TIME", math.inf)  # however busy the machine is
+    monkeypatch.setattr("geminid.serve.forecaster.EVERY_S", 0.0)
+    monkeypatch.setattr("geminid.serve.forecaster.SHARE_OF_TIME", math.inf)  # however busy the machine is
     one = job("j1", slots=(0,))
     forecaster = Foretelling(one, start_s=None)
     for now_s in (10.0, 20.0):
@@ -453,7 +454,7 @@ def test_whoever_looks_while_jobs_come_all_the_time_waits_for_one_forecast():
 
 
 def test_on_a_busy_machine_the_last_forecast_is_told_until_the_next_is_ready(monkeypatch):
-    monkeypatch.setattr("geminid.serve.forecast.LONG_PATIENCE_S", 0.05)
+    monkeypatch.setattr("geminid.serve.forecaster.LATE_WAIT_S", 0.05)
     runs = job("j1", slots=(0,))
     forecaster = Foretelling(runs, start_s=None)
     forecaster.look()
@@ -469,9 +470,9 @@ def test_on_a_busy_machine_the_last_forecast_is_told_until_the_next_is_ready(mon
 
 def test_how_often_forecasts_are_made_follows_from_what_they_compute_not_from_how_long_they_waited_for_a_processor():
     waited = Made(jobs={"j1": {}}, ready_s=100.0, took_s=3.0, computed_s=0.1)
-    assert waited.may_follow(news=False) == 102.0
-    assert waited.may_follow(news=True) == pytest.approx(100.25)
-    assert replace(waited, computed_s=1.0).may_follow(news=False) == 110.0
+    assert waited.may_follow(changed=False) == 102.0
+    assert waited.may_follow(changed=True) == pytest.approx(100.25)
+    assert replace(waited, computed_s=1.0).may_follow(changed=False) == 110.0
     assert not waited.is_late(112.0)
     assert waited.is_late(113.0)
 

@@ -22,7 +22,7 @@ from geminid.jobstate import JobPhase
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
-from geminid.serve.forecast import Forecaster
+from geminid.serve.forecaster import Forecaster
 from geminid.serve.inbox import Refused
 from geminid.serve.livejob import LiveJob
 from geminid.serve.retention import Retention

@@ -20,7 +20,7 @@ from geminid.process.logfiles import Tails
 from geminid.serve import documents
 from geminid.serve.api.jobviews import JobViews
 from geminid.serve.auth import Identity, Tokens, changes
-from geminid.serve.forecast import Forecaster
+from geminid.serve.forecaster import Forecaster
 from geminid.serve.inbox import Refused
 from geminid.serve.jobnames import NotOneJob, named_job
 from geminid.serve.livejob import LiveJob

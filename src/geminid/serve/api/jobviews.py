@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geminid.serve import documents
-from geminid.serve.forecast import Forecast, Forecaster, can_start, waiting_order
+from geminid.serve.forecast import Forecast, can_start, waiting_order
+from geminid.serve.forecaster import Forecaster
 from geminid.serve.livejob import LiveJob
 from geminid.serve.observe.rows import Row, row_of
 from geminid.serve.service import Published, Service
