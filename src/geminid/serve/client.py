@@ -1,26 +1,22 @@
-"""How the command line talks to a service: JSON over HTTP, and one sentence for each mistake.
-
-With the standard library on purpose: a command such as ``geminid queue`` takes about 0.2 s of CPU time in all, and
-importing httpx alone would add a third to it.
-"""
+"""How the command line talks to a service: JSON over HTTP, and one sentence for each mistake."""
 
 from __future__ import annotations
 
 import contextlib
 import hmac
-import http.client
 import json
 import os
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
 
 from geminid.fields import MAX_TEXT_LENGTH
 from geminid.process.identity import is_stopped, still_runs
 from geminid.serve.auth import TOKEN, challenge_of
+
+if TYPE_CHECKING:  # imported when a request is sent: many commands send none
+    import httpx
 
 #: The file in a home folder that says how to reach its service.
 SERVICE = "service.json"
@@ -57,9 +53,6 @@ TIMED_OUT = 124
 
 #: Exit codes by the status of a refusal; ``FAILED`` for all others.
 EXIT_CODES = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 413: BAD_INPUT, 422: BAD_INPUT, 503: NO_SERVICE}
-
-#: Without proxies: the service is on this machine.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ServiceError(Exception):
@@ -164,9 +157,8 @@ class Client:
 
     def stream(self, path: str, **query: object) -> Iterator[bytes]:
         """Read something piece by piece, as it arrives."""
-        with self._open(self._request("GET", path, query), STREAM_TIMEOUT_S) as answer:
-            while piece := answer.read1(1 << 16):
-                yield piece
+        with self._open("GET", path, query, timeout_s=STREAM_TIMEOUT_S) as response:
+            yield from response.iter_raw()
 
     def frames(self, path: str, **query: object) -> Iterator[tuple[str, int, bytes]]:
         """Read logs as they grow, in whole pieces: the log's name, where the piece ends in it, and its bytes."""
@@ -189,10 +181,10 @@ class Client:
         body: object = None,
         headers: Mapping[str, str] | None = None,
     ) -> tuple[Any, Mapping[str, str]]:
-        """What a request is answered, with the answer's headers."""
+        """The answer to a request, with its headers."""
         timeout_s = self._timeout_for(query) if method == "GET" else TIMEOUT_S
-        with self._open(self._request(method, path, query, body, headers), timeout_s) as answer:
-            return json.loads(answer.read() or b"null"), answer.headers
+        with self._open(method, path, query, body, headers, timeout_s=timeout_s) as response:
+            return json.loads(response.read() or b"null"), response.headers
 
     def _timeout_for(self, query: Mapping[str, object]) -> float:
         """How long an answer may take: longer if the request asks for many items, or asks the service to wait."""
@@ -200,49 +192,58 @@ class Client:
         more_s = wait_s if isinstance(wait_s, float) else 0.0
         return self._timeout_s + more_s + (limit / ITEMS_PER_S if isinstance(limit, int) else 0.0)
 
-    def _request(
+    @contextlib.contextmanager
+    def _open(
         self,
         method: str,
         path: str,
         query: Mapping[str, object],
         body: object = None,
         headers: Mapping[str, str] | None = None,
-    ) -> urllib.request.Request:
+        *,
+        timeout_s: float,
+    ) -> Iterator[httpx.Response]:
+        """Send a request; its response, to be read. Whatever fails until it has been read is a ``ServiceError``."""
+        import httpx
+
         given = {
             name: str(value).lower() if isinstance(value, bool) else value
             for name, value in query.items()
             if value is not None
         }
-        url = f"{self.url}/api/v1/{urllib.parse.quote(path, safe='/%')}"
-        data = None if body is None else json.dumps(body).encode()
-        if data is not None and len(data) > MAX_TEXT_LENGTH:
-            raise ServiceError(
-                BAD_INPUT, f"a request has at most {MAX_TEXT_LENGTH:,} bytes, and this one {len(data):,}"
-            )
+        url = f"{self.url}/api/v1/{quote(path, safe='/%')}" + (f"?{urlencode(given)}" if given else "")
+        content = None if body is None else json.dumps(body).encode()
+        if content is not None and len(content) > MAX_TEXT_LENGTH:
+            sentence = f"a request has at most {MAX_TEXT_LENGTH:,} bytes, and this one {len(content):,}"
+            raise ServiceError(BAD_INPUT, sentence)
         own = {"Authorization": f"Bearer {self._token}"} if self._token else {}
-        own |= {"Content-Type": "application/json"} if data is not None else {}
-        url += f"?{urllib.parse.urlencode(given)}" if given else ""
-        return urllib.request.Request(url, data, {**own, **(headers or {})}, method=method)
-
-    @contextlib.contextmanager
-    def _open(self, request: urllib.request.Request, timeout_s: float) -> Iterator[Any]:
-        """The answer to a request, to be read; whatever fails until it has been read is one kind of error."""
+        own |= {"Content-Type": "application/json"} if content is not None else {}
         try:
-            with _opener.open(request, timeout=timeout_s) as answer:
-                yield answer
-        except urllib.error.HTTPError as problem:
-            raise _refusal(problem) from None
-        except (OSError, http.client.HTTPException, json.JSONDecodeError) as problem:
-            reason = getattr(problem, "reason", problem)
-            if isinstance(reason, TimeoutError):
-                sentence = f"the service at {self.url} did not answer within {timeout_s:.0f} s"
-                raise NoAnswer(NO_SERVICE, f"{sentence}: it hangs, or its machine is too busy") from None
-            if isinstance(reason, ConnectionRefusedError):
-                if self.url == os.environ.get("GEMINID_URL"):
-                    raise ServiceError(NO_SERVICE, f"no service answers at {self.url}") from None
-                raise no_service(home()) from None
-            sentence = f"the connection to the service at {self.url} broke: {reason}"
-            raise NoAnswer(NO_SERVICE, sentence) from None
+            # Without proxies: the service is on this machine. Certificates are read only where they are needed.
+            with (
+                httpx.Client(trust_env=False, timeout=timeout_s, verify=url.startswith("https:")) as client,
+                client.stream(method, url, content=content, headers={**own, **(headers or {})}) as response,
+            ):
+                if not response.is_success:
+                    response.read()
+                    raise _refusal(response)
+                yield response
+        except httpx.TimeoutException:
+            sentence = f"the service at {self.url} did not answer within {timeout_s:.0f} s"
+            raise NoAnswer(NO_SERVICE, f"{sentence}: it hangs, or its machine is too busy") from None
+        except (httpx.TransportError, httpx.InvalidURL, OSError, json.JSONDecodeError) as problem:
+            raise self._broken(problem) from None
+
+    def _broken(self, problem: Exception) -> ServiceError:
+        """The error of a connection that cannot be made, or that broke."""
+        cause: BaseException | None = problem
+        while cause is not None and not isinstance(cause, ConnectionRefusedError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            return NoAnswer(NO_SERVICE, f"the connection to the service at {self.url} broke: {problem}")
+        if self.url == os.environ.get("GEMINID_URL"):
+            return ServiceError(NO_SERVICE, f"no service answers at {self.url}")
+        return no_service(home())
 
 
 def address(*parts: str) -> str:
@@ -254,7 +255,7 @@ def address(*parts: str) -> str:
     for part in parts:
         if part in ("", ".", "..") or "/" in part:
             raise ServiceError(BAD_INPUT, f"{part[:100]!r} is not a name: names are not empty and have no slash")
-    return "/".join(urllib.parse.quote(part, safe="") for part in parts)
+    return "/".join(quote(part, safe="") for part in parts)
 
 
 def no_service(folder: Path) -> ServiceError:
@@ -277,12 +278,12 @@ def _url_of(folder: Path) -> str:
     return url
 
 
-def _refusal(problem: urllib.error.HTTPError) -> ServiceError:
-    """What the service says of a request that it does not meet."""
+def _refusal(response: httpx.Response) -> ServiceError:
+    """Why the service does not meet a request."""
     try:
-        with problem:
-            document = json.loads(problem.read())
+        document = json.loads(response.content)
         sentences = document.get("errors") or [entry["msg"] for entry in document["detail"]]
     except (ValueError, KeyError, TypeError, AttributeError):
-        sentences = [f"the service answered {problem.code}: {problem.reason}"]
-    return ServiceError(EXIT_CODES.get(problem.code, FAILED), *map(str, sentences), status=problem.code)
+        sentences = [f"the service answered {response.status_code}: {response.reason_phrase}"]
+    code = EXIT_CODES.get(response.status_code, FAILED)
+    return ServiceError(code, *map(str, sentences), status=response.status_code)
