@@ -12,7 +12,7 @@ from geminid.job import JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.nodes import NodeGroup
 from geminid.serve.documents import drain_warning, job_document
-from geminid.serve.livejob import BEFORE_THE_END, Limits, LiveJob
+from geminid.serve.livejob import BEFORE_THE_END, LiveJob, ScriptFacts
 from geminid.serve.state import ServiceState
 
 
@@ -21,7 +21,7 @@ def ended(reason: str = "", samples: int = 0, *, work: int | None = None) -> Liv
     state = JobState.submitted(job_id="j1", spec=JobSpec(name="x", command=("x",)), at_s=0.0)
     state = state.move(JobPhase.STARTING, at_s=0.0, placement=Placement.of({"a": [0]}))
     state = state.move(JobPhase.RUNNING, at_s=1.0).move(JobPhase.SUCCEEDED, at_s=2.0, reason=reason)
-    limits = Limits(
+    limits = ScriptFacts.of(
         initial_batch=8,
         largest_batch=8,
         smallest_per_slot=1,

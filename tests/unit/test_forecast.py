@@ -28,7 +28,7 @@ from geminid.policies.geminid import Geminid
 from geminid.serve.documents import market_document
 from geminid.serve.forecast import forecast, waiting_order
 from geminid.serve.forecaster import Forecaster, Made
-from geminid.serve.livejob import Limits, LiveJob, Stretch
+from geminid.serve.livejob import LiveJob, ScriptFacts, Stretch
 from geminid.serve.server import DEFAULT_POLICY
 from geminid.serve.state import ServiceState
 from geminid.serve.translation import view_of
@@ -49,7 +49,7 @@ PROFILE = Profile.of(
 
 def job(name: str, *, work: int = 10_000, slots: tuple[int, ...] = (), elastic: bool = True, **spec: object) -> LiveJob:
     state = JobState.submitted(job_id=name, spec=JobSpec(name=name, command=("true",), **spec), at_s=0.0)  # type: ignore[arg-type]
-    limits = Limits(
+    limits = ScriptFacts.of(
         initial_batch=32, largest_batch=128, smallest_per_slot=8, largest_per_slot=32, parameter_count=1,
         work_samples=work,
     )  # fmt: skip

@@ -270,10 +270,10 @@ def test_a_repeated_request_has_one_effect(tmp_path):
 
 def test_what_is_not_measured_yet_is_opaque_to_policies():
     from geminid.jobstate import JobState
-    from geminid.serve.livejob import Limits
+    from geminid.serve.livejob import ScriptFacts
 
     state = JobState.submitted(job_id="j1", spec=spec(), at_s=0.0)
-    limits = Limits(
+    limits = ScriptFacts.of(
         initial_batch=8, largest_batch=64, smallest_per_slot=1, largest_per_slot=8, parameter_count=1, work_samples=100
     )
     facts = facts_of(LiveJob(state=state, elastic=True, limits=limits), Cluster.parse("cpu:1x4"))

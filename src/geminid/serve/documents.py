@@ -148,7 +148,7 @@ def job_details(job: LiveJob, now_s: float, position: int | None = None) -> dict
     return {
         **job_document(job, now_s, position),
         "spec": job.spec.redacted().to_dict(),
-        "limits": None if job.limits is None else asdict(job.limits),
+        "limits": None if job.limits is None else job.limits.to_dict(),
         "measured": {name: [asdict(seen) for seen in known.observations] for name, known in job.measured},
         "story": [asdict(line) for line in job.story],
     }

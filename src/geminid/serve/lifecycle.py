@@ -16,7 +16,7 @@ from geminid.goodput.profile import Profile
 from geminid.job import JobKind
 from geminid.jobstate import TRANSITIONS, JobPhase, JobState
 from geminid.serve import records as r
-from geminid.serve.livejob import Limits, LiveJob, Stretch, observation_of, printable, total_batch
+from geminid.serve.livejob import LiveJob, ScriptFacts, Stretch, observation_of, printable, total_batch
 
 #: Pauses that are kept of a job, the latest ones.
 MAX_PAUSES = 500
@@ -65,7 +65,8 @@ def changed(job: LiveJob, at_s: float, record: r.Record, gpu_types: Mapping[str,
             known = replace(job, elastic=kind is JobKind.ELASTIC, kind=kind, kind_reason=record.reason)
             return known.with_story(at_s, f"{kind}: {printable(record.reason)}")
         case r.JobReady():
-            return replace(job, limits=Limits(**{one.name: getattr(record, one.name) for one in fields(Limits)}))
+            said = {one.name: getattr(record, one.name) for one in fields(record) if one.name != "job_id"}
+            return replace(job, limits=ScriptFacts.of(**said))
         case r.JobRescaling() if state.phase is JobPhase.RUNNING:
             return replace(job, state=state.move(JobPhase.RESCALING, at_s=at_s, placement=record.placement))
         case r.JobRescaling() if state.phase.holds_slots:  # it was on its way to other slots already

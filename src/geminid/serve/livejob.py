@@ -10,6 +10,7 @@ from dataclasses import asdict, astuple, dataclass, fields, replace
 from typing import Any
 
 from geminid.configuration import BatchPlan, Placement
+from geminid.goodput.batchplan import BatchLimits
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.profile import Observation, Profile
 from geminid.job import JobKind, JobSpec
@@ -62,23 +63,42 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How a job's script can be run, in its own words."""
+class ScriptFacts:
+    """What a job's script says of itself when it calls ``geminid.init``.
 
-    initial_batch: int
-    largest_batch: int
-    smallest_per_slot: int
-    largest_per_slot: int
+    Its work is counted in samples consumed, or with ``by_progress`` in useful samples.
+    """
+
+    batch: BatchLimits
     parameter_count: int
     dataset_samples: int | None = None
     work_samples: int | None = None
     by_progress: bool = False
 
-    def __post_init__(self) -> None:
-        smallest, largest = self.smallest_per_slot, self.largest_per_slot
-        if self.initial_batch < 1 or not 1 <= smallest <= largest:
-            told = f"initial_batch {self.initial_batch} and smallest_per_slot {smallest} must be at least 1"
-            raise ValueError(f"{told}, and largest_per_slot {largest} not below that")
+    @classmethod
+    def of(
+        cls, *, initial_batch: int, largest_batch: int, smallest_per_slot: int, largest_per_slot: int, **others: Any
+    ) -> ScriptFacts:
+        """From the fields of a record, a snapshot or the API."""
+        batch = BatchLimits(
+            initial=initial_batch,
+            largest=max(largest_batch, initial_batch),
+            smallest_per_slot=smallest_per_slot,
+            largest_per_slot=largest_per_slot,
+        )
+        return cls(batch=batch, **others)
+
+    def to_dict(self) -> dict[str, int | None]:
+        """As the fields of a record, a snapshot or the API."""
+        others = asdict(self)
+        del others["batch"]
+        return {
+            "initial_batch": self.batch.initial,
+            "largest_batch": self.batch.largest,
+            "smallest_per_slot": self.batch.smallest_per_slot,
+            "largest_per_slot": self.batch.largest_per_slot,
+            **others,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +134,7 @@ class LiveJob:
     held_until_s: float = 0.0
     stays_until_s: float = 0.0
     stays_put_until_s: float = 0.0
-    limits: Limits | None = None
+    limits: ScriptFacts | None = None
     measured: tuple[tuple[str, Profile], ...] = ()
     gradient: GradientStats | None = None
     samples: int = 0
@@ -206,7 +226,7 @@ def may_be_resized(job: LiveJob, like: LiveJob | None = None) -> bool:
 def total_batch(job: LiveJob, plan: BatchPlan, slots: int) -> int:
     """The samples of a step: never more than the job's largest batch, for which some slots have one less."""
     total = plan.total_batch(slots)
-    return total if job.limits is None else min(total, max(job.limits.largest_batch, job.limits.initial_batch))
+    return total if job.limits is None else min(total, job.limits.batch.largest)
 
 
 def observation_of(record: r.JobProgressed) -> Observation | None:
@@ -235,7 +255,7 @@ def job_to_dict(job: LiveJob) -> dict[str, Any]:
     plain: dict[str, Any] = {one.name: getattr(job, one.name) for one in fields(job)}
     plain["state"] = job.state.to_dict()
     plain["target"] = None if job.target is None else job.target.to_dict()
-    plain["limits"] = None if job.limits is None else asdict(job.limits)
+    plain["limits"] = None if job.limits is None else job.limits.to_dict()
     plain["measured"] = {name: [asdict(seen) for seen in known.observations] for name, known in job.measured}
     plain["gradient"] = None if job.gradient is None else [job.gradient.squared_gradient, job.gradient.variance]
     plain["metrics"] = dict(job.metrics)
@@ -252,7 +272,7 @@ def job_from_dict(plain: Mapping[str, Any]) -> LiveJob:
     values["state"] = JobState.from_dict(plain["state"])
     values["kind"] = JobKind(plain.get("kind", JobKind.PLAIN))
     values["target"] = None if plain["target"] is None else Placement.from_dict(plain["target"])
-    values["limits"] = None if plain["limits"] is None else Limits(**plain["limits"])
+    values["limits"] = None if plain["limits"] is None else ScriptFacts.of(**plain["limits"])
     values["measured"] = tuple(
         (name, Profile(tuple(Observation(**seen) for seen in known))) for name, known in plain["measured"].items()
     )

@@ -55,8 +55,8 @@ def check_job(job: LiveJob) -> None:
     for one in fields(job):
         _check(one.name, getattr(job, one.name))
     if job.limits is not None:
-        for one in fields(job.limits):
-            _check(one.name, getattr(job.limits, one.name))
+        for name, value in job.limits.to_dict().items():
+            _check(name, value)
 
 
 def _check(name: str, value: object) -> None:

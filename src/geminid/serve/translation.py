@@ -96,16 +96,11 @@ def rescale_s(job: LiveJob) -> float:
 
 
 def batch_limits(job: LiveJob) -> BatchLimits | None:
-    """The bounds of a job's batch sizes: those that its script told, or else its file; None for a plain command."""
+    """The bounds of a job's batch sizes: those of its script, or else of its file; None for a plain command."""
     if not job.elastic:
         return None
     if job.limits is not None:
-        return BatchLimits(
-            initial=job.limits.initial_batch,
-            largest=max(job.limits.largest_batch, job.limits.initial_batch),
-            smallest_per_slot=job.limits.smallest_per_slot,
-            largest_per_slot=job.limits.largest_per_slot,
-        )
+        return job.limits.batch
     spec = job.spec
     if spec.initial_batch_size is None:
         return None
