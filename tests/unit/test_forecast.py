@@ -278,7 +278,7 @@ def test_explanations_name_the_numbers():
             assert limited.reason == f"{told}; besides, all but 1 of 4 slots are held by 1 other job"
             wait = "it can start when other jobs of owner bob end or shrink, and at least 1 more slot is free"
             assert limited.suggestions == (wait,)
-    borrowed = Quota("owner bob", 1, 2, borrow=True).told()
+    borrowed = Quota("owner bob", 1, 2, borrow=True).sentence()
     assert (
         borrowed
         == "the quota of owner bob is 1 slot, all used, and 1 more slot is borrowed while nobody else can use it"

@@ -11,7 +11,7 @@ from geminid.job import Adaptivity
 from geminid.policies.base import ClusterView, JobFacts, JobView, Policy
 from geminid.policies.registry import make_policy
 from geminid.serve.guard import Guard
-from geminid.serve.reservations import turns
+from geminid.serve.reservations import reserve
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 
@@ -25,7 +25,7 @@ def of(waiting: list[JobView], usable: tuple[int, ...] = (1, 0), cluster: str = 
     parsed = Cluster.parse(cluster)
     whole = tuple(map(int, parsed.node_slots))
     view = ClusterView(0.0, parsed, tuple(waiting), whole, usable)
-    return turns(view, waiting, usable, lambda job: job.age_s(0.0), patience_s=60.0)
+    return reserve(view, waiting, usable, lambda job: job.age_s(0.0), patience_s=60.0)
 
 
 def test_narrower_jobs_wait_for_one_that_has_waited_longer_but_not_for_ever():

@@ -265,7 +265,7 @@ class Engine:
         self._put(replace(self._settled(self._jobs[job_id]), partner=partner, relative_speed=None))
 
     def _part(self, job_id: str) -> list[Command]:
-        """A job is about to go: whoever shares its slots has them alone from now on."""
+        """A job is about to go: the job that shares its slots has them alone from now on."""
         job = self._jobs.get(job_id)
         if job is None or job.partner is None:
             return []

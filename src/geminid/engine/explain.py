@@ -64,16 +64,16 @@ class Quota:
         """The slots that are left."""
         return self.slots - self.used
 
-    def told(self) -> str:
+    def sentence(self) -> str:
         """In words."""
-        told = f"the quota of {self.of} is {_count(self.slots, 'slot')}"
+        text = f"the quota of {self.of} is {_count(self.slots, 'slot')}"
         if self.used <= self.slots:
-            told += f", of which {self.used} {'is' if self.used == 1 else 'are'} used"
-            return told + ("; more may be borrowed where nobody else can use it" if self.borrow else "")
+            text += f", of which {self.used} {'is' if self.used == 1 else 'are'} used"
+            return text + ("; more may be borrowed where nobody else can use it" if self.borrow else "")
         beyond = self.used - self.slots
         if self.borrow:
-            return f"{told}, all used, and {_are(beyond, 'more slot')} borrowed while nobody else can use it"
-        return f"{told}, and {self.used} are used: commands that run are left alone until they end"
+            return f"{text}, all used, and {_are(beyond, 'more slot')} borrowed while nobody else can use it"
+        return f"{text}, and {self.used} are used: commands that run are left alone until they end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,17 +111,17 @@ def explain(
     if job is None:
         return None
     sizes, levers = sizes_of(job, view), levers or Levers()
-    told = (
+    found = (
         _running(job, view, sizes, quotas, levers)
         if job.allocation
         else _waiting(job, view, quotas, decided, cordoned or {}, levers, last)
     )
-    reason, numbers, hints = told
+    reason, numbers, hints = found
     return Explanation(
         job_id=job_id,
         slots=job.slots,
         reason=reason,
-        numbers=(*numbers, *(quota.told() for quota in quotas)),
+        numbers=(*numbers, *(quota.sentence() for quota in quotas)),
         hints=tuple(hints),
         sizes=sizes,
         prices=dict(prices or {}),
@@ -267,8 +267,8 @@ def _waiting(
         wait = f"it can start when other jobs of {tightest.of} end or shrink"
         if free < need:
             hints = [Hint(f"{wait}, and at least {_are(need - free, 'more slot')} free")]
-            return f"{tightest.told()}; besides, {held}", numbers, hints
-        return tightest.told(), numbers, [Hint(wait), *raise_quotas(short, whole)]
+            return f"{tightest.sentence()}; besides, {held}", numbers, hints
+        return tightest.sentence(), numbers, [Hint(wait), *raise_quotas(short, whole)]
     may_give_way = [other for other in holders if other.id not in levers.stays]
     prefer = raise_priority(job.id, levers) if before or ahead or may_give_way else []
     if decided is not None:
@@ -286,18 +286,18 @@ def _waiting(
 
 def _passed_over(free: int, last: LastDecision | None) -> tuple[str, list[Hint]]:
     """Why a job waits though enough slots are free: no decision has considered it yet, or the policy gave it none."""
-    told = f"{_are(free, 'slot')} free"
+    text = f"{_are(free, 'slot')} free"
     due_in_s = 0.0 if last is None else last.due_in_s
     if last is None or last.pending:
         when = "within seconds" if due_in_s < SOON_S else _when(due_in_s)
         hint = Hint(f"nothing needs to be done: the next decision is made {when}")
-        return f"{told}, and the next decision will consider it", [hint]
+        return f"{text}, and the next decision will consider it", [hint]
     if last.rejection:
-        return f"{told}, but {last.rejection}", [
+        return f"{text}, but {last.rejection}", [
             Hint("the policy has to be corrected: see the alerts (geminid status)")
         ]
     hint = Hint(f"the policy is asked again {_when(due_in_s)}")
-    return f"{told}, but the policy ({last.policy}) gave it none", [hint]
+    return f"{text}, but the policy ({last.policy}) gave it none", [hint]
 
 
 def _when(due_in_s: float) -> str:
@@ -328,14 +328,14 @@ def _what_must_end(missing: int, holders: Sequence[JobView], levers: Levers) -> 
     stay = [other for other in holders if other.id in levers.stays]
     small = [other for other in holders if other not in stay and other.slots <= other.facts.min_slots]
     elastic = [other for other in holders if other not in stay and other.slots > other.facts.min_slots]
-    told = f"it can start when at least {_are(missing, 'more slot')} free"
+    text = f"it can start when at least {_are(missing, 'more slot')} free"
     if elastic:
-        told += f"; {_names(elastic)} may shrink or end"
+        text += f"; {_names(elastic)} may shrink or end"
     if small:
-        told += f"; {_names(small)} {'is' if len(small) == 1 else 'are'} as small as can be and must end or give way"
+        text += f"; {_names(small)} {'is' if len(small) == 1 else 'are'} as small as can be and must end or give way"
     if stay:
-        told += f"; {_names(stay)} {'runs' if len(stay) == 1 else 'run'} to the end"
-    return told
+        text += f"; {_names(stay)} {'runs' if len(stay) == 1 else 'run'} to the end"
+    return text
 
 
 def _names(jobs: Sequence[JobView]) -> str:
@@ -374,19 +374,19 @@ def _running(
         return "its size is fixed", numbers, []
     smaller = max((size for size in sizes if size.slots < job.slots), key=lambda size: size.goodput, default=None)
     if smaller is not None and current is not None and smaller.goodput > current.goodput:
-        told = f"{_count(smaller.slots, 'slot')} would do as well or better, says its model since it was measured"
-        return told, numbers, [Hint("it is looked at again shortly")]
+        text = f"{_count(smaller.slots, 'slot')} would do as well or better, says its model since it was measured"
+        return text, numbers, [Hint("it is looked at again shortly")]
     if job.slots >= usable:
         return "it has all slots that are in service", numbers, []
     if job.slots >= facts.max_slots:
-        told = "it has the most slots that it may have"
-        return told, numbers, more_slots(job.id, job.slots, usable, levers)
+        text = "it has the most slots that it may have"
+        return text, numbers, more_slots(job.id, job.slots, usable, levers)
     strict = [quota for quota in quotas if not quota.borrow]
     tightest = min(strict, key=lambda quota: quota.left, default=None)
     if tightest is not None and tightest.left <= 0:
         short = [(quota.of, quota.used + 1) for quota in strict if quota.left <= 0]
         free_of_type = sum(max(view.free_slots[node], 0) for node in of_type)
-        reason = f"{tightest.told()}: none are left to grow into"
+        reason = f"{tightest.sentence()}: none are left to grow into"
         if not free_of_type:
             return f"{reason}; besides, no slot is free", numbers, []
         return reason, numbers, raise_quotas(short, view.cluster.total_slots)
@@ -401,15 +401,15 @@ def _running(
     if best is None or (current is not None and best.goodput <= current.goodput):
         return "more slots would not make it faster, says its model", numbers, []
     if free:
-        told = "slots are free, but growing is not worth its pause yet"
-        return told, numbers, [Hint("it is looked at again shortly")]
+        text = "slots are free, but growing is not worth its pause yet"
+        return text, numbers, [Hint("it is looked at again shortly")]
     holders = [other for other in others if other.allocation]
     if holders and all(other.slots <= other.facts.min_slots for other in holders):
-        told = f"no slot is free, and {_names(holders)} {'is' if len(holders) == 1 else 'are'} as small as can be"
-        return told, numbers, [Hint("it can grow when one of them ends")]
+        text = f"no slot is free, and {_names(holders)} {'is' if len(holders) == 1 else 'are'} as small as can be"
+        return text, numbers, [Hint("it can grow when one of them ends")]
     may_give = any(other.id not in levers.stays for other in holders) or waiting > 0
-    told = "the others make more of the remaining slots"
-    return told, numbers, raise_priority(job.id, levers) if may_give else []
+    text = "the others make more of the remaining slots"
+    return text, numbers, raise_priority(job.id, levers) if may_give else []
 
 
 def _are(number: int, noun: str) -> str:

@@ -73,7 +73,7 @@ class ModelKeeper:
         known.gradient, known.changed = GradientStats.clamped(gradient.squared_gradient, gradient.variance), True
 
     def revised(self, job_id: str) -> None:
-        """The job's facts have changed: its model is made anew when a policy next looks."""
+        """The job's facts have changed: a new model is made when a policy next looks."""
         if job_id in self._known:
             self._known[job_id].changed = True
 

@@ -65,8 +65,8 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
             if assignment.gpu_type not in view.cluster.type_index:
                 problems.append(f"job {job_id} was given GPU type {assignment.gpu_type}, which the cluster lacks")
             elif assignment.slots > (most := view.cluster.slots_per_type[assignment.gpu_type]):
-                told = f"job {job_id} was given {assignment.slots} slots of type {assignment.gpu_type}"
-                problems.append(f"{told}, of which the cluster has {most}")
+                given_slots = f"job {job_id} was given {assignment.slots} slots of type {assignment.gpu_type}"
+                problems.append(f"{given_slots}, of which the cluster has {most}")
             else:
                 wanted[job_id] = assignment
         elif assignment and assignment is jobs[job_id].allocation:  # checked when the job got it

@@ -157,7 +157,7 @@ def changes(before: list[Identity], after: list[Identity]) -> list[str]:
     for one in after:
         was = were.get(one.hash)
         if was is None:
-            sentences.append(f"{one.made_by or 'somebody'} made a token for {one.user} with role {one.role}")
+            sentences.append(f"{one.made_by or 'an unknown user'} made a token for {one.user} with role {one.role}")
         elif one.revoked_at_s is not None and was.revoked_at_s is None:
             sentences.append(f"a token of {one.user} was revoked")
     gone = set(were) - {one.hash for one in after}

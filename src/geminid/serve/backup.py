@@ -75,7 +75,7 @@ def backup(home: Path, path: Path, *, jobs: bool = False) -> Copied:
                 _write(file, contents, mark)
                 file.flush()
                 os.fsync(file.fileno())
-        os.link(unfinished, path)  # which fails if somebody else has made it meanwhile
+        os.link(unfinished, path)  # which fails if another process has made it meanwhile
         return Copied(path, mark.link.seq, mark.submitted, path.stat().st_size)
     except (OSError, sqlite3.Error, tarfile.TarError) as problem:
         raise StoreProblem(f"{path} could not be written: {problem}") from problem
@@ -196,8 +196,10 @@ def restore(
     try:
         occupied = sorted(entry.name for entry in home.iterdir() if entry.name != LOCK and not _is_empty(entry))
         if occupied and not replace:
-            told = f"{home} is not empty ({', '.join(occupied[:3])}{' and more' if len(occupied) > 3 else ''})"
-            raise StoreProblem(f"{told}: restore into another GEMINID_HOME, or with --replace, which moves it aside")
+            sentence = f"{home} is not empty ({', '.join(occupied[:3])}{' and more' if len(occupied) > 3 else ''})"
+            raise StoreProblem(
+                f"{sentence}: restore into another GEMINID_HOME, or with --replace, which moves it aside"
+            )
         with tempfile.TemporaryDirectory(prefix=".restoring-", dir=home) as made:
             unpacked = Path(made)
             _unpack(path, unpacked)
@@ -205,8 +207,8 @@ def restore(
             unknown = unknown_folders(home, state)
             running = [name for name in unknown if runs(home / JOBS / name)]
             if running and not may_end(running):
-                told = f"{', '.join(running)} {'is' if len(running) == 1 else 'are'} running and not in {path}"
-                raise StoreProblem(f"{told}: nothing was changed; --yes ends their processes")
+                sentence = f"{', '.join(running)} {'is' if len(running) == 1 else 'are'} running and not in {path}"
+                raise StoreProblem(f"{sentence}: nothing was changed; --yes ends their processes")
             for name in unknown:
                 end_processes(home / JOBS / name)
             aside = _put_in_place(home, unpacked, unknown) if occupied else _put_in_place(home, unpacked, None)

@@ -264,7 +264,7 @@ def no_service(folder: Path) -> ServiceError:
 
 
 def _url_of(folder: Path) -> str:
-    """Where the service of a folder listens, if its process is the one that said so and is not stopped."""
+    """Where the service of a folder listens, if the process that wrote that runs and is not stopped."""
     try:
         place = json.loads((folder / SERVICE).read_text(encoding="utf-8"))
         url, service = str(place["url"]), {name: int(place[name]) for name in ("pid", "started_at")}

@@ -191,7 +191,7 @@ class GuardedConnection(H11Protocol):
                 + body
             )
         self.transport.close()
-        if self.transport.get_write_buffer_size():  # it would stay open until somebody reads
+        if self.transport.get_write_buffer_size():  # it would stay open until the other side reads
             self.transport.abort()
 
     def _watch(self) -> None:

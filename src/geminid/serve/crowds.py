@@ -25,7 +25,7 @@ SHOWN_BY_ORDER = 32
 
 #: Jobs that are shown of all crowds together, or ten times as many as could have slots at once, if that is more. Where
 #: there are many crowds, fewer are shown of each; always the first by each order.
-MOST_SHOWN = 1000
+MAX_SHOWN = 1000
 
 #: What may differ within a crowd; and what may differ if owners make no difference to the policy.
 ORDERED_BY = ("weight", "priority", "deadline_s", "work", "budget_gpu_s")
@@ -75,7 +75,7 @@ class _Crowd:
     def first(self, crowds: int) -> set[str]:
         """The jobs that are first by any order; the fewer, the more ``crowds`` there are."""
         own = max(SHOWN_BY_ORDER, 2 * (self.at_once + 1))
-        share = max(MOST_SHOWN, 10 * self.at_once) // (crowds * len(self.orders))
+        share = max(MAX_SHOWN, 10 * self.at_once) // (crowds * len(self.orders))
         return {entry[-1] for order in self.orders for entry in islice(order, max(1, min(own, share)))}
 
     @property

@@ -26,12 +26,12 @@ SPARE = 1.1
 #: More slots help if a job takes at most this part of the time with them.
 CLEARLY_FASTER = 0.95
 
-#: How many of the jobs are named of which nobody knows how long they take.
-MOST_NAMED = 3
+#: Jobs of unknown length that are named.
+MAX_NAMED = 3
 
 
 class Verdict(StrEnum):
-    """What is to be said of a deadline."""
+    """Whether a deadline can be met."""
 
     MET = "can be met"
     AT_RISK = "may be missed"
@@ -76,7 +76,7 @@ class Missing:
 
 
 def alone_s(job: LiveJob, like: LiveJob | None, cluster: Cluster) -> dict[int, float]:
-    """How long a job would take at best with each number of slots, from now on; empty if nobody knows.
+    """How long a job would take at best with each number of slots, from now on; empty if that is not known.
 
     All sizes count that the cluster and the job's batch allow, whatever its owner allows.
     """
@@ -133,10 +133,10 @@ def judged(
         hints = [*_more_slots(job_id, due_s, alone, levers, rivals), _later(best_s)]
         return Deadline(due_s=due_s, verdict=Verdict.TOO_EARLY, why=why, earliest_s=best_s, hints=tuple(hints))
     if forecast is None:
-        told = missing or Missing("its forecast is being computed")
+        unknown = missing or Missing("its forecast is being computed")
         earliest_s = best_s if missing is None else None
         return Deadline(
-            due_s=due_s, verdict=Verdict.UNKNOWN, why=told.why, earliest_s=earliest_s, hints=tuple(told.hints)
+            due_s=due_s, verdict=Verdict.UNKNOWN, why=unknown.why, earliest_s=earliest_s, hints=tuple(unknown.hints)
         )
     sooner = go_before(job_id, levers, rivals)
     if not known and best_s is None:
@@ -187,7 +187,7 @@ def _more_slots(
 ) -> list[Hint]:
     """The fewest slots beyond those that its owner allows with which a job would be in time, if it could have them.
 
-    It may turn out to be ``slower`` than alone by this factor. If no number is enough then, the one with which it is
+    It may be ``slower`` than alone by this factor. If no number is enough then, the one with which it is
     fastest is suggested, if that is clearly faster than ``best_s``, what it takes at best with the slots it may have.
     """
     asked = levers.asked_max_slots
@@ -213,8 +213,8 @@ def _later(finish_s: float) -> Hint:
 
 def _listed(names: Sequence[str]) -> str:
     """Some names, and how many more there are."""
-    if len(names) > MOST_NAMED:
-        return f"{', '.join(names[:MOST_NAMED])} and {len(names) - MOST_NAMED} more"
+    if len(names) > MAX_NAMED:
+        return f"{', '.join(names[:MAX_NAMED])} and {len(names) - MAX_NAMED} more"
     return " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
 
 

@@ -21,7 +21,7 @@ from geminid.serve.translation import fits
 PRIVATE = ("command", "working_dir", "env")
 
 #: How many jobs are named in a sentence.
-MOST_LISTED = 10
+MAX_LISTED = 10
 
 
 def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
 def done_share(job: LiveJob) -> float | None:
     """Which part of its work a job has done; None if that is not known: also of one that never reported any.
 
-    One that succeeded has done all, however much was foretold, unless its script ended before training was over.
+    One that succeeded has done all, however much was forecast, unless its script ended before training was over.
     """
     work = job.work_samples
     if job.phase is JobPhase.SUCCEEDED:
@@ -201,13 +201,13 @@ def drain_warning(state: ServiceState, cluster: Cluster, node: str, stops: Seque
     there = in_service_by_type(state, cluster, without=node)
     waits = [job_id for job_id in stops if not _has_room(state.jobs[job_id], there)]
     names = [f"{job_id} ({state.jobs[job_id].spec.name})" for job_id in stops]
-    listed = ", ".join(names[:MOST_LISTED])
-    listed += f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    listed = ", ".join(names[:MAX_LISTED])
+    listed += f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
     begin = "it starts again from its beginning" if len(stops) == 1 else "they start again from their beginning"
     if len(waits) == len(stops):
         return f"draining {node} stops {listed}; {begin} when {node} is back: there are too few slots elsewhere"
-    told = f"draining {node} stops {listed}; {begin} on other slots"
-    return told if not waits else f"{told}, {', '.join(waits[:MOST_LISTED])} only when {node} is back"
+    sentence = f"draining {node} stops {listed}; {begin} on other slots"
+    return sentence if not waits else f"{sentence}, {', '.join(waits[:MAX_LISTED])} only when {node} is back"
 
 
 def _has_room(job: LiveJob, in_service: Mapping[str, int]) -> bool:
@@ -250,15 +250,15 @@ def circumstances(job: LiveJob, state: ServiceState, now_s: float) -> list[str]:
     """Why a running job has the slots that it has, and that some of them are cordoned."""
     if job.target is None:
         return []
-    told = []
+    lines = []
     if job.why:
-        told.append(f"its slots last changed {max(now_s - job.target_since_s, 0.0):.0f} s ago: {job.why}")
+        lines.append(f"its slots last changed {max(now_s - job.target_since_s, 0.0):.0f} s ago: {job.why}")
     cordoned = sorted(set(job.target.slots()) & state.cordoned)
     if cordoned:
         names = ", ".join(f"{node}/{slot}" for node, slot in cordoned[:3]) + (" and more" if len(cordoned) > 3 else "")
         until = "until there is room elsewhere" if job.elastic else "until it ends"
-        told.append(f"{names} {'is' if len(cordoned) == 1 else 'are'} cordoned: it stays there {until}")
-    return told
+        lines.append(f"{names} {'is' if len(cordoned) == 1 else 'are'} cordoned: it stays there {until}")
+    return lines
 
 
 def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]]:
@@ -359,14 +359,14 @@ def market_document(policy: Policy, cluster: Cluster) -> dict[str, Any]:
     The price of a slot of each GPU type (what the jobs that want one more would gain), at most which share of the best
     decision was lost, and what an autoscaled cluster should have, with reasons.
     """
-    solution, wished = getattr(policy, "solution", None), getattr(policy, "wishes", ())
+    solution, suggested = getattr(policy, "solution", None), getattr(policy, "wishes", ())
     prices = [] if solution is None else solution.prices.types.tolist()
     if len(prices) != len(cluster.type_index):  # nothing was decided yet, or not since the cluster has other GPU types
         prices = []
     return {
         "prices": dict(zip(cluster.type_index, prices, strict=False)),
         "gap": None if solution is None else solution.gap,
-        "wishes": [{**asdict(wish), "reason": wish.reason} for wish in wished],
+        "wishes": [{**asdict(one), "reason": one.reason} for one in suggested],
     }
 
 

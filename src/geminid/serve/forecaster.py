@@ -1,4 +1,4 @@
-"""The forecast of a service's jobs, computed in a thread of its own when somebody looks at it and it is old."""
+"""The forecast of a service's jobs, computed in a thread of its own when it is requested and old."""
 
 from __future__ import annotations
 

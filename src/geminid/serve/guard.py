@@ -1,8 +1,8 @@
-"""What holds under every policy: jobs that must not be touched now are not, quotas are kept, everybody has a turn.
+"""The rules that hold under every policy: protected jobs keep their slots, quotas are kept, wide jobs start some day.
 
 A :class:`Guard` stands between the engine and a policy. It shows the policy only the jobs that may change, on the slots
 that the others leave; it cuts down what goes beyond a quota; and it sees to it that a job which needs many slots is not
-overtaken for ever (``turns.py``).
+overtaken for ever (``reservations.py``).
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ from geminid.engine.explain import expected_speed
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, decision_of, slots_of
 from geminid.serve.equals import asked_for
 from geminid.serve.minimumrun import Kept, keep_running
-from geminid.serve.reservations import PATIENCE_S, turns
+from geminid.serve.reservations import PATIENCE_S, reserve
 
-#: A job is given slots that nobody else wants if it should be faster by this much, and lets go of some that nobody else
-#: gets if it should be faster by this much without them. (Policies that take slots for another reason, like costs, do.)
-WORTH_GROWING, WORTH_SHRINKING = 0.05, 0.25
+#: Least expected speed-up for which a job grows into slots that no other job wants.
+WORTH_GROWING = 0.05
+
+#: Least expected speed-up for which a job gives up slots that no other job gets. (A policy may also take slots for
+#: another reason, such as costs.)
+WORTH_SHRINKING = 0.25
 
 
 @dataclass(slots=True)
 class AroundAPolicy(Policy):
-    """Stands for another policy: whoever asks sees when that one decides and what it needs."""
+    """Another policy, with something around it: when it decides and what it needs are those of the other one."""
 
     policy: Policy
     interval_s: float | None = field(init=False)
@@ -62,7 +65,7 @@ class AroundAPolicy(Policy):
 
     @property
     def wishes(self) -> Any:
-        """What the other policy would have an autoscaled cluster have."""
+        """The nodes that the other policy suggests for an autoscaled cluster."""
         return getattr(self.policy, "wishes", ())
 
 
@@ -113,15 +116,16 @@ class Guard(AroundAPolicy):
                     usable[node] -= slots
         limits = self._limits(view)
         others, short = _within_reach([job for job in view.jobs if job.id not in kept], view.jobs, limits)
-        turn = turns(view, [job for job in others if not job.allocation], usable, self._waited_s(view), self.patience_s)
-        may_start = {job.id: job for job in turn.waiting}
+        waiting = [job for job in others if not job.allocation]
+        reserved = reserve(view, waiting, usable, self._waited_s(view), self.patience_s)
+        may_start = {job.id: job for job in reserved.waiting}
         seen = tuple(may_start.get(job.id, job) for job in others if job.allocation or job.id in may_start)
-        free = [left - was + now for left, was, now in zip(view.free_slots, usable, turn.usable, strict=True)]
+        free = [left - was + now for left, was, now in zip(view.free_slots, usable, reserved.usable, strict=True)]
         behind = {job.id: view.behind[job.id] for job in seen if job.id in view.behind}
         shown = replace(
             view,
             jobs=seen,
-            usable_slots=tuple(turn.usable),
+            usable_slots=tuple(reserved.usable),
             free_slots=tuple(free),
             behind=behind,
             slots_with_protected=view.usable_slots,
@@ -133,7 +137,7 @@ class Guard(AroundAPolicy):
             self._settled, self._weighed = found, frozenset(job.id for job in seen)
         self._last = found
         by_name = self.policy.needs_every_job
-        assignments = _first_come(turn.waiting, decision.assignments, by_name=by_name) | turn.granted
+        assignments = _first_come(reserved.waiting, decision.assignments, by_name=by_name) | reserved.granted
         assignments |= {job.id: job.allocation for job in _not_worth_it(shown, assignments, limits)}
         running = Kept(assignments, {}, None)
         if not decision.others_stay:
@@ -142,7 +146,7 @@ class Guard(AroundAPolicy):
         wake_at_s = min(
             (
                 at_s
-                for at_s in (decision.wake_at_s, turn.until_s, running.until_s, *(until[job_id] for job_id in kept))
+                for at_s in (decision.wake_at_s, reserved.until_s, running.until_s, *(until[job_id] for job_id in kept))
                 if at_s is not None
             ),
             default=None,
@@ -150,17 +154,17 @@ class Guard(AroundAPolicy):
         if wake_at_s == float("inf"):
             wake_at_s = decision.wake_at_s
         cut, reasons = _within_quotas(
-            view, limits, {*kept, *turn.granted}, assignments, others_stay=decision.others_stay
+            view, limits, {*kept, *reserved.granted}, assignments, others_stay=decision.others_stay
         )
         return replace(
             decision,
             assignments=cut,
-            reasons={**decision.reasons, **turn.reasons, **running.reasons, **short, **reasons},
+            reasons={**decision.reasons, **reserved.reasons, **running.reasons, **short, **reasons},
             wake_at_s=wake_at_s,
         )
 
     def _waited_s(self, view: ClusterView) -> Callable[[JobView], float]:
-        """For how long a job has waited, all told."""
+        """For how long each job has waited in all, without the time for which it was paused."""
         now_s = view.now_s
         return lambda job: max(job.age_s(now_s) - job.executed_s(now_s) - self.rested_s(job.id), 0.0)
 
@@ -187,7 +191,7 @@ class Guard(AroundAPolicy):
 def _first_come(
     waiting: Sequence[JobView], assignments: Mapping[str, Configuration | Allocation], *, by_name: bool
 ) -> dict[str, Configuration | Allocation]:
-    """The assignments with equals starting in the order of their arrival, whoever of them the policy has named."""
+    """The assignments with equal jobs starting in the order of their arrival, whichever of them the policy named."""
     result = dict(assignments)
     starting = [job for job in waiting if job.id in assignments]
     if not starting:
@@ -324,7 +328,7 @@ def _within_quotas(
 
 @dataclass(slots=True)
 class Timed(AroundAPolicy):
-    """Another policy that may take only so long. One that is late is not asked again until it has answered."""
+    """Another policy with a time limit. One that is late is not asked again until it has answered."""
 
     name = "timed"
     paper = "none"

@@ -31,7 +31,7 @@ JOBS = "jobs"
 OLD_SCHEMA = 1
 
 #: A service takes the next epoch whenever it starts; one that is this far ahead of the log was not counted.
-MOST_EPOCHS_AHEAD = 1_000_000
+MAX_EPOCHS_AHEAD = 1_000_000
 
 _ROWS = "SELECT seq, at_s, kind, job_id, body, {chain} FROM events NOT INDEXED ORDER BY seq"
 
@@ -112,10 +112,10 @@ def inspect(folder: Path) -> Findings:
     elif found.mark is None and not found.is_old and found.last.seq:
         found.damage.append(Damage(f"{folder / SEQUENCE} is missing"))
     if not found.damage and found.highest_folder > found.submitted:
-        told = (
+        sentence = (
             f"{folder / JOBS} has a folder of job j{found.highest_folder}, and the log knows of {found.submitted} jobs"
         )
-        found.damage.append(Damage(told))
+        found.damage.append(Damage(sentence))
     return found
 
 
@@ -198,7 +198,7 @@ def _meta_problems(database: sqlite3.Connection, found: Findings) -> list[str]:
             f"says that it has schema {schema}, which this version does not know: start the version of Geminid that"
             " wrote it, or, if there is none, recover it"
         ]
-    if not found.epoch <= epoch <= found.epoch + MOST_EPOCHS_AHEAD:
+    if not found.epoch <= epoch <= found.epoch + MAX_EPOCHS_AHEAD:
         return [f"is damaged: its epoch is {epoch}, and its records are of epoch {found.epoch}"]
     return []
 

@@ -1,4 +1,4 @@
-"""Which job somebody means who gives a name instead of an identifier.
+"""Which job is meant by a name that is given instead of an identifier.
 
 An identifier (``j7``) always means that job, whatever others are called. A name means the caller's own jobs of that
 name, or those of others if the caller has none; if there are several, the one that is not over. If that still is not
@@ -17,7 +17,7 @@ from geminid.units import humanize_duration
 IDENTIFIER = re.compile(r"j[0-9]+")
 
 #: Candidates that are listed at most, newest first.
-MOST_CANDIDATES = 10
+MAX_CANDIDATES = 10
 
 
 class NotOneJob(Exception):
@@ -48,10 +48,10 @@ def named_job(jobs: Mapping[str, LiveJob], given: str, user: str, now_s: float) 
     if not candidates:
         raise NotOneJob(f"there is no job {shown}: `geminid queue --all` lists all", ambiguous=False)
     newest = (active or candidates)[::-1]
-    told = ", ".join(
+    listed = ", ".join(
         f"{job.id} ({job.phase.value}, submitted"
         f" {humanize_duration(max(1, round(now_s - job.state.submitted_at_s)))} ago)"
-        for job in newest[:MOST_CANDIDATES]
+        for job in newest[:MAX_CANDIDATES]
     )
-    more = f" and {len(newest) - MOST_CANDIDATES} more" if len(newest) > MOST_CANDIDATES else ""
-    raise NotOneJob(f"{shown} is the name of {len(newest)} jobs, so give an id: {told}{more}", ambiguous=True)
+    more = f" and {len(newest) - MAX_CANDIDATES} more" if len(newest) > MAX_CANDIDATES else ""
+    raise NotOneJob(f"{shown} is the name of {len(newest)} jobs, so give an id: {listed}{more}", ambiguous=True)

@@ -16,8 +16,8 @@ from geminid.serve.documents import slots_by_type
 from geminid.serve.livejob import LiveJob
 from geminid.serve.state import ServiceState
 
-#: How many slots or nodes are named that could be brought back into service.
-MOST_REOPENED = 3
+#: Slots and nodes out of service that are named.
+MAX_REOPENED = 3
 
 
 def levers_of(job: LiveJob, state: ServiceState, cluster: Cluster, policy: Policy) -> Levers:
@@ -128,4 +128,4 @@ def _reopen(job: LiveJob, state: ServiceState, cluster: Cluster) -> tuple[str, .
         for node, slot in sorted(state.cordoned)
         if node in open_nodes and (node, slot) not in state.taken
     ]
-    return (*nodes, *slots)[:MOST_REOPENED]
+    return (*nodes, *slots)[:MAX_REOPENED]

@@ -106,16 +106,16 @@ class LiveJob:
     """A job, as the service knows it.
 
     ``kind`` is how it is launched, and ``kind_reason`` why; it is ``elastic`` if it can be resized while it runs.
-    ``code`` names its code as it was submitted, if the executor has put it by.
-    ``wish`` is what its owner wants: ``run``, ``pause`` or ``cancel``, and ``wished`` tells who does. ``held_until_s``
-    keeps a job that crashed from being started again at once, ``stays_until_s`` one that runs from growing, and
-    ``stays_put_until_s`` from moving. ``why`` is why the last plan gave it the slots that it has, or took them. It is
-    ``over_budget`` if it is cancelled for having used all the slots × time that it may.
+    ``code`` names the snapshot of its code, if the executor has one.
+    ``wish`` is what it was last asked to do: ``run``, ``pause`` or ``cancel``, and ``wished`` who asked for it.
+    ``held_until_s`` keeps a job that crashed from being started again at once, ``stays_until_s`` one that runs from
+    growing, and ``stays_put_until_s`` from moving. ``why`` is the reason of the last plan
+    that changed its slots. It is ``over_budget`` if it is cancelled for having used all the slots × time that it may.
     ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
-    ``stretches`` how long it trained for how many steps, all told; ``reported`` is the last report, by time and step.
+    ``stretches`` how long it trained for how many steps in all; ``reported`` is the last report, by time and step.
     ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
     were in a row, without progress in between: beyond the ``failed_samples`` at which one was before. It has trained on
-    the slots that it has since ``formed_at_s``. Its owner had it paused for ``rested_s`` all told, up to
+    the slots that it has since ``formed_at_s``. Its owner had it paused for ``rested_s`` in all, up to
     ``rests_since_s``, if it is.
     """
 
@@ -246,7 +246,7 @@ def observation_of(record: r.JobProgressed) -> Observation | None:
 
 
 def printable(text: str) -> str:
-    """What a process said, on one line and not too long: it may have said anything."""
+    """Text from a process on one line, without control characters, and not too long."""
     return "".join(letter for letter in " ".join(text.split()) if letter.isprintable())[:LONGEST_REASON]
 
 

@@ -27,7 +27,7 @@ class Runs:
     _since_s: dict[str, float] = field(default_factory=dict)
 
     def update(self, job_id: str, job: LiveJob | None) -> None:
-        """Take in what has become of a job."""
+        """Update a job."""
         if job is not None and job.target is not None:
             self._since_s.setdefault(job_id, job.target_since_s)
         else:
@@ -74,7 +74,7 @@ def keep_running(
             given_up.append(starting.pop(0))
             left += result[given_up[-1].id].slots  # type: ignore[union-attr]
         if left < job.facts.least_slots or not _has_room(view, result, least):
-            continue  # it gives way to somebody who counts more, or whose turn it is
+            continue  # it gives way to a job of higher priority, or to one that has a reservation
         for other in given_up:
             del result[other.id]
             reasons[other.id] = f"{job.id} has just started: it keeps its slots for {until_s - view.now_s:.0f} s more"

@@ -25,8 +25,8 @@ def check_private(home: Path) -> None:
     """
     about, quoted = home.stat(), shlex.quote(str(home))
     if about.st_uid != os.geteuid():
-        told = f"{home} belongs to user {about.st_uid}, and this service would run as user {os.geteuid()}"
-        raise StoreProblem(f"{told}: run it as its owner, `chown {os.geteuid()} {quoted}`, or set GEMINID_HOME")
+        sentence = f"{home} belongs to user {about.st_uid}, and this service would run as user {os.geteuid()}"
+        raise StoreProblem(f"{sentence}: run it as its owner, `chown {os.geteuid()} {quoted}`, or set GEMINID_HOME")
     mode = stat.S_IMODE(about.st_mode)
     if mode & 0o022:
         who = "everybody" if mode & 0o002 else "its group"
@@ -36,5 +36,5 @@ def check_private(home: Path) -> None:
             continue
         mode = stat.S_IMODE((home / name).stat().st_mode)
         if mode & 0o077:
-            told = f"{home / name} has secrets, and others than its owner can read or write it (mode {mode:04o})"
-            raise StoreProblem(f"{told}: `chmod 600 {shlex.quote(str(home / name))}` first")
+            sentence = f"{home / name} has secrets, and others than its owner can read or write it (mode {mode:04o})"
+            raise StoreProblem(f"{sentence}: `chmod 600 {shlex.quote(str(home / name))}` first")

@@ -141,7 +141,7 @@ def implausible(
     state: ServiceState, at_s: float, jobs: Iterable[LiveJob], probe: Callable[[LiveJob], object]
 ) -> list[r.Record]:
     """Put those of some jobs into quarantine for which ``probe`` raises; what is to be written of it."""
-    told: list[r.Record] = []
+    records: list[r.Record] = []
     for job in jobs:
         if job.phase.is_terminal:
             continue
@@ -149,8 +149,8 @@ def implausible(
             probe(job)
         except Exception as problem:
             reason = f"nothing can be planned with what it reports: {type(problem).__name__}: {str(problem)[:200]}"
-            told += _applied(state, at_s, r.JobQuarantined(job_id=job.id, reason=reason))
-    return told
+            records += _applied(state, at_s, r.JobQuarantined(job_id=job.id, reason=reason))
+    return records
 
 
 def _applied(state: ServiceState, at_s: float, record: r.Record) -> list[r.Record]:
@@ -159,19 +159,19 @@ def _applied(state: ServiceState, at_s: float, record: r.Record) -> list[r.Recor
         state.apply_or_raise(state.seq + 1, at_s, record)
         return [record]
     except Exception as problem:
-        told: list[r.Record] = []
+        records: list[r.Record] = []
         if isinstance(record, r.Planned) and len(record.targets) > 1:
             for job_id, target in record.targets.items():
                 reasons = {job_id: record.reasons[job_id]} if job_id in record.reasons else {}
-                told += _applied(state, at_s, r.Planned(targets={job_id: target}, reasons=reasons))
-            return told
+                records += _applied(state, at_s, r.Planned(targets={job_id: target}, reasons=reasons))
+            return records
         for job_id in sorted(r.jobs_of(record)):
-            told.append(r.JobQuarantined(job_id=job_id, reason=reason_of(record, problem)))
-        if not told:
-            told.append(r.Noted(level="alert", text=f"not written: {reason_of(record, problem)}"))
-        for instead in told:
+            records.append(r.JobQuarantined(job_id=job_id, reason=reason_of(record, problem)))
+        if not records:
+            records.append(r.Noted(level="alert", text=f"not written: {reason_of(record, problem)}"))
+        for instead in records:
             state.apply(state.seq + 1, at_s, instead)
-        return told
+        return records
 
 
 def unreadable(job_id: str, kind: str, problem: Exception) -> r.Record:

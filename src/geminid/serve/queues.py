@@ -22,7 +22,7 @@ DEFAULT_MAX_PRIORITY = 0
 DEFAULT_QUEUE = "default"
 
 #: How many queues are listed to a user who has named one that does not exist.
-MOST_LISTED = 20
+MAX_LISTED = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +91,12 @@ def why_not_submitted(rules: QueueRules, spec: JobSpec, user: str, queues: Set[s
     ``queues`` are those that exist; None if all do.
     """
     if queues is not None and spec.queue not in queues:
-        more = ", …" if len(queues) > MOST_LISTED else ""
-        told = f"there is no queue {spec.queue}, only {', '.join(sorted(queues)[:MOST_LISTED])}{more}"
-        return f"{told}: an admin can add it with `geminid queue-members {spec.queue} --open`"
+        more = ", …" if len(queues) > MAX_LISTED else ""
+        sentence = f"there is no queue {spec.queue}, only {', '.join(sorted(queues)[:MAX_LISTED])}{more}"
+        return f"{sentence}: an admin can add it with `geminid queue-members {spec.queue} --open`"
     if not rules.is_open and user not in rules.members:
-        told = f"queue {spec.queue} takes jobs of its members only, and {user} is not one"
-        return f"{told}: an admin can change that with `geminid queue-members {spec.queue} --add {user}`"
+        sentence = f"queue {spec.queue} takes jobs of its members only, and {user} is not one"
+        return f"{sentence}: an admin can change that with `geminid queue-members {spec.queue} --add {user}`"
     return why_not_raised(rules, spec.queue, spec.priority)
 
 
@@ -108,5 +108,5 @@ def why_not_raised(rules: QueueRules, queue: str, priority: int, before: int | N
     limit = rules.max_priority if before is None else max(rules.max_priority, before)
     if priority <= limit:
         return ""
-    told = f"priority {priority} is above {rules.max_priority}, the highest that users of queue {queue} may choose"
-    return f"{told}: an admin can raise that limit with `geminid queue-priority {queue} {priority}`"
+    sentence = f"priority {priority} is above {rules.max_priority}, the highest that users of queue {queue} may choose"
+    return f"{sentence}: an admin can raise that limit with `geminid queue-priority {queue} {priority}`"

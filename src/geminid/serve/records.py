@@ -1,4 +1,4 @@
-"""What the service writes down: one record for each thing that happened, in the order in which it happened.
+"""The records of the service's log: one for each thing that happened, in the order in which it happened.
 
 The whole state of the service is a function of its records (``state.py``), so a record says what happened and not what
 to do. On disk a record is its kind and a JSON object of its fields; records that are there are never changed, and new
@@ -41,7 +41,7 @@ class JobSubmitted:
     ``job_kind`` is how it is launched, and ``kind_reason`` why: nothing in the logs of earlier versions, where what is
     not elastic is plain.
     ``request`` is the submitter's own name for the request, by which a repeated one is recognised, and ``digest`` what
-    stands for what was asked for. ``code`` names its code, if that was put by.
+    stands for what was asked for. ``code`` names the snapshot of its code, if there is one.
     """
 
     job_id: str
@@ -56,7 +56,7 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobKindKnown:
-    """What kind a job is has turned out while it runs."""
+    """The kind of a job became known while it runs."""
 
     job_id: str
     job_kind: str
@@ -106,7 +106,7 @@ class JobRescaling:
 class JobFormed:
     """A job's workers train together on exactly these slots. ``pause_s`` is how long training stood still for it.
 
-    A state that was ``restored``, or is fresh, has so many ``samples`` behind it (None: not known).
+    ``samples`` is how many a state that was ``restored``, or is new, has consumed (None: not known).
     """
 
     job_id: str
@@ -120,7 +120,7 @@ class JobFormed:
 class JobProgressed:
     """A job's latest report: how far it is, how fast its steps are, how noisy its gradients, and its own metrics.
 
-    A metric that is not finite is told by name: ``nan``, ``inf`` or ``-inf``. ``link_slowdown`` is that of the links
+    A metric that is not finite is written as ``nan``, ``inf`` or ``-inf``. ``link_slowdown`` is that of the links
     between its nodes (:mod:`geminid.goodput.topology`).
     """
 
@@ -164,7 +164,7 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStopping:
-    """A job's processes have been told to end."""
+    """A job's processes were asked to end."""
 
     job_id: str
     reason: str
@@ -174,9 +174,9 @@ class JobStopping:
 class JobEnded:
     """A job's processes are gone.
 
-    ``how``: it ``succeeded``; it ``failed`` for good; it was ``stopped`` as asked; it ``crashed``, which counts
-    against its retries; or it was ``lost`` with its machine, or ``unstarted`` because that was short of something,
-    which do not; or it is ``held``: paused, until somebody has done something about the reason. ``failures`` is how
+    ``how``: it ``succeeded``; it ``failed`` and is not tried again; it was ``stopped`` on request; it ``crashed``,
+    which counts against its retries; or it was ``lost`` with its machine, or ``unstarted`` because that was short of
+    something, which do not; or it is ``held``: paused until its owner resumes it. ``failures`` is how
     many of its workers it failed for, where that was why.
     """
 
@@ -196,7 +196,7 @@ class JobQuarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWished:
-    """Somebody wants a job to ``run``, to ``pause`` or to be cancelled (``cancel``); or it is ``over_budget``."""
+    """A job is asked to ``run``, to ``pause`` or to ``cancel``; or it is cancelled because it is ``over_budget``."""
 
     job_id: str
     wish: str
@@ -247,14 +247,14 @@ class NodeLeft:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeForgotten:
-    """A node has been gone for so long that it does not count any more; should it come back, it is a new one."""
+    """A node has been gone for a long time and does not count any more; if it comes back, it is a new one."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotsTaken:
-    """These slots of a node, and no others, are used by somebody who does not ask us.
+    """Exactly these slots of a node are used by processes outside Geminid.
 
     If the node cannot be used for a while, there is a ``reason``, and they are all that no job of ours is on.
     """
@@ -266,7 +266,7 @@ class SlotsTaken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLeaving:
-    """Whoever owns a node is about to take it away, or is not any more."""
+    """The owner of a node is about to take it away, or is not any more."""
 
     node: str
     leaving: bool
@@ -274,7 +274,7 @@ class NodeLeaving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDrained:
-    """An operator has a node take no more work, or again."""
+    """An operator lets a node take no more work, or take work again."""
 
     node: str
     drained: bool
@@ -283,7 +283,7 @@ class NodeDrained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotCordoned:
-    """A single slot takes no more work, or does again."""
+    """A slot takes no more work, or takes work again."""
 
     node: str
     slot: int
@@ -295,7 +295,7 @@ class SlotCordoned:
 class QuotaSet:
     """The most slots that the jobs of a ``queue`` or an ``owner`` may have together; None lifts the limit.
 
-    With ``borrow`` they may have more, as long as nobody else can use them.
+    With ``borrow`` they may have more while no other job can use them.
     """
 
     of: str

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from geminid.serve.aside import move_aside, new_aside
 from geminid.serve.chain import Link, seal
-from geminid.serve.inspection import DATABASE, JOBS, MOST_EPOCHS_AHEAD, Findings, inspect, reading, rows
+from geminid.serve.inspection import DATABASE, JOBS, MAX_EPOCHS_AHEAD, Findings, inspect, reading, rows
 from geminid.serve.privacy import check_private
 from geminid.serve.records import SCHEMA_VERSION, LogRecovered
 from geminid.serve.sequence import SEQUENCE, Mark, sync_folder, write_sequence
@@ -133,8 +133,8 @@ def _rebuilt(folder: Path, to: Path, found: Findings) -> ServiceState:
     link = Link(found.last.seq, chain)
     write_sequence(to / SEQUENCE, Mark(link=link, at_s=found.last_at_s, submitted=found.submitted))
     lost = found.lost()
-    told = f"{lost} {'were' if ' and ' in lost or 's ' in lost else 'was'} lost" if lost else ""
-    return set_floor(to, found.highest_job, told)
+    sentence = f"{lost} {'were' if ' and ' in lost or 's ' in lost else 'was'} lost" if lost else ""
+    return set_floor(to, found.highest_job, sentence)
 
 
 def set_floor(folder: Path, highest_job: int, lost: str) -> ServiceState:
@@ -151,6 +151,6 @@ def _epoch(folder: Path, found: Findings) -> int:
     """The epoch of the last service: as the database says, or else its records."""
     with contextlib.suppress(sqlite3.Error, TypeError, ValueError), reading(folder / DATABASE) as damaged:
         said = int(damaged.execute("SELECT value FROM meta WHERE key = 'epoch'").fetchone()[0])
-        if found.epoch <= said <= found.epoch + MOST_EPOCHS_AHEAD:
+        if found.epoch <= said <= found.epoch + MAX_EPOCHS_AHEAD:
             return said
     return found.epoch

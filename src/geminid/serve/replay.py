@@ -1,7 +1,7 @@
 """One decision of the past, made again: the state as it was is rebuilt from the log, and a policy is asked.
 
 Two things are not in the log: what a policy had kept in mind from earlier decisions, and what others had measured that
-is long forgotten. So the same policy may decide otherwise; it is told apart from what was decided then.
+is long forgotten. So the same policy may decide differently; both decisions are shown.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def _entry(database: sqlite3.Connection, seq: int) -> Entry:
 
 
 def replay(then: Moment, policy_text: str | None = None) -> dict[str, Any]:
-    """What a policy (the one of then, where none is named) decides at a moment, beside what was decided."""
+    """What a policy (by default the one in use then) decides at a moment, and what was decided."""
     text = policy_text or then.policy
     policy = named_policy(text)
     planner = Planner(then.cluster, policy, text, then.state, _Then(then.at_s))

@@ -1,19 +1,19 @@
-"""When a job that needs many slots has its turn, although narrower ones would always fit before it.
+"""Reservations: how a job that needs many slots gets them, although narrower jobs would always fit before it.
 
-Some running jobs must be left alone (plain commands, jobs that are hardly started). Whenever one of them ends, few
-slots are free; a job that needs more than those would wait for as long as there are narrower ones, whatever the policy
-thinks of it. So a waiting job has a *claim*: the time for which it has waited, times its weight. Against narrower
-waiting jobs of smaller claims, and once it has waited for a while (``PATIENCE_S`` between equals),
+Some running jobs keep their slots (plain commands, jobs that have just started). Whenever one of them ends, few slots
+become free; a job that needs more than those would wait for as long as there are narrower ones, whatever the policy
+decides. So a waiting job has a *claim*: the time for which it has waited, times its weight. Against narrower waiting
+jobs of smaller claims, and once it has waited for a while (``PATIENCE_S`` between equals),
 
-- it gets its slots as soon as there are enough that nobody has to be left alone on, and that narrower jobs of larger
-  claims do not need; elastic jobs shrink for it;
-- until then those jobs are not started where it is to run. Slots are not idle for it if they can be used: elastic jobs
-  that run may grow into them, and give them back.
+- it gets its slots as soon as there are enough that no protected job is on, and that narrower jobs of larger claims do
+  not need; elastic jobs shrink for it;
+- until then those jobs are not started where it is to run. Slots do not stay idle for it: elastic jobs that run may
+  grow into them, and give them back.
 
-How long plain commands take is not known, and one may never end, so equals are not held back for ever: they are from
-once the patience until twice the patience, not until four times, and so on, doubling. As soon as a time of holding
-back is longer than what runs, the job has its turn: it waits for at most about four times as long as that. Jobs of
-lower priority are held back all the time. Of equal wide jobs, only the first that waits holds others back: each would
+How long plain commands take is not known, and one may never end, so jobs of equal weight are not held back for ever:
+they are held back from once the patience until twice the patience, then not until four times, and so on, doubling. As
+soon as a time of holding back is longer than what runs, the wide job starts: it waits for at most about four times as
+long. Jobs of lower priority are held back all the time. Of equal wide jobs only the first holds others back: each would
 at another time, and together all the time.
 """
 
@@ -27,21 +27,20 @@ from geminid.policies.base import Allocation, ClusterView, JobView
 from geminid.policies.packing import FreeSlots, usable_types
 from geminid.serve.equals import asked_for
 
-#: A job waits so long before narrower ones of the same weight are held back for it.
+#: Time in seconds that a job waits before narrower ones of the same weight are held back for it.
 PATIENCE_S = 60.0
 
-
-#: Of the jobs that could be overtaken, so many are looked after at a time, those of the largest claims.
-MOST_TURNS = 20
+#: Wide jobs that are considered at a time: those of the largest claims.
+MAX_CONSIDERED = 20
 
 
 @dataclass(slots=True)
-class Turns:
-    """Who has its turn now: ``granted`` are slots of jobs that start, ``usable`` what is left for everybody else.
+class Reservations:
+    """Which waiting jobs may start: ``granted`` are slots of wide jobs that start now, ``usable`` what is left.
 
     ``waiting`` are the other jobs that may start, some of them on fewer GPU types; ``held`` are those that may not.
-    ``reasons`` say so to all of them, and to the job that slots are kept for. ``until_s`` is when somebody who is held
-    back may start after all, if nothing else happens.
+    ``reasons`` are theirs, and those of jobs that slots are kept for. ``until_s`` is when a job that is held back may
+    start after all, if nothing else happens.
     """
 
     usable: Sequence[int]
@@ -52,31 +51,31 @@ class Turns:
     until_s: float = math.inf
 
 
-def turns(
+def reserve(
     view: ClusterView,
     waiting: Sequence[JobView],
     usable: Sequence[int],
     waited_s: Callable[[JobView], float],
     patience_s: float = PATIENCE_S,
-) -> Turns:
-    """Whose turn it is among jobs that wait; ``usable`` are the slots of each node that nobody is left alone on."""
+) -> Reservations:
+    """Which of the waiting jobs may start; ``usable`` are the slots of each node that no protected job is on."""
     free = FreeSlots(view, usable)
-    result = Turns(free.per_node)
+    result = Reservations(free.per_node)
     denied: dict[str, set[str]] = {}
     waits = {job.id: waited_s(job) for job in waiting}
     claims = waits, patience_s
     everything = view.usable_slots_per_type()
     least = min((job.facts.min_slots for job in waiting), default=0)
     wide = [job for job in waiting if job.facts.min_slots > least]
-    passed: set[Hashable] = set()  # kinds whose first job does not have its turn yet
-    looked_after = 0
+    passed: set[Hashable] = set()  # kinds whose first job does not start yet
+    considered = 0
     for job in sorted(wide, key=lambda job: -job.facts.weight * waits[job.id]):
         kind = asked_for(job.facts, by_name=False)
         if kind in passed:
             continue
-        if looked_after == MOST_TURNS:
+        if considered == MAX_CONSIDERED:
             break
-        looked_after += 1
+        considered += 1
         need = job.facts.min_slots
         types = [name for name in usable_types(job, free) if everything[name] >= need]
         rivals = [other for other in waiting if _overtakes(other, job, *claims)]
@@ -122,14 +121,14 @@ def turns(
 
 
 def _overtakes(other: JobView, job: JobView, waits: Mapping[str, float], patience_s: float) -> bool:
-    """Whether a waiting job would go before another only because it needs fewer slots."""
+    """Whether a waiting job would start before another only because it needs fewer slots."""
     if other.facts.min_slots >= job.facts.min_slots:
         return False
     return job.facts.weight * waits[job.id] >= other.facts.weight * max(waits[other.id], patience_s)
 
 
 def _held_until_s(job: JobView, other: JobView, waited_s: float, patience_s: float) -> float:
-    """For how much longer a job is held back for another, which has waited for so long; zero if it is not."""
+    """For how much longer a job is held back for another that has waited for ``waited_s``; zero if it is not."""
     if job.facts.weight > other.facts.weight:
         return math.inf
     patience_s *= other.facts.weight / job.facts.weight

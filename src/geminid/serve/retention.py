@@ -16,7 +16,7 @@ from pathlib import Path
 from geminid.serve.state import ServiceState
 
 #: So many jobs are forgotten at a time: each time is one record, and one pause of the service.
-MOST_AT_ONCE = 500
+MAX_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Retention:
         over.sort()
         too_many = len(over) - self.jobs
         return [job_id for i, (ended_s, job_id) in enumerate(over) if i < too_many or now_s - ended_s > self.seconds][
-            :MOST_AT_ONCE
+            :MAX_AT_ONCE
         ]
 
 

@@ -1,4 +1,4 @@
-"""What the interface answers, for its description (``openapi.json``) and for whoever writes a client.
+"""What the interface answers, for its description (``openapi.json``) and for authors of clients.
 
 Times ending in ``_at_s`` are seconds since 1970, other times durations. Nothing is checked against these while the
 service answers; a test compares all answers with them.
@@ -29,7 +29,7 @@ class Proof(TypedDict):
 class Eta(TypedDict):
     """From when to when a job will start and finish; ``guessed`` if something about it had to be.
 
-    The times are since the epoch, and were foretold ``age_s`` ago.
+    The times are since the epoch; the forecast is ``age_s`` old.
     """
 
     start_at_s: list[float] | None
@@ -206,7 +206,7 @@ class DryRun(TypedDict):
 class Node(TypedDict):
     """A node; ``jobs`` are those on its slots, ``planned`` those that the last plan puts there.
 
-    An operator has ``drained`` it; whoever owns it is about to take it away (``leaving``), or has (``down``). Slots
+    An operator has ``drained`` it; its owner is about to take it away (``leaving``), or it is gone (``down``). Slots
     that are ``taken`` are used by others; or cannot be used for now, if the node is ``unfit`` for a reason.
     """
 

@@ -44,34 +44,36 @@ from geminid.serve.store import Store, StoreProblem, StoreTaken, make_home
 from geminid.supervise.channel import LONGEST_SOCKET_PATH
 from geminid.supervise.spec import Patience
 
-#: What decides if nothing else is said: looks at most every two seconds, at least every twenty, gives free slots to
-#: whoever waits for some at once, and favours owners who have had less than their share (what was used a day ago counts
-#: half).
+#: The default policy: decides at most every two seconds and at least every twenty, gives free slots to waiting jobs at
+#: once, and favours owners who have used less than their share (what was used a day ago counts half).
 DEFAULT_POLICY = "geminid:gap=2,refresh=20,fill=true,half_life=86400"
 
-#: Followers of logs and other long answers are cut off so long after the end was asked for.
+#: Time in seconds after which followers of logs and other long answers are cut off when the service ends.
 GRACE_S = 2
 
-#: Threads give way to each other so often: answers, many and short, must not wait for decisions and forecasts.
+#: Time in seconds after which threads give way to each other: short answers must not wait for decisions and forecasts.
 SWITCH_S = 0.0005
 
-#: How much of a policy's time its solver may take; the rest is for what lies around it.
+#: Share of a policy's time limit that its solver may take.
 SOLVING = 0.4
 
 #: Workers talk to their supervisors through sockets in the home folder, whose paths the system limits.
 LONGEST_HOME = LONGEST_SOCKET_PATH - len("/jobs/j1234567890/control")
 
-#: What the last service of a home ran jobs with.
+#: The file that says which executor the last service of a home used.
 EXECUTOR = "executor.json"
 
-#: What a service in the foreground prints begins so.
+#: How the first line begins that a service in the foreground prints.
 STARTED = "service at "
 
-#: What users of a service have in their environment, and the service itself does not need.
+#: Variables of the environment that only clients of a service need.
 OWN_SECRETS = ("GEMINID_TOKEN", "GEMINID_URL")
 
-#: Starting includes importing half of scientific Python on a cold disk; on a Ray cluster also an agent on every node.
-START_PATIENCE_S, CLUSTER_PATIENCE_S = 60.0, 90.0
+#: Longest time in seconds that a service may take to start: it imports large packages, perhaps from a cold disk.
+START_PATIENCE_S = 60.0
+
+#: … on a Ray cluster, where it also starts an agent on every node.
+CLUSTER_PATIENCE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +102,13 @@ class Options:
 
 
 class Watcher(Protocol):
-    """Whoever sits before a service that runs in the foreground."""
+    """What is notified of the start and the end of a service in the foreground."""
 
     def started(self, place: Mapping[str, object]) -> None:
-        """It answers, there."""
+        """The service answers at this place."""
 
     def ending(self, waits_for: Sequence[str], *, detach: bool) -> None:
-        """It was told to end, and waits for these jobs to stop, or leaves them running (``detach``)."""
+        """The service is ending: it waits for these jobs to stop, or leaves them running (``detach``)."""
 
 
 #: An ASGI application.
@@ -120,7 +122,7 @@ def serve(
     before_write: Callable[[str], None] = lambda point: None,
     wrap: Callable[[App], App] = lambda app: app,
 ) -> None:
-    """Be the service until it is told to end.
+    """Run the service until it is asked to end.
 
     ``before_write`` is for tests that break it; see :class:`Store`. ``wrap`` adds pages to the interface.
 
@@ -128,7 +130,7 @@ def serve(
         StoreProblem: another service has the store, or it cannot be used.
         InvalidInput: the policy is none, or a device.
     """
-    from geminid.sim.run import named_policy  # all policies, which whoever starts a service elsewhere can do without
+    from geminid.sim.run import named_policy  # imports all policies, which is slow
 
     policy = named_policy(options.policy, limit_s=SOLVING * POLICY_LIMIT_S)
     if policy.not_live:
@@ -161,7 +163,7 @@ def serve(
 
 
 def _taken(options: Options, before_write: Callable[[str], None]) -> Store:
-    """The store; where a service that is ending has it still, that is told."""
+    """The store; the error says so if a service that is ending still has it."""
     make_home(options.home)
     check_private(options.home)
     try:
@@ -170,10 +172,10 @@ def _taken(options: Options, before_write: Callable[[str], None]) -> Store:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             place = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
             if place["ending"]:
-                told = (
+                sentence = (
                     f"the service on {options.home} (process {place['pid']}) is ending, and waits for its jobs to stop"
                 )
-                raise StoreTaken(f"{told}; try again when it has: `geminid status` says for whom") from None
+                raise StoreTaken(f"{sentence}; try again when it has: `geminid status` says for whom") from None
         raise
 
 
@@ -193,8 +195,12 @@ def _as_before(options: Options, store: Store) -> tuple[Options, str]:
     jobs = store.load().jobs.values()
     has_run = any(not job.phase.is_terminal and job.state.first_started_at_s is not None for job in jobs)
     if executor != options.executor and has_run:
-        told = f"jobs of {options.home} have run with --executor {executor}, and are not over: start it with that again"
-        raise StoreProblem(f"{told} (and cancel them, if they are not needed), or set GEMINID_HOME to another folder")
+        sentence = (
+            f"jobs of {options.home} have run with --executor {executor}, and are not over: start it with that again"
+        )
+        raise StoreProblem(
+            f"{sentence} (and cancel them, if they are not needed), or set GEMINID_HOME to another folder"
+        )
     if executor != "ray" or options.executor != "ray":
         return options, ""
     if options.storage is None:
@@ -206,10 +212,10 @@ def _executor(options: Options, moved_from: str) -> Executor:
     patience = Patience(grace=options.grace_s, orphan=ORPHANS_S)
     if options.executor == "local":
         if len(os.fsencode(options.home)) > LONGEST_HOME:
-            told = (
+            sentence = (
                 f"{options.home} has {len(os.fsencode(options.home))} bytes, and sockets in it need a path of at most"
             )
-            raise StoreProblem(f"{told} {LONGEST_HOME}: set GEMINID_HOME to a shorter one")
+            raise StoreProblem(f"{sentence} {LONGEST_HOME}: set GEMINID_HOME to a shorter one")
         devices = chosen_devices(options.devices) if options.slots is None else []
         return local_executor(
             options.home,
@@ -267,7 +273,7 @@ def _answer(
         if watcher is not None:
             jobs = service.published.state.jobs.values()
             watcher.ending([job.id for job in jobs if job.phase.holds_slots], detach=asked[0])
-        with contextlib.suppress(Exception):  # told below
+        with contextlib.suppress(Exception):  # raised below
             service.end(detach=asked[0])
         stop_answering()
 
@@ -312,7 +318,7 @@ def _answer(
             lifespan="off",
         )
     )
-    service.on_failure = stop_answering  # without its thread it is none: whoever watches this process starts another
+    service.on_failure = stop_answering  # a service manager can start another
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
     context.recorder.start()
@@ -376,11 +382,15 @@ def start_detached(options: Options) -> dict[str, object]:
     while time.monotonic() < deadline:
         if child.poll() is not None:
             said = out.read_bytes()[before:].decode("utf-8", "replace")
-            told = [line.removeprefix("error: ") for line in said.splitlines() if line and not line.startswith(STARTED)]
+            sentences = [
+                line.removeprefix("error: ") for line in said.splitlines() if line and not line.startswith(STARTED)
+            ]
             code = BAD_INPUT if child.returncode == BAD_INPUT else FAILED
-            if not told and is_full(options.home):
-                told = [f"the disk of {options.home} is full: the service can write nothing down, and has ended"]
-            raise ServiceError(code, told[-1] if told else f"the service ended with exit code {child.returncode}")
+            if not sentences and is_full(options.home):
+                sentences = [f"the disk of {options.home} is full: the service can write nothing down, and has ended"]
+            raise ServiceError(
+                code, sentences[-1] if sentences else f"the service ended with exit code {child.returncode}"
+            )
         with contextlib.suppress(OSError, ValueError, KeyError, ServiceError):
             document: dict[str, object] = json.loads((options.home / SERVICE).read_text(encoding="utf-8"))
             if document["pid"] == child.pid:

@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
 
 
 class AtMostSoMany(logging.Filter):
-    """Lets through only so many lines alike a minute of those that requests from outside cause.
+    """Passes a limited number of equal lines a minute, of those that requests from outside cause.
 
     The first line after the minute says how many were left out.
     """

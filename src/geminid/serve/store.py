@@ -2,10 +2,10 @@
 
 Records of one batch are written in one transaction: after a crash, all of them are there or none. They are linked by a
 hash chain (``chain.py``), and how far the log has come is written to a file of its own (``sequence.py``): a log that
-misses something, or was changed, is refused (``inspection.py``), and nothing is touched before an operator has decided.
+misses something, or was changed, is refused (``inspection.py``), and nothing is changed before an operator has decided.
 
-Only one service may have a store: it holds a lock on a file beside it for as long as it lives (the system gives it up
-with the process), and an *epoch* that grows with every service; a write under an older epoch is refused, even if the
+Only one service may have a store: it holds a lock on a file beside it for as long as it lives (the system releases
+it with the process), and an *epoch* that grows with every service; a write under an older epoch is refused, even if the
 lock was circumvented.
 """
 
@@ -45,13 +45,13 @@ from geminid.serve.state import ServiceState
 
 LOCK = "service.lock"
 
-#: A snapshot is written after so many records.
+#: Records after which a snapshot is written.
 SNAPSHOT_EVERY = 5000
 
-#: So many records are kept although a snapshot holds what they led to.
+#: Records that are kept although a snapshot holds what they led to.
 EVENTS_KEPT = 100_000
 
-#: So many snapshots are kept.
+#: Snapshots that are kept.
 SNAPSHOTS_KEPT = 3
 
 TABLES = """
@@ -317,8 +317,8 @@ def make_home(folder: Path) -> None:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as problem:
-        told = f"{folder} cannot be the folder of a service ({problem.strerror}): set GEMINID_HOME to another one"
-        raise StoreProblem(told) from None
+        sentence = f"{folder} cannot be the folder of a service ({problem.strerror}): set GEMINID_HOME to another one"
+        raise StoreProblem(sentence) from None
 
 
 def last_entries(
@@ -344,7 +344,7 @@ def _about(job_id: str | None, without: Sequence[str] = ()) -> tuple[str, tuple[
 
 
 def take_lock(folder: Path) -> int:
-    """Lock the folder for this process; whoever has it is named."""
+    """Lock the folder for this process; the error names the process that has it."""
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,19 +29,30 @@ from geminid.sim.application import Application, GradientTruth, StepTimeTruth
 from geminid.sim.simulator import Result, Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
 
-#: A command of which nothing is known is taken to need so long at least.
+#: Least time in seconds that a command is assumed to take of which nothing is known.
 UNKNOWN_S = 60.0
 
-#: By how much the speed of a job's model may be off before it has trained, which counts as much as so long a training
-#: does; and by how much it may always be, since nobody knows what else its machine will have to do.
-FIRST_ERROR, FIRST_ERROR_S, LEAST_ERROR = 0.2, 30.0, 0.05
+#: Relative error of a job's speed before it has trained.
+FIRST_ERROR = 0.2
 
-#: How much longer or shorter it may take: a command as another of its name, and one of which nothing is known. (Of jobs
-#: whose lengths have no scale, four in five end within a tenth of as long again as they have run and ten times that.)
-LIKE_FACTOR, UNKNOWN_FACTOR = 1.5, 10.0
+#: Training time in seconds that counts as much as ``FIRST_ERROR``.
+FIRST_ERROR_S = 30.0
 
-#: A job must have trained so long before it is believed how much slower it is than its model; and how much at most.
-LEAST_TRAINED_S, MOST_SLOWER = 2.0, 5.0
+#: Least relative error of a job's speed: other processes may slow its machine down.
+LEAST_ERROR = 0.05
+
+#: Factor by which a command may take longer or shorter than the last one of its name.
+LIKE_FACTOR = 1.5
+
+#: … than is assumed, if none of its name has run. (Of jobs whose lengths have no scale, four in five run on for between
+#: a tenth of the time that they have run and ten times that time.)
+UNKNOWN_FACTOR = 10.0
+
+#: Training time in seconds after which it counts how much slower a job is than its model.
+LEAST_TRAINED_S = 2.0
+
+#: Largest factor by which a job is taken to be slower, or faster, than its model.
+MAX_SLOWER = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,7 @@ class WhatIf:
 
     @property
     def workload_from_now(self) -> Workload:
-        """The workload for a page about results ``from_now``: whoever is here comes now."""
+        """The workload for a report about results ``from_now``: present jobs arrive now."""
         jobs = (replace(job, submit_s=max(job.submit_s, 0.0)) for job in self.workload.jobs)
         return replace(self.workload, jobs=tuple(jobs))
 
@@ -114,7 +125,7 @@ class WhatIf:
 def what_if(
     jobs: Iterable[LiveJob], cluster: Cluster, now_s: float, *, pace: float = 0.0, rescale_s: float | None = None
 ) -> WhatIf:
-    """What the active jobs have left to do. ``pace`` from −1 to 1: from as fast to as slow as it may turn out.
+    """What the active jobs have left to do. ``pace`` from −1 to 1: from the fastest to the slowest that is likely.
 
     ``rescale_s`` is what a change of slots costs elastic jobs; None: what it did cost them.
     """
@@ -257,7 +268,7 @@ def application_of(
 
     Steps take as long as the model that was fitted to its measurements says, and training longer than that by as much
     as it did; one that has not trained yet starts and trains as one that was ``like`` it, with twice the uncertainty. A
-    job that counts epochs is done after so many samples, however much its batch makes of them.
+    job that counts epochs is done after a number of samples, whatever its batch size.
     """
     limits, work = batch_limits(known), known.work_samples
     profiles = _profiles(known, job, cluster)
@@ -299,14 +310,14 @@ def times_of(job: LiveJob, fits: Mapping[str, ThroughputFit]) -> list[tuple[floa
 def slower(times: Sequence[tuple[float, float]]) -> float:
     """By what factor a job trained longer than its model says: evaluation, checkpoints, ends of epochs, and misfit."""
     trained_s, model_s = (sum(both) for both in zip(*times, strict=True)) if times else (0.0, 0.0)
-    return min(max(trained_s / model_s, 1.0 / MOST_SLOWER), MOST_SLOWER) if model_s >= LEAST_TRAINED_S else 1.0
+    return min(max(trained_s / model_s, 1.0 / MAX_SLOWER), MAX_SLOWER) if model_s >= LEAST_TRAINED_S else 1.0
 
 
 def uncertainty(times: Sequence[tuple[float, float]]) -> float:
     """By what part a job's speed may differ from what is expected of it.
 
     It is how differently its model was off in the ways in which it trained, each counting by its time: a job that has
-    trained long, always as its model says, is foretold more closely.
+    trained for long, always as its model says, has a narrower forecast.
     """
     trained_s = sum(seconds for seconds, _ in times)
     logs = [(seconds, math.log(seconds / model_s)) for seconds, model_s in times]

@@ -161,13 +161,13 @@ async def job(
 @router.post("/jobs/{job_id}/cancel", response_model=schemas.Job)
 async def cancel(context: Context, caller: Caller, job: OwnJob) -> JSONResponse:
     """Give a job up."""
-    return await _with_wish(context, caller, job, "cancel")
+    return await _with_request(context, caller, job, "cancel")
 
 
 @router.post("/jobs/{job_id}/pause", response_model=schemas.Job)
 async def pause(context: Context, caller: Caller, job: OwnJob) -> JSONResponse:
     """Have a job save a checkpoint, stop, and wait."""
-    return await _with_wish(context, caller, job, "pause")
+    return await _with_request(context, caller, job, "pause")
 
 
 @router.post("/jobs/{job_id}/resume", response_model=schemas.Job)
@@ -175,10 +175,10 @@ async def resume(context: Context, caller: Caller, job: OwnJob, from_scratch: bo
     """Let a paused job run again; with ``from_scratch`` from the beginning: its checkpoints are set aside."""
     if from_scratch:
         await asyncio.to_thread(_set_checkpoints_aside, context.service, job)
-    return await _with_wish(context, caller, job, "run")
+    return await _with_request(context, caller, job, "run")
 
 
-async def _with_wish(context: ApiContext, caller: Identity, job: LiveJob, wish: str) -> JSONResponse:
+async def _with_request(context: ApiContext, caller: Identity, job: LiveJob, wish: str) -> JSONResponse:
     changed = await asyncio.wrap_future(context.service.operations.request(job.id, wish, caller.user))
     return JSONResponse(context.views.summary(changed))
 
