@@ -1,6 +1,6 @@
-"""The state machine: it keeps what is known of every active job, asks the policy, checks the answer, gives commands.
+"""The state machine: it knows every active job, asks the policy, checks its answer and gives commands.
 
-The simulator drives it in virtual time, the service in real time; neither the engine nor a policy can tell.
+The simulator drives it in virtual time, the service in real time; neither the engine nor a policy sees a difference.
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ class Outcome:
 class Engine:
     """Events go in through :meth:`handle`, commands come out.
 
-    With a policy that has rounds, decisions are made at ticks only; without, at every event that changes who could run.
-    Whoever has many events at a time calls :meth:`take` for each and :meth:`decide` once after them.
+    With a policy that has rounds, decisions are made at ticks only; otherwise at every event that may change
+    which jobs run.
+    With many events at a time, call :meth:`take` for each and :meth:`decide` once after them.
     ``behind`` are waiting jobs that it does not know one by one (see ``ClusterView``).
     ``debug`` checks all invariants after every event.
     """

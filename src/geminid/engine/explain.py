@@ -51,7 +51,7 @@ class Explanation:
 class Quota:
     """A limit on the slots of several jobs together: whose it is (``owner ann``), the slots, and those in use.
 
-    Those who may ``borrow`` have more where nobody else can use it.
+    With ``borrow`` it may be exceeded while no other job can use the slots.
     """
 
     of: str
@@ -104,7 +104,7 @@ def explain(
     """Explain one active job; None if it is not among them.
 
     ``quotas`` are those that it is under, and ``decided`` the reason that the last decision gave for it, if any.
-    ``cordoned`` are slots that jobs stay on, by job, and that nobody gets after them. ``levers`` are what can be
+    ``cordoned`` are slots that jobs stay on, by job, and that no job gets after them. ``levers`` are what can be
     changed, and ``last`` is the last decision; without it, one is taken to be pending.
     """
     job = next((job for job in view.jobs if job.id == job_id), None)

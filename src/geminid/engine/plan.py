@@ -114,7 +114,7 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
                 speeds = beside_host(view.sharing, *both, gpu_type, float(decision.memory_caps[guest]))[:2]
             else:
                 speeds = view.sharing.relative_speeds(*both, gpu_type)
-            if any(speed <= 0 for speed in speeds):  # a pair that nobody has measured may be tried
+            if any(speed <= 0 for speed in speeds):  # a pair that was not measured may be tried
                 problems.append(f"jobs {host} and {guest} cannot share slots of type {gpu_type}")
     for job_id, allocation in allocations.items():
         if allocation != jobs[job_id].allocation:

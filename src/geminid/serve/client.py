@@ -67,7 +67,7 @@ class ServiceError(Exception):
 
 
 class NoAnswer(ServiceError):
-    """A request that was sent but not answered: nobody knows whether it had an effect."""
+    """A request that was sent but not answered: it may have had an effect or not."""
 
 
 def home() -> Path:

@@ -3,9 +3,9 @@
 Anybody on this machine can connect, with or without a token. A connection is *unknown* until a request on it has shown
 a valid token. Unknown connections that wait for a request have a small share of their own, and the oldest of them is
 closed when there are too many; a user's connections have a share as well. Requests whose headers or body do not arrive
-in time are closed, and so are strangers who do not take their answers. All limits follow from the file descriptors that
-the process may have, half of which are left to the store and to jobs: a connection is always refused before the system
-refuses a descriptor.
+in time are closed, and so are unknown ones that do not read their answers. All limits follow from the file
+descriptors that the process may have, half of which are left to the store and to jobs: a connection is always refused
+before the system refuses a descriptor.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Connections:
         self._per_user: Counter[str] = Counter()
 
     def opened(self, connection: GuardedConnection) -> None:
-        """Somebody has connected; who gives way if that is one too many.
+        """A connection was made; which one is closed if that is one too many.
 
         That is the oldest of those that have shown no token and for which nothing is being done, then the oldest idle
         one of a user, then the newcomer.

@@ -1,8 +1,8 @@
-"""What a cordon means for jobs that run: nothing new comes onto the slot, and nobody is stopped for it.
+"""What a cordon means for running jobs: no job is started on the slot, and no job is stopped for it.
 
 A plain command stays on a cordoned slot until it ends: it would lose its work. An elastic job leaves live, for a free
-slot or by shrinking; where others, however small they are made, leave it no room, it stays until there is some. A drain
-is what makes jobs move or stop.
+slot or by shrinking; where other jobs leave it no room even at their smallest sizes, it stays until there is some.
+Jobs move or stop when their node is drained.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class _Crowd:
 
     @property
     def representative(self) -> str:
-        """The last by arrival of those who are shown: it stands for those who are not."""
+        """The last by arrival of the jobs that are shown: it stands for those that are not."""
         return next(entry[-1] for entry in reversed(self.orders[0]) if entry[-1] in self.is_shown)
 
 
@@ -96,7 +96,7 @@ class Crowds:
     _changed: dict[Hashable, None] = field(default_factory=dict)  # in the order of their changes
 
     def put(self, job_id: str, key: Hashable, ranks: tuple[float, ...], at_once: int) -> None:
-        """Have a waiting job in its crowd, where it belongs by its ranks; it moves there from another one.
+        """Put a waiting job into its crowd, in the order of its ranks; it moves there from another one.
 
         ``at_once`` is how many jobs of the crowd could have slots at once.
         """
@@ -115,7 +115,7 @@ class Crowds:
         self._changed[key] = None
 
     def discard(self, job_id: str) -> bool:
-        """A job waits no more, or is dealt with otherwise; whether it was shown. It stays as it is, shown or not."""
+        """Take a job out; whether it was shown. It stays shown or hidden as it is."""
         place = self._places.pop(job_id, None)
         if place is None:
             return False
@@ -128,7 +128,7 @@ class Crowds:
         return was_shown
 
     def refresh(self) -> None:
-        """Show who is first now, and hide who is not any more."""
+        """Show the jobs that are first now, and hide those that are not any more."""
         changed, self._changed = self._changed, {}
         for key in changed:
             crowd = self._crowds[key]

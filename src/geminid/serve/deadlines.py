@@ -120,7 +120,7 @@ def judged(
 
     ``forecast`` and ``starts`` are from when to when the job will finish and start, if that was computed; ``known``
     if how long it takes is more than a guess. ``alone`` is what :func:`alone_s` says of it, and ``rivals`` what it
-    competes with. ``unsure_of`` are others that it depends on and of which nobody knows how long they take: what the
+    competes with. ``unsure_of`` are other jobs of unknown length that it depends on: what the
     forecast says is no bound then. ``missing`` is why there is no forecast, unless it is still to be computed.
     """
     if due_s <= 0:

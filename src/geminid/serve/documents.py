@@ -89,7 +89,7 @@ def done_share(job: LiveJob) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """The slots of one GPU type: those in service, and those of them that nobody has or is to have."""
+    """The slots of one GPU type: those in service, and those of them that no job has or is planned for."""
 
     in_service: int
     free: int
@@ -139,7 +139,7 @@ def late_s(job: LiveJob, now_s: float) -> float | None:
 
 
 def without_private(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """What everybody may see of a job's file: all but what exactly is run, where and with what environment."""
+    """What all users may see of a job's file: all but its command, folder and environment."""
     return {name: value for name, value in spec.items() if name not in PRIVATE}
 
 
@@ -262,7 +262,7 @@ def circumstances(job: LiveJob, state: ServiceState, now_s: float) -> list[str]:
 
 
 def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]]:
-    """Every node with its slots, and who is on them."""
+    """Every node with its slots and the jobs on them."""
     holders = {
         slot: job.id for job in state.jobs.values() if job.state.placement for slot in job.state.placement.slots()
     }
@@ -288,7 +288,7 @@ def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]
 
 
 def usage_documents(state: ServiceState, now_s: float) -> list[dict[str, Any]]:
-    """What everybody has used and is using."""
+    """What each owner has used and is using."""
     active: dict[str, Counter[str]] = defaultdict(Counter)
     for job in state.jobs.values():
         count = active[job.spec.owner or ""]

@@ -17,7 +17,7 @@ from geminid.cluster import Cluster
 from geminid.policies.base import JobFacts
 from geminid.serve.livejob import LiveJob
 
-#: What may differ between equal jobs: who they are, what they are called, and since when they wait.
+#: Fields in which equal jobs may differ.
 _OWN = ("id", "kind", "submitted_s")
 
 _SHARED = tuple(one.name for one in fields(JobFacts) if one.name not in _OWN)
@@ -70,7 +70,7 @@ class _Line:
         return next(reversed((self.behind or self.shown).values()), -inf)
 
     def move_up(self) -> list[str]:
-        """Show those who are next, as far as there is room; who they are."""
+        """Show the jobs that are next, as far as there is room; which they are."""
         moved = []
         while self.behind and len(self.shown) < self.shown_at_most:
             job_id, submitted_s = self.behind.popitem(last=False)
@@ -79,9 +79,9 @@ class _Line:
         return moved
 
     def sort(self) -> None:
-        """Put everybody behind, in the order of their arrival."""
-        everybody = [*self.shown.items(), *self.behind.items()]
-        self.shown, self.behind = OrderedDict(), OrderedDict(sorted(everybody, key=lambda item: item[1]))
+        """Put all jobs behind, in the order of their arrival."""
+        jobs = [*self.shown.items(), *self.behind.items()]
+        self.shown, self.behind = OrderedDict(), OrderedDict(sorted(jobs, key=lambda item: item[1]))
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Lines:
     _line_of: dict[str, Hashable] = field(default_factory=dict)
 
     def put(self, job_id: str, equality: Hashable, submitted_s: float, at_once: int) -> None:
-        """Have a waiting job in the line of its equals; it moves there from another one."""
+        """Put a waiting job into the line of its equals; it moves there from another one."""
         if self._line_of.get(job_id) == equality:
             return
         self.discard(job_id)
@@ -116,7 +116,7 @@ class Lines:
             self.hide(other)
 
     def discard(self, job_id: str) -> None:
-        """A job waits no more, or is no longer like the others."""
+        """Take out a job that does not wait any more, or is no longer equal to the others."""
         equality = self._line_of.pop(job_id, None)
         if equality is None:
             return

@@ -119,8 +119,8 @@ class Forecaster:
     async def freshen(self) -> None:
         """Compute the forecast again if it is old or jobs have changed, and wait for it a little.
 
-        The wait is longer if the last forecast is late, because nobody has looked for a while. Otherwise there is a
-        wait only if the forecast is likely to be ready soon, or jobs have changed since the last one. It ends with a
+        The wait is longer if the last forecast is late, because there were no requests for a while. Otherwise there is
+        a wait only if the forecast is likely to be ready soon, or jobs have changed since the last one. It ends with a
         forecast of the moment of asking: what changes during the wait is for the next request.
         """
         clock = self._service.clock

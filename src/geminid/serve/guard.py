@@ -109,7 +109,7 @@ class Guard(AroundAPolicy):
         until = {job.id: self.protected(job) for job in view.jobs if job.allocation}
         usable = list(view.usable_slots)
         kept: dict[str, JobView] = {}
-        for job in sorted(view.jobs, key=lambda job: -until.get(job.id, 0.0)):  # first who must not be touched at all
+        for job in sorted(view.jobs, key=lambda job: -until.get(job.id, 0.0)):  # first those that are protected longest
             if until.get(job.id, 0.0) > view.now_s and job.stands(usable):
                 kept[job.id] = job
                 for node, slots in job.allocation:
@@ -218,9 +218,9 @@ def _not_worth_it(
     assignments: Mapping[str, Configuration | Allocation],
     limits: Mapping[str, Mapping[str, int]],
 ) -> list[JobView]:
-    """The jobs that would be resized for next to nothing, by what their models expect, and for nobody else's sake.
+    """The jobs that would be resized although their models expect almost no gain, and no other job gains either.
 
-    A model that has few measurements changes its mind, and a job that goes to and fro for it gets nowhere.
+    A model with few measurements changes often, and a job that is resized each time makes no progress.
     """
     if min(view.free_slots, default=0) < 0 or any(job.id in assignments for job in view.jobs if not job.allocation):
         return []
@@ -253,7 +253,7 @@ def _within_reach(
 ) -> tuple[tuple[JobView, ...], dict[str, str]]:
     """The jobs that their quotas let have slots, asking for no more than is left; and why others are left out.
 
-    A policy that knew nothing of quotas would give slots to jobs that may not have them, and nobody would.
+    A policy that does not know quotas would give slots to jobs that may not have them, and they would stay free.
     """
     if not groups:
         return tuple(jobs), {}
@@ -293,7 +293,7 @@ def _within_quotas(
     *,
     others_stay: bool,
 ) -> tuple[dict[str, Configuration | Allocation], dict[str, str]]:
-    """The assignments, cut down in the order of who already runs and who came first; and why."""
+    """The assignments within the quotas, and why some are less: running jobs come first, then the order of arrival."""
     left: dict[str, int] = {}
     result: dict[str, Configuration | Allocation] = {}
     reasons: dict[str, str] = {}

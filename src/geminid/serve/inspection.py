@@ -90,7 +90,7 @@ class Findings:
 
 
 def inspect(folder: Path) -> Findings:
-    """Look at the log of a home; nobody must write to it meanwhile."""
+    """Look at the log of a home; no process may write to it meanwhile."""
     found = Findings(highest_folder=highest_job_folder(folder))
     lost_sequence = ""
     try:

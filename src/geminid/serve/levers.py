@@ -43,7 +43,7 @@ class Competition:
         self._count = len(active)
         closed, gone = state.out_of_service, state.emptied | state.down
         self._holders = [job for job in active if job.target is not None]
-        self._in_service = {  # who holds slots that others get after them
+        self._in_service = {  # jobs whose slots others get after them
             job.id
             for job in self._holders
             if any(slot[0] not in gone and slot not in closed for slot in (job.target.slots() if job.target else ()))

@@ -52,7 +52,7 @@ def keep_running(
 ) -> Kept:
     """The assignments, with running jobs shrunk where they would be stopped too early.
 
-    Whoever was to start in their place waits: those of the lowest priority first, of equals who came last. Jobs that
+    Jobs that were to start in their place wait: those of the lowest priority first, then the latest. Jobs that
     have slots keep what they were given; a job of higher priority gets what it was given.
     """
     result: Assignments = {job_id: wanted for job_id, wanted in assignments.items() if wanted}

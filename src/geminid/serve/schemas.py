@@ -71,7 +71,7 @@ class Job(TypedDict):
     times are the service's, which says what time it is for it (``now_s``): other clocks may have been set meanwhile.
     ``late_s`` is by how much it has missed its deadline.
     Where a job that is to run has no ``eta``, ``eta_missing`` says why: it has come or changed since the last forecast,
-    or nobody knows.
+    or it is not known.
     """
 
     now_s: float

@@ -1,4 +1,4 @@
-"""The service's own log: one JSON object a line, in files that rotate, and nobody outside can fill it."""
+"""The service's own log: one JSON object a line, in files that rotate, which requests from outside cannot fill."""
 
 from __future__ import annotations
 

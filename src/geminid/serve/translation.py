@@ -21,7 +21,7 @@ PRIORITY_PER_DOUBLING = 50.0
 
 
 def fits(job: LiveJob, cluster: Cluster) -> bool:
-    """Whether a cluster has all that a job needs, if nobody else were there; more nodes may come."""
+    """Whether the whole cluster has the slots that a job needs; more nodes may come."""
     allowed = job.spec.gpu_types.names or cluster.type_index
     return any(cluster.slots_per_type.get(name, 0) >= job.spec.min_slots for name in allowed)
 

@@ -1,4 +1,4 @@
-"""Queues with their rules, quotas of queues and owners, and what everybody has used."""
+"""Queues with their rules, quotas of queues and owners, and what owners have used."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ async def change_queue(context: Context, admin: Admin, queue: str, given: JsonBo
 
 @router.get("/usage", response_model=list[schemas.Usage])
 async def usage(context: Context) -> JSONResponse:
-    """What everybody has used."""
+    """What each owner has used."""
     service = context.service
     return JSONResponse(documents.usage_documents(service.published.state, service.clock.now_s()))
