@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from geminid.serve.connections import CONNECTION, ConnectionLimits, guarded
-from geminid.serve.servicelog import AtMostSoMany
+from geminid.serve.servicelog import LineRateLimit
 from waiting import until
 
 GET = b"GET /%s HTTP/1.1\r\nHost: here\r\n\r\n"
@@ -165,7 +165,7 @@ def test_jobs_and_the_store_have_descriptors_left(descriptors):
 
 
 def test_lines_that_strangers_cause_do_not_fill_the_log():
-    limit = AtMostSoMany(per_minute=3)
+    limit = LineRateLimit(per_minute=3)
 
     def lines(name: str, at_s: float) -> list[str]:
         made = [logging.LogRecord(name, logging.WARNING, "", 0, "no request from %s", ("x",), None) for _ in range(10)]

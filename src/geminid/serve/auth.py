@@ -71,14 +71,14 @@ class Tokens:
         self._known: list[Identity] = []
 
     def identify(self, token: str) -> Identity | None:
-        """Whose token it is; None if it is nobody's, has expired or was revoked."""
+        """Whose token it is; None if it is not known, has expired or was revoked."""
         return self.by_hash(_hash(token))
 
     def by_hash(self, digest: str) -> Identity | None:
         """The same for the hash of a token."""
         self._refresh()
         found = None
-        for known in self._known:  # all of them, so that the time it takes tells nothing
+        for known in self._known:  # all of them, so that the duration reveals nothing
             if hmac.compare_digest(known.hash, digest):
                 found = known
         if found is None or found.revoked_at_s is not None:
@@ -115,7 +115,7 @@ class Tokens:
 
     @property
     def exist(self) -> bool:
-        """Whether anything is known of tokens."""
+        """Whether there is a file of tokens."""
         return self._path.exists()
 
     def all(self) -> list[Identity]:
@@ -174,7 +174,7 @@ def first_token(home: Path) -> None:
     if not (home / TOKEN).exists():
         write_private(home / TOKEN, tokens.add(operator(), "admin") + "\n")
     elif not tokens.exist:
-        missing = f"{home / TOKENS} is missing, so that nobody can be let in"
+        missing = f"{home / TOKENS} is missing, so that no token is valid"
         raise DamagedTokens(f"{missing}: put a copy of it back, or remove {home / TOKEN} for a new token")
 
 

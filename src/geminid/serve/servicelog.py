@@ -9,15 +9,19 @@ import os
 import time
 from pathlib import Path
 
-#: The log's name in the home folder, its largest size, and how many older ones are kept.
+#: The log's name in the home folder.
 LOG = "service.log"
+
+#: Size in bytes at which a new log is begun.
 LARGEST_LOG_BYTES = 16 << 20
+
+#: Older logs that are kept.
 OLD_LOGS = 3
 
-#: Whose lines anybody who can connect may cause.
+#: Loggers whose lines requests from outside can cause.
 FROM_OUTSIDE = ("uvicorn", "asyncio", "geminid.connections")
 
-#: Of lines alike from outside, this many are written a minute.
+#: Equal lines from outside that are written a minute.
 ALIKE_PER_MINUTE = 10
 
 
@@ -38,7 +42,7 @@ class JsonLines(logging.Formatter):
         return json.dumps(document, ensure_ascii=False)
 
 
-class AtMostSoMany(logging.Filter):
+class LineRateLimit(logging.Filter):
     """Passes a limited number of equal lines a minute, of those that requests from outside cause.
 
     The first line after the minute says how many were left out.
@@ -71,6 +75,6 @@ def log_to(path: Path) -> None:
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
     handler = logging.handlers.RotatingFileHandler(path, maxBytes=LARGEST_LOG_BYTES, backupCount=OLD_LOGS)
     handler.setFormatter(JsonLines())
-    handler.addFilter(AtMostSoMany())
+    handler.addFilter(LineRateLimit())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,10 +61,11 @@ class ApiContext:
     views: JobViews = field(init=False)
     refusals: Refusals = field(init=False)
     tails: Tails = field(default_factory=Tails)
-    started_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(init=False)
     _seen_tokens: list[Identity] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.started_s = self.service.clock.monotonic_s()
         self.forecaster = Forecaster(self.service)
         self.views = JobViews(self.service, self.forecaster)
         self.recorder = Recorder(self.service, HistoryStore(self.home))

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import hashlib
 import json
-import time
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -140,8 +139,9 @@ async def job(
     context: Context, caller: Caller, job: NamedJob, wait_s: Annotated[float, Query(ge=0.0)] = 0.0
 ) -> JSONResponse:
     """One job; with ``wait_s``, when it is over, or after this time. Its command and last lines are its owner's."""
-    until = time.monotonic() + min(wait_s, MAX_WAIT_S)
-    while not (job := context.latest(job)).phase.is_terminal and time.monotonic() < until:
+    clock = context.service.clock
+    until_s = clock.monotonic_s() + min(wait_s, MAX_WAIT_S)
+    while not (job := context.latest(job)).phase.is_terminal and clock.monotonic_s() < until_s:
         if context.is_ending():
             raise Refused(503, "the service is ending")
         await asyncio.sleep(WAIT_POLL_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 from fastapi import APIRouter
@@ -32,7 +31,7 @@ async def status(context: Context, caller: Caller) -> JSONResponse:
         "url": context.url,
         "pid": os.getpid(),
         "version": __version__,
-        "uptime_s": time.monotonic() - context.started_s,
+        "uptime_s": service.clock.monotonic_s() - context.started_s,
         "user": caller.user,
         "role": caller.role,
         "ending": service.ending,
