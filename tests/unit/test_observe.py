@@ -19,6 +19,7 @@ from geminid.serve.observe.recorder import Recording
 from geminid.serve.observe.rows import COLUMNS, coarse, difference, row_of
 from geminid.serve.observe.stints import Held, turnover
 from geminid.serve.observe.store import HISTORY, HistoryStore
+from geminid.serve.planner import DecisionCounts
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
 
@@ -143,7 +144,7 @@ def plain_row(one: LiveJob):
 
 
 def changes_of(*looks: Published) -> tuple[Changes, list[dict]]:
-    changes = Changes(plain_row, lambda published: {"decisions": published.decisions})
+    changes = Changes(plain_row, lambda published: {"decisions": published.counts.made})
     made = [change for look in looks if (change := changes.look(look)) is not None]
     return changes, [json.loads(change.event.split(b"data: ")[1]) for change in made]
 
@@ -153,8 +154,8 @@ def test_only_what_differs_is_sent():
     _, events = changes_of(
         published(1.0, first, second),
         published(1.5, first, second),
-        published(2.0, first, replace(second, samples=50), decisions=3),
-        published(2.5, replace(second, state=job("j2", slots=2).state), decisions=3),
+        published(2.0, first, replace(second, samples=50), counts=DecisionCounts(made=3)),
+        published(2.5, replace(second, state=job("j2", slots=2).state), counts=DecisionCounts(made=3)),
     )
     assert [sorted(event) for event in events] == [
         ["new", "seq", "status"],

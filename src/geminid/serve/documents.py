@@ -379,7 +379,7 @@ def glance_document(published: Published, service: Service) -> dict[str, Any]:
         "policy": service.policy_text,
         "prices": {name: float(f"{price:.3g}") for name, price in market["prices"].items()},
         "gap": market["gap"],
-        "decisions": published.decisions,
+        "decisions": published.counts.made,
         "trouble": published.trouble,
         "ending": service.ending,
         "jobs": dict(Counter(job.phase.value for job in state.jobs.values())),

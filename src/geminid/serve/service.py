@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.engine.explain import LastDecision
-from geminid.policies.base import ClusterView, Policy
+from geminid.policies.base import Policy
 from geminid.serve import records as r
 from geminid.serve.attempts import Attempts
 from geminid.serve.client import LONGEST_END_S
@@ -40,6 +40,8 @@ from geminid.serve.store import Entry, Store, StoreProblem
 from geminid.serve.translation import view_of
 
 log = logging.getLogger("geminid.serve")
+
+T = TypeVar("T")
 
 #: Time in seconds between two ticks of the executor.
 TICK_S = 0.5
@@ -146,9 +148,9 @@ class Service:
             return []
         return [job.id for job in self.published.state.jobs.values() if job.phase.holds_slots]
 
-    def view_with(self, job_id: str) -> Future[tuple[ClusterView, str]]:
-        """What the policy would see now, and a job with it; and the job that the policy sees in its place."""
-        query = Query(lambda: self._planner.view_with(job_id))
+    def query(self, compute: Callable[[Planner], T]) -> Future[T]:
+        """Compute something in the service's thread, without any change."""
+        query = Query(lambda: compute(self._planner))
         if not self.alive:
             raise Refused(503, "the service has ended")
         self._inbox.put(query)

@@ -57,7 +57,7 @@ async def _of_decision(context: ApiContext, published: Published, job: LiveJob) 
         for row in documents.quota_documents(state)
         if (row["of"], row["name"]) in (("queue", job.spec.queue), ("owner", job.spec.owner))
     ]
-    view, shown_for = await asyncio.wrap_future(service.view_with(job.id))
+    view, shown_for = await asyncio.wrap_future(service.query(lambda planner: planner.view_with(job.id)))
     return explain(
         view,
         job.id,

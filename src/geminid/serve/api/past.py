@@ -16,8 +16,8 @@ from geminid.serve import schemas
 from geminid.serve.api.context import Context, NamedJob
 from geminid.serve.client import TOTAL
 from geminid.serve.fairness import shares
+from geminid.serve.inbox import Refused
 from geminid.serve.observe.store import MAX_ROWS
-from geminid.serve.service import Refused
 
 #: Stints shorter than this share of the time that is asked for cannot be seen, and are left out.
 SHORTEST_SHARE = 1.0 / 4000.0

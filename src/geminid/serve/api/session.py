@@ -11,7 +11,7 @@ from geminid.serve import schemas
 from geminid.serve.api.context import ApiContext, Caller, Context
 from geminid.serve.api.requests import JsonBody, body_schema
 from geminid.serve.auth import Identity
-from geminid.serve.service import Refused
+from geminid.serve.inbox import Refused
 from geminid.serve.sessions import CODE_LIFETIME_S, SESSION_LIFETIME_S
 
 #: Longest code or token that is looked at, in characters.

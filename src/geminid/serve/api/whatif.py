@@ -14,7 +14,7 @@ from geminid.serve import schemas
 from geminid.serve.api.context import Caller, Context
 from geminid.serve.api.requests import JsonBody, body_schema
 from geminid.serve.api.status import snapshot_document
-from geminid.serve.service import Refused
+from geminid.serve.inbox import Refused
 
 #: Time that a simulation may take.
 TIME_LIMIT_S = 60.0

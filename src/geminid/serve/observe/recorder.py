@@ -11,6 +11,7 @@ import logging
 import sqlite3
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import inf
 
@@ -173,8 +174,9 @@ class Recorder:
         if now_s < self._predict_at_s or not self._service.alive:
             return
         self._predict_at_s = now_s + PREDICT_EVERY_S
-        views: list[JobView] = self._service.look(
-            lambda engine, state: [view for view in engine.jobs.values() if view.slots and view.model]
-        ).result(ASK_TIMEOUT_S)
+        running: Future[list[JobView]] = self._service.query(
+            lambda planner: [view for view in planner.engine.jobs.values() if view.slots and view.model]
+        )
+        views = running.result(ASK_TIMEOUT_S)
         predicted = {view.id: predicted_goodput(view, view.slots, len(view.allocation)) for view in views}
         self._predicted = {job_id: value for job_id, value in predicted.items() if value}
