@@ -224,3 +224,21 @@ def test_the_bound_is_below_every_policy(tmp_path: Path) -> None:
         assert 0 < result["bound_makespan_s"] <= result["makespan_s"]
         assert result["avg_jct_to_bound"] == pytest.approx(result["avg_jct_s"] / result["bound_avg_jct_s"])
     assert "No schedule of these jobs has a smaller average JCT" in (tmp_path / "out.html").read_text(encoding="utf-8")
+
+
+def test_several_seeds_give_intervals_and_paired_differences(tmp_path: Path) -> None:
+    options = ("--policy", "fifo,srtf", "--seeds", "3", "--seed", "5", "--bound", "--wide")
+    done = run(*SMALL, *options, "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "seeds 5 to 7" in done.stdout
+    fifo, srtf = results(tmp_path / "out.json")
+    assert fifo["seeds"] == srtf["seeds"] == [5, 6, 7]
+    assert srtf["to_first"]["avg_jct_s"]["low"] <= srtf["to_first"]["avg_jct_s"]["mean"]
+    assert len(set(fifo["by_seed"]["avg_jct_s"])) == 3
+    assert all(value >= 1.0 for value in srtf["by_seed"]["avg_jct_to_bound"])
+
+
+def test_a_report_is_of_one_seed(tmp_path: Path) -> None:
+    done = run(*SMALL, "--seeds", "2", "--report", "out.html", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "shows one seed" in done.stderr

@@ -65,10 +65,11 @@ def check_output_file(option: str, path: Path | None) -> None:
 def write_json(path: Path | None, results: list[dict[str, Any]]) -> None:
     """Write results to a JSON file, if one is given, without the stints that only the page needs."""
     per_job = ([{k: v for k, v in job.items() if k != "stints"} for job in r["per_job"]] for r in results)
-    _write(path, [{**r, "per_job": jobs} for r, jobs in zip(results, per_job, strict=True)])
+    write_rows(path, [{**r, "per_job": jobs} for r, jobs in zip(results, per_job, strict=True)])
 
 
-def _write(path: Path | None, data: list[dict[str, Any]]) -> None:
+def write_rows(path: Path | None, data: list[dict[str, Any]]) -> None:
+    """Write plain data to a JSON file, if one is given."""
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     if path == TO_OUTPUT:
         sys.stdout.write(text)
@@ -164,7 +165,7 @@ def compare(first: Path, second: Path, json_file: Path | None) -> None:
     """Print how two result files differ, in total and for some jobs; the JSON file gets all jobs."""
     a, b = _read_results(first), _read_results(second)
     pairs = [(x, y) for x in a for y in b if x["policy"] == y["policy"]] or [(a[0], b[0])]
-    _write(json_file, [_differences(x, y) for x, y in pairs])
+    write_rows(json_file, [_differences(x, y) for x, y in pairs])
     for x, y in pairs:
         rows = []
         for key in COMPARED:

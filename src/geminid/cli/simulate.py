@@ -12,7 +12,15 @@ from rich.markup import escape
 
 from geminid.cli.clusterfile import read_cluster
 from geminid.cli.output import WideOption, console, error_console
-from geminid.cli.results import TO_OUTPUT, check_output_file, compare, print_results, write_json, write_page
+from geminid.cli.results import (
+    TO_OUTPUT,
+    check_output_file,
+    compare,
+    print_results,
+    write_json,
+    write_page,
+    write_rows,
+)
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 
 if TYPE_CHECKING:
@@ -79,6 +87,9 @@ def simulate(
         ),
     ] = DEFAULT_POLICIES,
     seed: Annotated[int, typer.Option(min=0, help="Seed of everything random.")] = 0,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Simulate under this many seeds, from --seed on; means and paired differences.")
+    ] = 1,
     load: Annotated[float, typer.Option(min=0.01, help="Scales the arrivals of a built-in workload.")] = 1.0,
     rescale: Annotated[
         str,
@@ -191,30 +202,52 @@ def simulate(
     from geminid.sim.run import Experiment, simulate_all, without_unknown
     from geminid.sim.settings import Settings
 
-    asked = _workload(workload, format, seed, load)
-    chosen = without_unknown(asked, profiles)
-    if bound:
-        check_whole(asked, chosen)
-    experiment = Experiment(
-        workload=chosen,
-        cluster=read_cluster(cluster),
-        profiles=profiles,
-        settings=Settings(
-            rescale_s=_rescale(rescale),
-            interference=interference,
-            node_mtbf_s=None if node_mtbf is None else 3600.0 * node_mtbf,
-            repair_s=3600.0 * repair,
-            checkpoint_s=checkpoint,
+    chosen_cluster = read_cluster(cluster)
+
+    def experiment_of(seed: int) -> Experiment:
+        asked = _workload(workload, format, seed, load)
+        simulated = without_unknown(asked, profiles)
+        if bound:
+            check_whole(asked, simulated)
+        return Experiment(
+            workload=simulated,
+            cluster=chosen_cluster,
+            profiles=profiles,
+            settings=Settings(
+                rescale_s=_rescale(rescale),
+                interference=interference,
+                node_mtbf_s=None if node_mtbf is None else 3600.0 * node_mtbf,
+                repair_s=3600.0 * repair,
+                checkpoint_s=checkpoint,
+                seed=seed,
+                model=model or ("pollux" if profiles is not None else "geminid"),
+                oracle=oracle,
+                estimate_error=_estimate_error(estimates),
+            ),
             seed=seed,
-            model=model or ("pollux" if profiles is not None else "geminid"),
-            oracle=oracle,
-            estimate_error=_estimate_error(estimates),
-        ),
-        seed=seed,
-        timings=timings,
-        stints=report is not None,
-    )
+            timings=timings,
+            stints=report is not None,
+        )
+
     texts = _adaptive(_split_policies(policy)) if adaptive else _split_policies(policy)
+    if seeds > 1:
+        from geminid.cli.seeds import print_seeds, simulate_seeds
+
+        if report is not None:
+            raise InvalidInput([Problem("--report", NOT_SHOWN, "shows one seed, and cannot be given with --seeds")])
+        experiments = [experiment_of(each) for each in range(seed, seed + seeds)]
+        try:
+            rows = simulate_seeds(texts, experiments, workers or os.cpu_count() or 1, bound=bound)
+        except NoProgress as error:
+            error_console.print(f"[red]error:[/] {escape(str(error))}", soft_wrap=True)
+            raise typer.Exit(1) from None
+        write_rows(json_file, rows)
+        print_seeds(experiments[0].workload.name, chosen_cluster.total_slots, rows)
+        if any(row["unfinished_jobs"] for row in rows):
+            raise typer.Exit(1)
+        return
+    experiment = experiment_of(seed)
+    chosen = experiment.workload
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=error_console, transient=True) as bars:
         tasks = [bars.add_task(text, total=len(chosen.jobs)) for text in texts]

@@ -165,14 +165,21 @@ def simulate_all(
     texts: Sequence[str], experiment: Experiment, progress: Callable[[int, int], None], workers: int
 ) -> list[dict[str, Any]]:
     """Run several policies, ``workers`` at a time; ``progress`` is told (policy, finished jobs)."""
-    for text in texts:
+    return simulate_tasks([(text, experiment) for text in texts], progress, workers)
+
+
+def simulate_tasks(
+    tasks: Sequence[tuple[str, Experiment]], progress: Callable[[int, int], None], workers: int
+) -> list[dict[str, Any]]:
+    """Run policies in experiments, ``workers`` at a time; ``progress`` is told (task, finished jobs)."""
+    for text, experiment in tasks:
         policy_of(text, experiment)  # mistakes in options are told before anything runs
-    if len(texts) == 1 or workers == 1:
-        return [simulate(text, experiment, partial(progress, i)) for i, text in enumerate(texts)]
+    if len(tasks) == 1 or workers == 1:
+        return [simulate(text, experiment, partial(progress, i)) for i, (text, experiment) in enumerate(tasks)]
     context = multiprocessing.get_context("spawn")
     updates = context.Queue()
     with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(updates,)) as pool:
-        futures = [pool.submit(_simulate_in_process, i, text, experiment) for i, text in enumerate(texts)]
+        futures = [pool.submit(_simulate_in_process, i, *task) for i, task in enumerate(tasks)]
         while not all(future.done() for future in futures):
             try:
                 progress(*updates.get(timeout=0.1))
