@@ -162,7 +162,7 @@ class BatchPlan(Document):
             raise InvalidInput(problems)
 
     def total_batch(self, slots: int) -> int:
-        """Samples per optimiser step on so many slots.
+        """Samples per optimiser step on this many slots.
 
         >>> BatchPlan(per_slot_batch_samples=32, accumulation_steps=1).total_batch(slots=4)
         256

@@ -30,7 +30,7 @@ from geminid.units import (
     parse_size,
 )
 
-#: A document has at most so many characters, and a request so many bytes.
+#: Most characters of a document, and most bytes of a request.
 MAX_TEXT_LENGTH: Final = 2**20
 
 _MAX_UNKNOWN: Final = 20  # looking for what was meant by thousands of unknown fields would take minutes

@@ -357,8 +357,8 @@ def _check_command(name: str, command: object) -> list[Problem]:
 
 def _check_kind(name: str, kind: object) -> list[Problem]:
     if kind is JobKind.RESTART:
-        told = "must be elastic or plain: resizing a job by starting it again is not supported yet"
-        return [Problem(name, "restart", told)]
+        expected = "must be elastic or plain: resizing a job by starting it again is not supported yet"
+        return [Problem(name, "restart", expected)]
     if kind not in (JobKind.ELASTIC, JobKind.PLAIN):
         return [Problem(name, str(kind), "must be elastic or plain, or be left out")]
     return check_choice(name, kind, JobKind)
@@ -392,7 +392,7 @@ def _read_fields(reader: Reader) -> dict[str, Any]:
     replica = reader.integer("slots_per_replica", None)
     least, most = reader.integer("min_slots", None), reader.integer("max_slots", None)
     if slots is not None and (least is not None or most is not None):
-        reader.report("slots", slots, "means exactly so many; it goes with neither min_slots nor max_slots")
+        reader.report("slots", slots, "means exactly that many; it goes with neither min_slots nor max_slots")
     if least is None:
         least = replica
     arguments = {
@@ -426,7 +426,7 @@ def _read_fields(reader: Reader) -> dict[str, Any]:
 
 
 def _read_command(reader: Reader) -> tuple[str, ...]:
-    """A list of words. A single text is refused rather than split: whoever writes one expects a shell."""
+    """A list of words. A single text is refused rather than split: it was probably meant for a shell."""
     command = reader.raw("command")
     if not isinstance(command, str):
         return reader.texts("command", max_length=_MAX_ARGUMENT_LENGTH, lines=True)

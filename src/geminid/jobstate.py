@@ -109,7 +109,7 @@ class JobState(Document):
     Attributes:
         job_id: The job's unique name.
         spec: What was asked for.
-        submitted_at_s: When it was submitted. All times are on the clock of whoever drives the engine.
+        submitted_at_s: When it was submitted. All times are on the clock of the engine's driver.
         updated_at_s: The moment that this state describes.
         phase: Where in its life the job is.
         phase_since_s: When it came into this phase.

@@ -141,7 +141,7 @@ def test_the_working_directory_does_not_go_up() -> None:
     [
         (
             {"slots": 4, "max_slots": 8},
-            "slots is 4, but means exactly so many; it goes with neither min_slots nor ",
+            "slots is 4, but means exactly that many; it goes with neither min_slots nor ",
         ),
         ({"min_slots": 4, "max_slots": 2}, "max_slots is 2, but must be at least min_slots, which is 4."),
         ({"max_batch_size": 8}, "max_batch_size is 8, but needs initial_batch_size as well."),

@@ -65,11 +65,23 @@ UNFAIR_FROM = 1.05
 #: How much of its speed a guaranteed job may lose beside opportunistic ones.
 MOST_LOSS = 0.03
 
-#: Where SLAQ is compared, and what a change of slots costs there.
-SLAQ_WORKLOAD, SLAQ_CLUSTER, SLAQ_RESCALE_S = "small", "v100:4x4", 1.0
+#: Workload on which SLAQ is compared.
+SLAQ_WORKLOAD = "small"
 
-#: Dally's workload: jobs, hours in which they come, and seeds over which figures are means.
-DALLY_JOBS, DALLY_HOURS, DALLY_SEEDS = 200, 4.0, 3
+#: Cluster on which SLAQ is compared.
+SLAQ_CLUSTER = "v100:4x4"
+
+#: Pause of a change of slots there, in seconds.
+SLAQ_RESCALE_S = 1.0
+
+#: Number of jobs of Dally's workload.
+DALLY_JOBS = 200
+
+#: Time over which they arrive, in hours.
+DALLY_HOURS = 4.0
+
+#: Number of seeds over which the figures are means.
+DALLY_SEEDS = 3
 
 #: A job has nearly converged when so much of the drop of its loss is behind it.
 CONVERGED = 0.9

@@ -18,8 +18,14 @@ from geminid.sim.run import Experiment, simulate
 from geminid.sim.workload import Workload
 from geminid.sim.workloads.generate import SizeCategory, generate_workload
 
-#: What the paper reports at most, against schedulers that consolidate, on congested networks.
-PAPER_MAKESPAN, PAPER_JCT, PAPER_COMMUNICATION = -0.69, -0.83, -0.98
+#: Largest relative change of the makespan that the paper reports, against schedulers that consolidate.
+PAPER_MAKESPAN = -0.69
+
+#: … of the average JCT.
+PAPER_JCT = -0.83
+
+#: … of the communication time, on congested networks.
+PAPER_COMMUNICATION = -0.98
 
 #: Eight racks of four nodes with four V100 each.
 NODES: Final = "v100:32x4"

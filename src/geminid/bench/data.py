@@ -20,7 +20,11 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from geminid.bench.timing import timed
 from geminid.train.data import Source, source_of
 
-BATCH, FEATURES = 64, 10
+#: Samples of a batch.
+BATCH = 64
+
+#: Features of a sample.
+FEATURES = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,23 @@ from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import Workload
 from geminid.sim.workloads.generate import built_in_workload
 
-JOBS, CLUSTER = 1000, "v100:128x8,a100-40gb:128x8"
-QUICK_JOBS, QUICK_CLUSTER = 100, "v100:16x8,a100-40gb:8x8"
+#: Number of jobs.
+JOBS = 1000
 
-#: Nodes stand in racks of this many, whose uplinks carry a quarter of what their nodes could send.
-NODES_PER_RACK, OVERSUBSCRIPTION = 8, 4.0
+#: The cluster, in the short form.
+CLUSTER = "v100:128x8,a100-40gb:128x8"
+
+#: Number of jobs in a quick run.
+QUICK_JOBS = 100
+
+#: The cluster of a quick run.
+QUICK_CLUSTER = "v100:16x8,a100-40gb:8x8"
+
+#: Number of nodes in a rack.
+NODES_PER_RACK = 8
+
+#: What the nodes of a rack can send, divided by what its uplink carries.
+OVERSUBSCRIPTION = 4.0
 
 #: Policies that decide about whole jobs; Gavel's over time fractions have their own table.
 POLICIES = (
@@ -128,7 +140,7 @@ def _measure(text: str, workload: Workload, cluster: Cluster, count: int) -> Dec
 
 
 def _report(simulator: Simulator, at_s: float, done: float) -> None:
-    """All running jobs tell how far they are: this part of their work."""
+    """All running jobs report that this part of their work is done."""
     engine = simulator.engine
     for job in list(engine.jobs.values()):
         simulated = simulator.jobs[job.id]
@@ -136,8 +148,8 @@ def _report(simulator: Simulator, at_s: float, done: float) -> None:
             curve = simulated.application.value.loss
             loss = None if curve is None else curve.at(done)
             speed = 0.9 if job.partner is not None else None
-            told = Reported(at_s, job.id, progress=done * simulated.work, loss=loss, relative_speed=speed)
-            engine.take(told)
+            report = Reported(at_s, job.id, progress=done * simulated.work, loss=loss, relative_speed=speed)
+            engine.take(report)
 
 
 def _decide_s(engine: Engine) -> float:

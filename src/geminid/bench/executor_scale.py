@@ -135,7 +135,7 @@ class ManyNodes:
         return last != self._said
 
     def tell(self) -> bytes:
-        """What is told of the nodes when something has changed."""
+        """What is reported about the nodes when something has changed."""
         return b.ANSWERS.encode(b.Nodes(nodes=self._said))
 
     def close(self) -> None:

@@ -22,12 +22,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from geminid.train.run import Run, init
 
-#: Steps of a block: about so many seconds' worth, and at least and at most so many steps.
-BLOCK_S, FEWEST_STEPS, MOST_STEPS = 0.5, 4, 64
+#: Duration of a block of steps, in seconds, within the two limits below.
+BLOCK_S = 0.5
 
-#: Steps before anything is timed, for so many seconds at most: kernels are chosen, memory is allocated, and the library
-#: finds its intervals.
-WARM_UP_STEPS, WARM_UP_S = 130, 4.0
+#: Fewest steps of a block.
+FEWEST_STEPS = 4
+
+#: Most steps of a block.
+MOST_STEPS = 64
+
+#: Steps before anything is timed: kernels are chosen, memory is allocated, and the library finds its intervals.
+WARM_UP_STEPS = 130
+
+#: Longest time for these steps, in seconds.
+WARM_UP_S = 4.0
 
 #: Measuring the gradient noise is to cost less than this part of a step of a model that keeps a GPU busy.
 GOAL = 0.02
@@ -41,7 +49,7 @@ QUICK_MODEL = "gpt2"
 QUICK_OPTIMIZERS = ("AdamW",)
 ON_CPU = "CPU"
 
-#: However little time there is, every way of training has so many turns.
+#: Number of rounds in which every way of training is measured, even if there is little time.
 FEWEST_ROUNDS = 3
 
 
@@ -98,7 +106,7 @@ class _Bottleneck(nn.Module):
 
 
 def _resnet50(first: int = 64) -> nn.Module:
-    """A ResNet-50 whose first layers have so many channels; the real one has 64."""
+    """A ResNet-50 whose first layers have this many channels; the real one has 64."""
     blocks: list[nn.Module] = []
     inputs = first
     for wider, count, stride in ((1, 3, 1), (2, 4, 2), (4, 6, 2), (8, 3, 2)):

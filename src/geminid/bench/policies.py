@@ -38,13 +38,13 @@ GPU_TYPES = ("v100", "p100", "k80")
 #: As in the published measurements: there are not enough for everyone.
 GPUS_PER_JOB = 0.75
 
-#: Seconds that a solve has in the service unless its policy is told otherwise.
+#: Default time limit of a solve in the service, in seconds.
 SERVICE_LIMIT_S = 4.0
 
 #: Solved this often; the median counts.
 REPETITIONS = 5
 
-#: Or until so many seconds have passed.
+#: Time after which measuring stops, in seconds.
 LONG_S = 2.0
 
 #: CPU seconds of one solve by the published code (ECOS, one thread, three types), from peers/gavel/results.
@@ -117,7 +117,7 @@ def teams(problem: AllocationProblem) -> AllocationProblem:
 
 
 def under_way(problem: AllocationProblem) -> AllocationProblem:
-    """The jobs some way into their work, so far served a little better than on a static share, some more, some less.
+    """The jobs some way into their work, served until now a little better than on a static share, some more, some less.
 
     No two are alike, and no single one is so late that it alone decides.
     """
@@ -201,7 +201,7 @@ def _alone(solve: Callable[[AllocationProblem], TimeFractions]) -> Solve:
 
 
 def _in_time(solve: Callable[..., TimeFractions], **more: object) -> Callable[..., TimeFractions]:
-    """As in the service, which waits only so long."""
+    """As in the service, with its time limit."""
     return lambda problem: solve(problem, within=Allowance(SERVICE_LIMIT_S, time.monotonic), **more)
 
 

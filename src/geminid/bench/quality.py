@@ -5,7 +5,7 @@ rescale costs, the baseline keeps the cold costs that it was published with. And
 could be won by better decisions between jobs is shown by every job alone on the whole cluster.
 
 A policy's constants must not be chosen for single traces: resampled workloads have the jobs and the arrivals of a
-trace, both drawn anew.
+trace, both resampled.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Case:
         return workload if self.resample is None else resampled(workload, self.resample)
 
     def resampled(self, number: int) -> Case:
-        """The same with jobs and arrivals drawn anew."""
+        """The same with jobs and arrivals resampled."""
         return replace(self, name=f"{self.name}~{number}", family=f"{self.family}, resampled", resample=number)
 
 
@@ -84,7 +84,7 @@ def resampled(workload: Workload, number: int) -> Workload:
     return replace(workload, jobs=tuple(jobs))
 
 
-#: Jobs that are to be alone come so far apart.
+#: Time between the arrivals of jobs that are to run alone, in seconds.
 ALONE_FOR_S = 1e6
 
 
@@ -202,9 +202,9 @@ def run(
 ) -> list[QualityRow]:
     """Simulate every case (or those of ``known``) whose files are there and whose name begins with one of ``only``.
 
-    ``alone`` adds what jobs would reach alone on the cluster; ``resamples`` adds so many resampled workloads for each;
-    ``workers`` simulations run at a time. Results of baselines are taken from and added to a JSON file, where one is
-    given.
+    ``alone`` adds what jobs would reach alone on the cluster; ``resamples`` is the number of resampled workloads added
+    for each; ``workers`` simulations run at a time. Results of baselines are read from and added to a JSON file, if one
+    is given.
     """
     known = known if known is not None else list(cases())
     chosen = [case for case in known if not only or any(case.name.startswith(name) for name in only)]

@@ -130,7 +130,7 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None, *, 
     heard = heartbeats.measure(HEARD_JOBS, SLOTS_PER_JOB, heard_s, heartbeat_s(slots))
     add_seconds("heartbeats: heard by jobs' supervisors", slots / heartbeat_s(slots), heard.beat_s)
     add_seconds("supervisors: watching their jobs", float(jobs), heard.watch_s)
-    add_seconds("nodes: told that the service is there", nodes / PING_S, heartbeats.ping(HEARD_NODES, heard_s))
+    add_seconds("nodes: pinged by the service", nodes / PING_S, heartbeats.ping(HEARD_NODES, heard_s))
     add("reports: written to the log", reports_per_s, lambda: scene.write(some), at_once=len(some), by_clock=True)
     add("reports: taken into the state", reports_per_s, lambda: scene.apply(some), at_once=len(some))
     add("batches: a copy of the state for readers", BATCHES_PER_S, scene.state.copy)
@@ -143,7 +143,7 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None, *, 
         repeat=2,
     )
     nodes_per_s = nodes * NODES_PER_HOUR / 3600.0
-    add("nodes that come and go: plan anew", nodes_per_s, scene.follow)
+    add("nodes that come and go: new plan", nodes_per_s, scene.follow)
     add("interface: the whole queue", LOOKS_PER_S, scene.queue)
     add("interface: all nodes", LOOKS_PER_S, scene.node_list)
     add("snapshot of the state", 1.0 / 300.0, scene.snapshot, repeat=1)

@@ -17,11 +17,20 @@ from geminid.sim.simulator import Settings
 from geminid.sim.workloads.generate import SizeCategory, generate_workload
 
 CLUSTERS = ("h200:1x4", "v100:2x4")
-JOBS, HOURS = 40, 1.0
+#: Number of jobs of a workload.
+JOBS = 40
+
+#: Time over which they arrive, in hours.
+HOURS = 1.0
+
 SIZES = {SizeCategory.SMALL: 0.8, SizeCategory.MEDIUM: 0.2}
 SLOTS = {1: 0.75, 2: 0.10, 4: 0.15}
 
-ALONE, SHARED = "geminid:share=false", "geminid:share_adaptive=true"
+#: The policy without sharing.
+ALONE = "geminid:share=false"
+
+#: The policy with sharing.
+SHARED = "geminid:share_adaptive=true"
 MEASURES = ("avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "worst_ftf")
 
 

@@ -76,7 +76,7 @@ def problem(
     """Jobs as a policy sees them: speed-ups k^a with a in 0.4 to 0.95, differing by type, most of them limited in size.
 
     Utilities are the square roots of speed-ups, as in the geminid policy, weighted by rank^−½: a few jobs count far
-    more than the others, as with priorities. All jobs differ, unless they are to be of so many ``kinds``.
+    more than the others, as with priorities. All jobs differ, unless their number of ``kinds`` is given.
     """
     rng = np.random.default_rng(seed)
     sizes = np.array(CONFIGURATION_SLOTS, dtype=float)

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 def solver(
     ilp_limit: Annotated[float, typer.Option(min=0.1, help="Seconds that Sia's integer program may take.")] = 20.0,
-    kinds: Annotated[int | None, typer.Option(min=1, help="Jobs of so many kinds; by default all differ.")] = None,
+    kinds: Annotated[
+        int | None, typer.Option(min=1, help="Number of kinds of jobs; by default all jobs differ.")
+    ] = None,
     seed: Seed = 0,
     quick: Quick = False,
     wide: WideOption = False,

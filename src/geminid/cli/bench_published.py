@@ -31,7 +31,7 @@ def quality(
         Path | None, typer.Option(help="Where results of the baselines are kept between runs.")
     ] = None,
     resamples: Annotated[
-        int, typer.Option(min=0, help="For each workload, so many more with its jobs and arrivals drawn anew.")
+        int, typer.Option(min=0, help="For each workload, this many more with its jobs and arrivals resampled.")
     ] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Simulations at a time.")] = 1,
     seed: Seed = 0,

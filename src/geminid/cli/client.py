@@ -1,4 +1,4 @@
-"""What commands that talk to the service share: finding it, and telling what went wrong."""
+"""What commands that talk to the service share: finding it, and reporting errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from geminid.serve.client import Client, ServiceError
 
 
-#: A service that has answered before may be away for so many seconds before ``wait`` and ``logs --follow`` give up.
+#: Environment variable that overrides ``AWAY_S``.
 AWAY = "GEMINID_AWAY"
+
+#: Time for which a service that has answered before may be unreachable before a command gives up, in seconds.
 AWAY_S = 60.0
 
-#: Time for an answer to a question of somebody who waits at a terminal.
+#: Timeout of a request of a command, in seconds.
 ANSWER_S = 10.0
 
 
@@ -46,10 +48,10 @@ def reporting_trouble() -> Iterator[None]:
 
 
 class Absence:
-    """How long a command bears that a service is away which has answered it before: one restarted comes back."""
+    """How long a command waits for a service that has answered it before: one that is restarted comes back."""
 
     def __init__(self) -> None:
-        self._until_s = 0.0  # at once, if there never was a service
+        self._until_s = 0.0  # give up at once if no service has ever answered
         self._longest_s = away_s()
 
     def over(self) -> None:
@@ -57,10 +59,10 @@ class Absence:
         self._until_s = math.inf
 
     def bear(self, trouble: ServiceError) -> None:
-        """Wait a little before it is asked again.
+        """Wait a little before the next attempt.
 
         Raises:
-            ServiceError: the service has been away for too long, or it is something else.
+            ServiceError: the service has been unreachable for too long, or the error is a different one.
         """
         from geminid.serve.client import NO_SERVICE
 
@@ -74,7 +76,7 @@ class Absence:
 
 
 def away_s() -> float:
-    """How long a service may be away that has answered before, in seconds."""
+    """How long a service that has answered before may be unreachable, in seconds."""
     try:
         return float(os.environ.get(AWAY, AWAY_S))
     except ValueError:
@@ -82,13 +84,13 @@ def away_s() -> float:
 
 
 def tell(trouble: ServiceError) -> None:
-    """Say what went wrong."""
+    """Print the sentences of an error."""
     for sentence in trouble.sentences:
         error_console.print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)
 
 
 def of(*parts: str) -> str:
-    """Where the service has something, by the names that were typed."""
+    """The path of a resource of the service, with every part quoted."""
     from geminid.serve.client import address
 
     return address(*parts)

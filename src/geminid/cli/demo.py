@@ -67,7 +67,7 @@ FULL = Programme(
 )
 SHORT = Programme(((0.0, "images", 30), (10.0, "recommender", 4), (11.0, "language", 1)), kill_after_s=5.0)
 
-#: The demo gives up after this time.
+#: Time after which the demo gives up, in seconds.
 PATIENCE_S = 420.0
 
 #: On a terminal, the web page stays up for this time at the end.
@@ -100,7 +100,7 @@ class Show:
     began_s: float = field(default_factory=time.monotonic)
     submitted: list[str] = field(default_factory=list)
     killed: dict[str, Any] | None = None
-    told: dict[str, int] = field(default_factory=dict)
+    lines_shown: dict[str, int] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
 
     @property
@@ -140,10 +140,10 @@ class Show:
         for job_id in self.submitted:
             job = self.client.get(f"jobs/{job_id}")
             story, began_s = job["story"], job["now_s"] - self.at_s
-            for line in story[self.told.get(job_id, 0) :]:
+            for line in story[self.lines_shown.get(job_id, 0) :]:
                 pause = "" if line["pause_s"] is None else f" [dim](paused {line['pause_s']:.2f} s)[/]"
                 new.append(f"{max(line['at_s'] - began_s, 0.0):5.1f} s  {job_id} {escape(line['text'])}{pause}")
-            self.told[job_id] = len(story)
+            self.lines_shown[job_id] = len(story)
         self.lines += new
         return new
 

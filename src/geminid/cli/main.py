@@ -87,7 +87,7 @@ class Loading(MutableMapping[str, Any]):
 
 
 class Commands(TyperGroup):
-    """All commands; an interrupt is told here, before Typer sees it and ends in its own way."""
+    """All commands. An interrupt is handled here, before Typer handles it in its own way."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
@@ -143,7 +143,7 @@ def top_level(
 
 
 def main() -> None:
-    """Run the command line: bad input is told in one sentence per mistake, with exit code 2."""
+    """Run the command line: bad input is reported in one sentence per mistake, with exit code 2."""
     try:
         app()
     except InvalidInput as error:

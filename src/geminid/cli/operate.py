@@ -28,13 +28,13 @@ UndoOption = Annotated[bool, typer.Option("--undo", help="Let it take work again
 def nodes(wide: WideOption = False, json: JsonOption = False) -> None:
     """List nodes, their slots, and who is on them."""
     with reporting_trouble():
-        told = client().get("nodes")
+        found = client().get("nodes")
     if json:
-        print_json(told)
+        print_json(found)
         return
     rows = []
-    several_zones, several_racks = (len({node[tier] for node in told}) > 1 for tier in ("zone", "rack"))
-    for node in told:
+    several_zones, several_racks = (len({node[tier] for node in found}) > 1 for tier in ("zone", "rack"))
+    for node in found:
         where = f"{node['zone']}/{node['rack']}" if several_zones else node["rack"]
         for slot, job in enumerate(node["jobs"]):
             state = "about to leave" if node["leaving"] else "cordoned" if slot in node["cordoned"] else "in service"
@@ -66,17 +66,19 @@ def drain(
     elsewhere, which needs --yes.
     """
     with reporting_trouble():
-        told = f"{node} {'takes work again' if undo else 'takes no more work'}"
+        sentence = f"{node} {'takes work again' if undo else 'takes no more work'}"
         if undo:
             client().post(at("nodes", node, "undrain"))
         else:
             affected = _drain(node, yes, ask=sys.stdin.isatty() and not json)
-            told += f"; {_those(affected['stops'], 'is', 'are')} stopped, to begin again" if affected["stops"] else ""
+            sentence += (
+                f"; {_those(affected['stops'], 'is', 'are')} stopped, to begin again" if affected["stops"] else ""
+            )
             if affected["moves"]:
-                told += f"; {_those(affected['moves'], *_what_movers_do(node))}"
+                sentence += f"; {_those(affected['moves'], *_what_movers_do(node))}"
         if undo and node in client().get("status")["leaving"]:
-            told = f"{node} is not drained any more, but takes no work: the cluster is about to take it away"
-        _tell_node(node, told, json)
+            sentence = f"{node} is not drained any more, but takes no work: the cluster is about to take it away"
+        _print_node(node, sentence, json)
 
 
 def _what_movers_do(drained: str) -> tuple[str, str]:
@@ -88,7 +90,7 @@ def _what_movers_do(drained: str) -> tuple[str, str]:
 
 
 def _drain(node: str, yes: bool, *, ask: bool) -> dict[str, list[str]]:
-    """Drain a node; whoever sits before a terminal is asked first if that stops commands."""
+    """Drain a node; at a terminal, ask first if that stops commands."""
     from geminid.serve.client import ServiceError
 
     try:
@@ -119,15 +121,15 @@ def cordon(
         raise InvalidInput([Problem("slot", slot, "must have the form NODE/SLOT, as in local/0")])
     with reporting_trouble():
         client().post(at("slots", node, number, "uncordon" if undo else "cordon"))
-        told = f"{slot} {'takes work again' if undo else 'takes no new work'}"
+        sentence = f"{slot} {'takes work again' if undo else 'takes no new work'}"
         holder = next((one["jobs"][int(number)] for one in client().get("nodes") if one["name"] == node), None)
         if holder is not None and not undo:
             elastic = client().get(at("jobs", holder))["elastic"]
-            told += f"; {holder} {'moves off it as soon as it can' if elastic else 'stays on it until it ends'}"
-        _tell_node(node, told, json)
+            sentence += f"; {holder} {'moves off it as soon as it can' if elastic else 'stays on it until it ends'}"
+        _print_node(node, sentence, json)
 
 
-def _tell_node(name: str, sentence: str, json: bool) -> None:
+def _print_node(name: str, sentence: str, json: bool) -> None:
     """Say what was done, or print the node as it is now."""
     if json:
         print_json(next((node for node in client().get("nodes") if node["name"] == name), None))
@@ -139,9 +141,7 @@ def quota(
     of: Annotated[Literal["queue", "owner"] | None, typer.Argument(help="Whose quota to set.")] = None,
     name: Annotated[str | None, typer.Argument(help="The queue's or the owner's name.")] = None,
     slots: Annotated[str | None, typer.Argument(help="The most slots together, or `none`.")] = None,
-    borrow: Annotated[
-        bool, typer.Option("--borrow", help="They may have more for as long as nobody else can use it.")
-    ] = False,
+    borrow: Annotated[bool, typer.Option("--borrow", help="They may have more while nobody else can use it.")] = False,
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -153,12 +153,12 @@ def quota(
         raise InvalidInput([Problem("slots", slots, "must be a whole number, or none")])
     with reporting_trouble():
         if of is not None and name is not None:
-            told = client().put(at("quotas", of, name), slots=None if slots == "none" else slots, borrow=borrow)
+            quotas = client().put(at("quotas", of, name), slots=None if slots == "none" else slots, borrow=borrow)
         else:
-            told = client().get("quotas")
+            quotas = client().get("quotas")
     if json:
-        print_json(told)
-    elif not told:
+        print_json(quotas)
+    elif not quotas:
         console.print("no quotas are set")
     else:
         rows = [
@@ -166,7 +166,7 @@ def quota(
                 *(row["of"], escape(row["name"]), "yes" if row["borrow"] else "", f"{row['slots']}"),
                 *(f"{row['used']}", f"{row['beyond'] or ''}"),
             ]
-            for row in told
+            for row in quotas
         ]
         print_table("Quotas", ["of", "name", "may borrow", "slots", "used", "of these beyond"], rows, text_columns=3)
 
@@ -206,15 +206,15 @@ def queue_priority(
 def _change_queue(queue: str | None, change: Mapping[str, object] | None, json: bool) -> None:
     """Change the rules of a queue, if there is a change; print its rules, or those of all queues."""
     with reporting_trouble():
-        told = client().get("queues")
+        queues = client().get("queues")
         if queue is not None and change is not None:
-            told = client().patch(at("queues", queue), change)
+            queues = client().patch(at("queues", queue), change)
     if queue is not None:
-        rules = [row for row in told if row["queue"] == queue]
-        told = rules or [{"queue": queue, "max_priority": 0, "members": [], "open": True}]
+        rules = [row for row in queues if row["queue"] == queue]
+        queues = rules or [{"queue": queue, "max_priority": 0, "members": [], "open": True}]
     if json:
-        print_json(told)
-    elif not told:
+        print_json(queues)
+    elif not queues:
         console.print("no queue has rules: all are open to everybody, up to priority 0")
     else:
         rows = [
@@ -225,7 +225,7 @@ def _change_queue(queue: str | None, change: Mapping[str, object] | None, json: 
                 else escape(", ".join(row["members"])) or "admins only",
                 f"{row['max_priority']}",
             ]
-            for row in told
+            for row in queues
         ]
         print_table("Queues", ["queue", "open to", "highest priority"], rows, text_columns=2)
 
@@ -233,9 +233,9 @@ def _change_queue(queue: str | None, change: Mapping[str, object] | None, json: 
 def usage(wide: WideOption = False, json: JsonOption = False) -> None:
     """Say who has used what."""
     with reporting_trouble():
-        told = client().get("usage")
+        owners = client().get("usage")
     if json:
-        print_json(told)
+        print_json(owners)
         return
     rows = [
         [
@@ -244,7 +244,7 @@ def usage(wide: WideOption = False, json: JsonOption = False) -> None:
             f"{row['gpu_hours']:.3f}",
             "" if row["quota"] is None else f"{row['quota']}",
         ]
-        for row in told
+        for row in owners
     ]
     print_table("Usage", ["owner", "jobs", "running", "waiting", "slots", "slot-hours", "quota"], rows)
 
@@ -252,8 +252,8 @@ def usage(wide: WideOption = False, json: JsonOption = False) -> None:
 def events(
     job: Annotated[str | None, typer.Option(help="Only about this job, by identifier or name.")] = None,
     after: Annotated[int | None, typer.Option(min=0, help="Only after the record of this number.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as they happen.")] = False,
     all: Annotated[bool, typer.Option("--all", "-a", help="Reports of progress, too.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -265,11 +265,13 @@ def events(
 
     while True:
         with reporting_trouble():
-            told, last = client().get_counted("events", count=LAST_SEQ, job=job, after=after, limit=limit, progress=all)
+            entries, last = client().get_counted(
+                "events", count=LAST_SEQ, job=job, after=after, limit=limit, progress=all
+            )
         if json and not follow:
-            print_json(told)
+            print_json(entries)
             return
-        for entry in told:
+        for entry in entries:
             if json:
                 print(encoder.dumps(entry))
                 continue
@@ -289,7 +291,7 @@ def replay(
     at: Annotated[
         int | None, typer.Option(min=1, help="The number of a record; the last decision when left out.")
     ] = None,
-    policy: Annotated[str | None, typer.Option(help="Ask this policy.", show_default="the one of then")] = None,
+    policy: Annotated[str | None, typer.Option(help="Ask this policy.", show_default="the one that decided")] = None,
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -301,15 +303,15 @@ def replay(
     from geminid.serve.store import StoreProblem
 
     try:
-        told = decide_again(moment(home(), at), policy)
+        again = decide_again(moment(home(), at), policy)
     except StoreProblem as problem:
         give_up(str(problem))
     if json:
-        print_json(told)
+        print_json(again)
         return
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(told["at_s"]))
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(again["at_s"]))
     print_table(
-        f"Record {told['seq']}, {when}, {told['slots']} slots, policy {told['policy']}",
+        f"Record {again['seq']}, {when}, {again['slots']} slots, policy {again['policy']}",
         [
             Column("job", text=True),
             Column("name", 1, text=True, least=12),
@@ -326,20 +328,20 @@ def replay(
                 f"{math.prod(job['factors'].values()):.3g}" if job["factors"] else "",
                 escape(job["reason"]),
             ]
-            for job in told["jobs"]
+            for job in again["jobs"]
         ],
     )
-    for name, price in told["prices"].items():
+    for name, price in again["prices"].items():
         console.print(f"a slot of {name} is worth {price:.4g} to the jobs that want one more")
-    if told["gap"] is not None:
-        console.print(f"within {gap_percent(told['gap'])} of the best decision")
+    if again["gap"] is not None:
+        console.print(f"within {gap_percent(again['gap'])} of the best decision")
 
 
 def token(
     user: Annotated[str | None, typer.Argument(help="For whom; all tokens are listed when left out.")] = None,
     role: Annotated[Literal["viewer", "user", "admin"], typer.Option(help="What the token allows.")] = "user",
     days: Annotated[
-        float | None, typer.Option(min=0.0, max=36_525.0, help="Expires after so many days; never when left out.")
+        float | None, typer.Option(min=0.0, max=36_525.0, help="Expires after this many days; never when left out.")
     ] = None,
     revoke: Annotated[bool, typer.Option("--revoke", help="Take all tokens of this user back instead.")] = False,
     wide: WideOption = False,
@@ -357,7 +359,7 @@ def token(
         tokens.all()
     except DamagedTokens as problem:
         give_up(str(problem))
-    if shown := os.environ.get("GEMINID_TOKEN"):  # whoever acts as somebody may do what that one may
+    if shown := os.environ.get("GEMINID_TOKEN"):  # a token gives the rights of its user
         known = tokens.identify(shown)
         if known is None or not known.is_admin:
             whose = "is not valid here" if known is None else f"is that of {known.user}, who is no admin"

@@ -57,8 +57,8 @@ def profile(
     cores = len(os.sched_getaffinity(0))
     wanted = slots or len(gpus) or min(MOST_CPU_SLOTS_UNASKED, cores)
     if not gpus and wanted > cores:
-        told = f"warning: {wanted} CPU slots share {cores} cores: a slot is slower the more of them are in use"
-        error_console.print(told, highlight=False, soft_wrap=True)
+        warning = f"warning: {wanted} CPU slots share {cores} cores: a slot is slower the more of them are in use"
+        error_console.print(warning, highlight=False, soft_wrap=True)
     if gpus and wanted > len(gpus):
         _give_up(f"--slots is {wanted}: this machine has {len(gpus)} GPUs")
     names = gpus[:wanted] if gpus else [f"cpu{i}" for i in range(wanted)]

@@ -121,8 +121,8 @@ def up(
         other = "--slots" if slots is not None else "--executor ray"
         raise InvalidInput([Problem("devices", devices, f"must be left out with {other}")])
     if storage is not None and "://" not in storage and not Path(storage).is_absolute():
-        told = "must be an absolute path, or a URL such as s3://bucket/folder: every node looks it up by itself"
-        raise InvalidInput([Problem("storage", storage, told)])
+        expected = "must be an absolute path, or a URL such as s3://bucket/folder: every node looks it up by itself"
+        raise InvalidInput([Problem("storage", storage, expected)])
     if cluster is not None and Path(cluster).suffix not in SUFFIXES:
         raise InvalidInput([Problem("cluster", cluster, f"must be a file whose name ends in {' or '.join(SUFFIXES)}")])
     options = Options(
@@ -170,7 +170,7 @@ def _where(place: Mapping[str, object], how_to_end: str) -> str:
 
 
 class _Watcher:
-    """Tells whoever has a service in the foreground where it is, and that it is ending; nothing else."""
+    """Prints where a service in the foreground is, and that it is ending; nothing else."""
 
     def __init__(self, as_json: bool) -> None:
         self._as_json = as_json
@@ -185,15 +185,15 @@ class _Watcher:
             sys.stdout.flush()
 
     def ending(self, waits_for: Sequence[str], *, detach: bool) -> None:
-        """It was told to end, and waits for these jobs to stop, or leaves them running."""
+        """It has been asked to end, and waits for these jobs to stop, or leaves them running."""
         names = ", ".join(waits_for[:10]) + (f" and {len(waits_for) - 10} more" if len(waits_for) > 10 else "")
-        told = "the service is ending"
+        sentence = "the service is ending"
         if names and detach:
-            told += f": {names} {'goes' if len(waits_for) == 1 else 'go'} on without it"
+            sentence += f": {names} {'goes' if len(waits_for) == 1 else 'go'} on without it"
         elif names:
-            told += f": it waits for {names} to stop"
+            sentence += f": it waits for {names} to stop"
         with contextlib.suppress(OSError):
-            error_console.print(told, soft_wrap=True)
+            error_console.print(sentence, soft_wrap=True)
 
 
 def checked_public_url(text: str) -> str:
@@ -247,16 +247,16 @@ def down(
         with contextlib.suppress(OSError, ValueError, KeyError):
             pid = int(json.loads((home() / SERVICE).read_text(encoding="utf-8"))["pid"])
         client().post("shutdown", detach=detach)
-    told = ""
+    shown = ""
     started = time.monotonic()
     deadline = started + LONGEST_END_S + 30.0
     while pid and is_running(pid):
         if time.monotonic() > deadline:
             give_up(f"the service (process {pid}) has not ended after {LONGEST_END_S + 30.0:g} s")
         time.sleep(0.05 if time.monotonic() < started + 1.0 else 0.5)
-        if time.monotonic() >= started + 1.0 and (awaits := _awaited()) not in ("", told):
+        if time.monotonic() >= started + 1.0 and (awaits := _awaited()) not in ("", shown):
             error_console.print(f"waiting for {awaits} to stop", soft_wrap=True)
-            told = awaits
+            shown = awaits
     print_json({"ended": True, "pid": pid, "detached": detach}) if as_json else console.print("the service has ended")
 
 
@@ -272,48 +272,48 @@ def _awaited() -> str:
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
     """Say whether the service runs, and how it is."""
     with reporting_trouble():
-        told: dict[str, Any] = client().get("status")
+        answer: dict[str, Any] = client().get("status")
     if as_json:
-        print_json(told)
+        print_json(answer)
         return
-    jobs = ", ".join(f"{count} {phase}" for phase, count in told["jobs"].items()) or "none"
-    types = ", ".join(f"{slots} × {name}" for name, slots in told["gpu_types"].items())
+    jobs = ", ".join(f"{count} {phase}" for phase, count in answer["jobs"].items()) or "none"
+    types = ", ".join(f"{slots} × {name}" for name, slots in answer["gpu_types"].items())
     facts = {
-        "service": f"{told['url']} (process {told['pid']}),"
-        f" up for {humanize_duration(round(told['uptime_s']))}, version {told['version']}",
-        "policy": told["policy"],
-        "slots": f"{told['slots_held']} of {told['slots']} in use ({types}){_closed(told)}",
+        "service": f"{answer['url']} (process {answer['pid']}),"
+        f" up for {humanize_duration(round(answer['uptime_s']))}, version {answer['version']}",
+        "policy": answer["policy"],
+        "slots": f"{answer['slots_held']} of {answer['slots']} in use ({types}){_closed(answer)}",
         "jobs": jobs,
-        "decisions": f"{told['decisions']}, the last in {told['last_decision_ms']:.1f} ms,"
-        f" {told['rejected_decisions']} rejected",
+        "decisions": f"{answer['decisions']}, the last in {answer['last_decision_ms']:.1f} ms,"
+        f" {answer['rejected_decisions']} rejected",
     }
-    if told["gap"] is not None:
-        facts["decisions"] += f", within {gap_percent(told['gap'])} of the best"
-    if told["prices"]:
-        worth = ", ".join(f"{price:.3g} for {name}" for name, price in told["prices"].items())
+    if answer["gap"] is not None:
+        facts["decisions"] += f", within {gap_percent(answer['gap'])} of the best"
+    if answer["prices"]:
+        worth = ", ".join(f"{price:.3g} for {name}" for name, price in answer["prices"].items())
         facts["prices"] = f"one more slot is worth {worth}"
-    if told["wishes"]:
-        facts["wishes"] = "; ".join(wish["reason"] for wish in told["wishes"])
-    if told["ending"]:
+    if answer["wishes"]:
+        facts["wishes"] = "; ".join(wish["reason"] for wish in answer["wishes"])
+    if answer["ending"]:
         facts["ENDING"] = (
-            f"waits for {', '.join(told['awaited'])} to stop" if told["awaited"] else "is about to be gone"
+            f"waits for {', '.join(answer['awaited'])} to stop" if answer["awaited"] else "is about to be gone"
         )
-    if told["trouble"]:
-        facts["TROUBLE"] = told["trouble"]
+    if answer["trouble"]:
+        facts["TROUBLE"] = answer["trouble"]
     for name, fact in facts.items():
         console.print(f"{name + ':':<11}{escape(fact)}", soft_wrap=True)
-    for note in told["notes"][-5:]:
+    for note in answer["notes"][-5:]:
         console.print(
             f"{time.strftime('%H:%M:%S', time.localtime(note['at_s']))} {note['level']}: {escape(note['text'])}"
         )
 
 
-def _closed(told: Mapping[str, Any]) -> str:
+def _closed(answer: Mapping[str, Any]) -> str:
     """What of the slots is not in service, if anything."""
-    drained = [f"{name} is drained" for name in told["drained"]]
-    drained += [f"{name} is about to leave" for name in told["leaving"]]
-    drained += [f"{name} is gone" for name in told.get("down", ())]
-    drained += [f"{len(told['taken'])} not ours now (`geminid nodes`)"] if told.get("taken") else []
-    cordoned = ", ".join(told["cordoned"])
-    some = [f"{cordoned} {'is' if len(told['cordoned']) == 1 else 'are'} cordoned"] if cordoned else []
+    drained = [f"{name} is drained" for name in answer["drained"]]
+    drained += [f"{name} is about to leave" for name in answer["leaving"]]
+    drained += [f"{name} is gone" for name in answer.get("down", ())]
+    drained += [f"{len(answer['taken'])} not ours now (`geminid nodes`)"] if answer.get("taken") else []
+    cordoned = ", ".join(answer["cordoned"])
+    some = [f"{cordoned} {'is' if len(answer['cordoned']) == 1 else 'are'} cordoned"] if cordoned else []
     return "".join(f"; {text}" for text in (*drained, *some))

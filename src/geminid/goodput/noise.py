@@ -56,7 +56,7 @@ class NoiseEstimate:
     ) -> NoiseEstimate:
         """Fold in one step that averaged ``micro_gradients`` ≥ 2 gradients at ``scale`` = M/M0.
 
-        It stands for ``steps`` steps, where only every so many are measured. ``local`` and ``total`` hold one squared
+        It stands for ``steps`` steps, where only some steps are measured. ``local`` and ``total`` hold one squared
         norm per parameter group. A step with non-finite norms (an overflow under mixed precision) changes nothing.
         """
         if micro_gradients < 2:

@@ -25,7 +25,7 @@ INTER_NODE_AT_LEAST = 1.1
 PRIOR_PULL = 1e-2
 COMPUTE_PULL = 0.1
 
-#: With fewer observations than this, waiting for the host cannot be told from synchronisation.
+#: With fewer observations than this, waiting for the host cannot be distinguished from synchronisation.
 ENOUGH_FOR_HOST = 6
 
 

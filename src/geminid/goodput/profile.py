@@ -6,8 +6,11 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-#: Step times outside this range are broken clocks or lost units, not measurements.
-SHORTEST_CREDIBLE_S, LONGEST_CREDIBLE_S = 1e-7, 1e5
+#: Shortest step time that counts as a measurement, in seconds; shorter ones come from broken clocks or wrong units.
+SHORTEST_CREDIBLE_S = 1e-7
+
+#: Longest step time that counts as a measurement, in seconds.
+LONGEST_CREDIBLE_S = 1e5
 
 #: Counts above this (nodes, slots, samples) are lost units too.
 MOST_CREDIBLE_COUNT = 10**9

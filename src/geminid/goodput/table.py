@@ -247,7 +247,8 @@ def _pack(jobs: Sequence[JobModel], keys: Sequence[str]) -> dict[str, _Models]:
 
 _PARAMETERS = attrgetter("parameters")
 _LIMITS = attrgetter("initial", "largest", "smallest_per_slot", "largest_per_slot")
-_SIZES, _FACTORS = attrgetter("corrections.batch_sizes"), attrgetter("corrections.log_factors")
+_SIZES = attrgetter("corrections.batch_sizes")
+_FACTORS = attrgetter("corrections.log_factors")
 
 
 def _transposed(rows: Iterable[Sequence[float]], count: int) -> Array:

@@ -52,8 +52,11 @@ FASTEST_RAISE = 2.0
 #: A cap below this is not worth the guest's memory: it is suspended until its host is faster.
 LEAST_CAP = 0.01
 
-#: Caps that change by no more are settled: the controller looks so many times as rarely.
-SETTLED, RARELY = 0.002, 10.0
+#: Change of a cap below which it counts as settled.
+SETTLED = 0.002
+
+#: Factor by which the controller looks less often at settled caps.
+RARELY = 10.0
 
 #: Slack when comparing times.
 INSTANT_S = 1e-6

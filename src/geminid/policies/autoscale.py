@@ -49,7 +49,7 @@ class Wish:
 
 
 def rentable(cluster: Cluster) -> Cluster:
-    """What could be rented: as much of everything again. (Whoever wants more still will say so when it is there.)"""
+    """What could be rented: as much of everything again. (A cluster that has grown can grow again.)"""
     taken = set(cluster.node_index)
     again = [replace(node, name=name) for node in cluster.nodes if (name := f"{node.name}-again") not in taken]
     try:
@@ -89,3 +89,11 @@ def wishes(
             now = worth.get(gpu_type, 0.0) / most if most > 0.0 else 0.0
             result.append(Wish(gpu_type, slots, int(of_type.sum()), float(reached[of_type].mean()), now))
     return sorted(result, key=lambda wish: -wish.worth_per_dollar)
+
+
+def nodes_for(cluster: Cluster, wished: Sequence[Wish]) -> dict[str, int] | None:
+    """The desired number of nodes of each GPU type, for nodes as large as the cluster's; None without wishes."""
+    if not wished:
+        return None
+    size = cluster.largest_node_slots
+    return {wish.gpu_type: -(-wish.slots // size[wish.gpu_type]) for wish in wished}

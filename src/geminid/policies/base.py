@@ -288,8 +288,8 @@ class NotADecision(TypeError):
     """A policy answered with something else than a :class:`Decision`; ``origin`` is where its ``decide`` stands."""
 
     def __init__(self, policy: Policy, answer: object) -> None:
-        told = "None" if answer is None else f"a value of type {type(answer).__name__}"
-        super().__init__(f"{type(policy).__name__}.decide returned {told} instead of a Decision")
+        returned = "None" if answer is None else f"a value of type {type(answer).__name__}"
+        super().__init__(f"{type(policy).__name__}.decide returned {returned} instead of a Decision")
         code = getattr(type(policy).decide, "__code__", None)
         self.origin = "unknown" if code is None else f"{code.co_filename}, line {code.co_firstlineno}, in decide"
 
@@ -298,7 +298,7 @@ def decision_of(policy: Policy, view: ClusterView) -> Decision:
     """Ask a policy, and check that it answers with a decision.
 
     Raises:
-        NotADecision: it does not; whoever reads the error finds the policy's own class and file in it.
+        NotADecision: it does not; the error names the policy's class and file.
     """
     decision: object = policy.decide(view)
     if not isinstance(decision, Decision):

@@ -20,15 +20,15 @@ from geminid.policies.base import ClusterView, JobFacts, JobView
 
 Array = NDArray[np.float64]
 
-#: One level of priority counts as much as so many jobs.
+#: Factor by which one level of priority multiplies a job's weight.
 PRIORITY_FACTOR = 4.0
 #: Levels beyond this count no more: by then nothing below stands a chance, and weights must stay finite.
 MOST_LEVELS = 20
 #: A fair share moves weights by at most this factor in either direction.
 MOST_FAVOUR = 4.0
-#: A job that needs all of the time until its deadline on its fastest configuration counts as much as so many jobs.
+#: Weight factor of a job that needs all of the time until its deadline on its fastest configuration.
 MOST_URGENT = 8.0
-#: A deadline is given up where a job would need so many times the time that is left, on its fastest configuration: it
+#: A deadline is given up when a job needs this many times the time left, on its fastest configuration: it
 #: may be four times as fast once it has been measured on more slots, or have less to do than it says.
 LOST = 4.0
 #: A job that has waited longer counts no more: by then nothing but fifteen levels of priority stands before it, and
@@ -155,7 +155,7 @@ def finish_time_factors(
 
     ``done_s`` and ``left_s`` are on the slowest configuration. The factor grows with the square of the ratio and with
     the age of the job without end: nobody waits for ever. A job that needs several slots at once takes the place of as
-    many others, so it counts the more the more it needs: at twice the bound four times per slot.
+    many others, so it counts more the more it needs: at twice the bound four times per slot.
     """
     ratio = (age_s + left_s / fair_speedup) / np.maximum((done_s + left_s) / fair_speedup, 1.0)
     return np.asarray(np.clip(ratio / bound, 1.0, None) ** (2.0 + np.log2(least_slots))).clip(max=MOST_OVERDUE)

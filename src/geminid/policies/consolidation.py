@@ -28,8 +28,10 @@ CLEARLY_BETTER = 0.05
 MOST_MOVES = 8
 MOST_RACKS = 8
 
-#: How far ahead a move may pay off: this long, or so many pauses.
+#: Time within which a move must pay off, in seconds …
 HORIZON_S = 600.0
+
+#: … or in pauses, whichever is longer.
 HORIZON_PAUSES = 6.0
 
 

@@ -4,7 +4,7 @@ Sharma et al., "GPU Cluster Scheduling for Network-Sensitive Deep Learning", 202
 
 - **Delay scheduling.** A job takes slots of a single node only, until it has waited for T(node); then also slots of a
   single rack, until T(rack), and so on up to the whole cluster. Levels that can never hold it are skipped. Jobs are
-  served in the order of their submission, each on the slots it asks for; whoever finds no place is passed over.
+  served in the order of their submission, each on the slots it asks for; a job without a place is passed over.
 - **Auto-tuned timers.** T(level, slots) is the mean of the last waits after which jobs of that size got a place at that
   level, plus ``k`` standard deviations. The option of that level counts as a few waits, so that the first jobs, which
   find an empty cluster and wait for nothing, do not set the timer to zero for all that follow.
@@ -12,7 +12,7 @@ Sharma et al., "GPU Cluster Scheduling for Network-Sensitive Deep Learning", 202
   got its slots: low where synchronising or pausing takes most of it. A job with a low score that stands further apart
   than it need moves to a better place if there is one; else it makes way for a waiting job that would stand closer
   together on its slots, and have more slots than its own times its score: more slots compute then. It waits itself for
-  a better place, with its timers set anew. The lowest scores go first.
+  a better place, with its timers reset. The lowest scores go first.
 
 Inferred and unverified. The abstract and third-party notes name the three parts and the results; the levels, the score
 and the form of the timers are from memory of the paper, everything else is our reading: that timers count from the same
@@ -108,7 +108,7 @@ class Dally(Policy):
         return Decision(assignments, reasons, self._wake_at_s(view, places, assignments), others_stay=True)
 
     def timer_s(self, level: LinkClass, slots: int) -> float:
-        """How long a job of so many slots waits for a place at a level before it accepts the next."""
+        """How long a job with this number of slots waits for a place at a level before it accepts the next."""
         start_s = self._option_s(level)
         tuned_s = self._tuned_s.get((level, slots)) if self.auto and start_s < math.inf else None
         return start_s if tuned_s is None else tuned_s
@@ -138,7 +138,7 @@ class Dally(Policy):
         assignments: dict[str, Allocation],
         reasons: dict[str, str],
     ) -> list[JobView]:
-        """Place whoever finds a place at a level that it accepts by now; returns the others."""
+        """Place the jobs that find a place at a level that they accept by now; returns the others."""
         hopeless: set[tuple[int, frozenset[str] | None, LinkClass]] = set()
         left = []
         for job in waiting:
@@ -214,12 +214,12 @@ class Dally(Policy):
         for score, job_id, at, job in sorted(victims, key=lambda victim: victim[:2]):
             places.give_back(job.allocation)
             closer = places.levels[: places.levels.index(at)]
-            told = f"computes for {100 * score:.0f} % of its time {WHERE[at]}"
+            share = f"computes for {100 * score:.0f} % of its time {WHERE[at]}"
             found = places.find(job, closer[-1])
             if found is not None:
                 places.take(found[1])
                 assignments[job_id] = found[1]
-                reasons[job_id] = f"moves to slots {WHERE[found[0]]}: it {told}"
+                reasons[job_id] = f"moves to slots {WHERE[found[0]]}: it {share}"
                 self._since_s[job_id] = view.now_s
                 continue
             swapped = next(
@@ -241,7 +241,7 @@ class Dally(Policy):
             self._start(other, level, view.now_s)
             assignments[other.id] = allocation
             assignments[job_id] = ()
-            reasons[job_id] = f"makes way for {other.id}, which then is {WHERE[level]}: it {told}"
+            reasons[job_id] = f"makes way for {other.id}, which then is {WHERE[level]}: it {share}"
             self._since_s[job_id] = view.now_s
             self._running.discard(job_id)
 

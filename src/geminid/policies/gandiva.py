@@ -4,7 +4,7 @@ Xiao et al., "Gandiva: Introspective Cluster Scheduling for Deep Learning", OSDI
 
 A new job goes to (1) the least loaded node of its affinity, that is of jobs that ask for as many slots, if that has
 room; (2) a node that belongs to nobody, which takes its affinity; (3) a node of another affinity with free slots; (4) a
-node of its affinity that is full, where all take turns; else (5) it waits for nodes. Whoever takes turns is suspended
+node of its affinity that is full, where all take turns; else (5) it waits for nodes. Jobs that take turns are suspended
 and resumed every ``slice``. Options switch the rest on and off:
 
 - ``packing``: under overload the waiting job that keeps its slots least busy joins the running one that does, if both
@@ -41,7 +41,7 @@ from geminid.policies.options import Positive
 from geminid.policies.packing import most_slots
 from geminid.policies.sharing import busy
 
-#: A slice lasts at least so many restarts of the jobs that take turns.
+#: Shortest time slice, in restarts of the jobs that take turns.
 SLICE_RESTARTS = 10.0
 
 #: Two that share must together be worth this many jobs alone: as much as taking turns.
@@ -133,7 +133,7 @@ class Gandiva(Policy):
         return bool(gone)
 
     def _serve_queue(self, view: ClusterView, jobs: Mapping[str, JobView]) -> None:
-        """Into sets with room, new sets, or behind others of its size; whoever finds neither stays in the queue."""
+        """Into sets with room, new sets, or behind others of its size; a job that finds neither stays in the queue."""
         self._nodes.queue = [unit for unit in self._nodes.queue if not self._place(view, jobs[unit[0]], unit)]
 
     def _place(self, view: ClusterView, job: JobView, unit: Unit) -> bool:
@@ -290,8 +290,8 @@ class Gandiva(Policy):
         if self.growth:
             wake_at_s += self._grow(view, jobs, free, given, {job for pair in pairs for job in pair}, reasons)
         if view.sharing is None and self.packing and any(each.waiting for each in self._nodes.sets):
-            told = "no_sharing: jobs cannot share slots here, they take turns"
-            reasons |= {job: told for each in self._nodes.sets for unit in each.waiting for job in unit}
+            reason = "no_sharing: jobs cannot share slots here, they take turns"
+            reasons |= {job: reason for each in self._nodes.sets for unit in each.waiting for job in unit}
         later = [at_s for at_s in wake_at_s if at_s > view.now_s + INSTANT_S]
         kept = {job: jobs[job].allocation if jobs[job].allocation == got else got for job, got in given.items()}
         return Decision(kept, pairs=pairs, reasons=reasons, wake_at_s=min(later, default=None))
@@ -304,7 +304,7 @@ class Gandiva(Policy):
         given: dict[str, Allocation],
         reasons: dict[str, str],
     ) -> None:
-        """Let whoever waits have free slots on nodes of another size, until these are needed; first who is there."""
+        """Let waiting jobs use free slots on nodes of another size until these are needed, in order of arrival."""
         waiting = [unit[0] for unit in self._nodes.queue]
         waiting += [unit[0] for each in self._nodes.sets for unit in each.waiting if len(unit) == 1]
         for job in sorted((jobs[name] for name in waiting), key=lambda job: not job.allocation):

@@ -9,7 +9,7 @@ Its node sets and slices are those of ``nodesets.py``, with these peculiarities,
   that starts, the next one is passed over (a list is changed while it is walked through).
 - A set's load counts every job that was ever put there.
 - At every look, each size is to have slots in proportion to what its jobs ask for: if it should have more, free nodes
-  are added, or if there are none its jobs are dealt anew; if fewer, sets are given up, one for each job's worth of
+  are added, or if there are none its jobs are dealt again; if fewer, sets are given up, one for each job's worth of
   slots too many, but for the last. The jobs that wait in the queue do not count.
 
 Repaired, the same rules give another mean JCT on that trace (``gandiva:published=false``).

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from geminid.cluster import Cluster
 from geminid.configuration import Configuration
 from geminid.job import Adaptivity
-from geminid.policies.autoscale import Wish, rentable, wishes
+from geminid.policies.autoscale import Wish, nodes_for, rentable, wishes
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy
 from geminid.policies.claims import (
     FairShares,
@@ -133,7 +133,9 @@ class Geminid(Policy):
         if view.now_s < self._decided_s + self.gap_s and min(view.free_slots, default=0) >= 0:
             filled = self._filled(view) if self.fill else {}
             kept = _unchanged(view, self._decided_s + self.gap_s)
-            return replace(kept, assignments={**kept.assignments, **filled}, desired_nodes=_nodes(view, self._wishes))
+            return replace(
+                kept, assignments={**kept.assignments, **filled}, desired_nodes=nodes_for(view.cluster, self._wishes)
+            )
         self._decided_s = view.now_s
         configurations, goodput = self._goodputs.of(view)
         worth = self._worth(view, configurations, goodput)
@@ -156,7 +158,7 @@ class Geminid(Policy):
             assignments,
             reasons=reasons,
             wake_at_s=wake_at_s,
-            desired_nodes=_nodes(view, self._wishes),
+            desired_nodes=nodes_for(view.cluster, self._wishes),
             pairs=tuple(pairs),
         )
 
@@ -405,12 +407,14 @@ class Geminid(Policy):
 
 DEFAULT_QUEUE = Queue("default")
 
-#: What quotas leave over is lent so many times: who cannot use all of a share leaves it to the others.
+#: Number of times that unused quota is lent: a queue that cannot use all of its share leaves it to the others.
 MOST_LENDINGS = 4
 
+#: Factor by which the weight of a queue that falls short of its quota is raised.
+SHORT_OF_QUOTA = 100.0
 
-#: A queue that falls short of its quota counts this much more, so many times at most.
-SHORT_OF_QUOTA, MOST_RAISES = 100.0, 3
+#: Number of times that it is raised at most.
+MOST_RAISES = 3
 
 
 def _used_by_group(choices: Choices, found: Priced) -> Array:
@@ -490,11 +494,3 @@ def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], sp
         per_type[index] = np.maximum(within, scaled[np.arange(len(speedup)), smallest])
     mean = np.average(per_type, axis=0, weights=np.maximum(_slots_by_type(view), 1e-9))
     return np.asarray(np.maximum(mean, 1e-9))
-
-
-def _nodes(view: ClusterView, wished: Sequence[Wish]) -> dict[str, int] | None:
-    """The wishes in nodes as large as the cluster has them."""
-    if not wished:
-        return None
-    size = view.cluster.largest_node_slots
-    return {wish.gpu_type: -(-wish.slots // size[wish.gpu_type]) for wish in wished}

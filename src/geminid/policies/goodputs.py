@@ -20,7 +20,7 @@ from geminid.policies.kinds import KindMemory
 
 Array = NDArray[np.float64]
 
-#: Up to so many nodes, every number of them is a configuration of its own.
+#: Number of nodes up to which every number of nodes is a configuration of its own.
 DENSE_NODES = 16
 
 
@@ -149,7 +149,7 @@ class Goodputs:
     def of(self, view: ClusterView, *, learn: bool = True) -> tuple[tuple[Configuration, ...], Array]:
         """The configurations, and goodputs of the view's jobs (rows) on them; zero where a job may not use one.
 
-        Unless it is to ``learn``, somebody else has told the memory of this view already.
+        Without ``learn``, the memory has seen this view already.
         """
         if self.memory is not None and learn:
             self.memory.learn(view.jobs, view.ended)

@@ -1,7 +1,7 @@
 """What earlier jobs of a kind have measured, for those that come after them.
 
 People train the same thing again and again: the same script under the same name. How such a job scales need not be
-found out anew, by growing from slot to slot with a pause each time: the jobs before it have measured it. A job's own
+found out again, by growing from slot to slot with a pause each time: the jobs before it have measured it. A job's own
 measurements come first, type by type, as soon as they reach as far; and where they contradict what is remembered, the
 job is taken to be of another kind in spite of its name.
 """
@@ -21,7 +21,7 @@ from geminid.policies.base import JobView
 #: Kinds that are remembered; beyond, the one that was heard of first is forgotten.
 MOST_KINDS = 1024
 
-#: A job whose steps on one slot take more than so many times as long as remembered, or less, is of another kind.
+#: Factor by which step times on one slot may differ from those remembered before the job counts as another kind.
 SAME_WITHIN = 2.0
 
 Kind = tuple[str, str]

@@ -30,7 +30,7 @@ LEAST_POINTS = 4
 #: What a point weighs, of the next later one.
 RECENCY = 0.9
 
-#: Floors that are tried: so far below the lowest loss seen, in units of the range of losses seen.
+#: Floors that are tried: distances below the lowest loss seen, in units of the range of losses seen.
 FLOORS = np.geomspace(0.002, 5.0, 18)
 
 #: How often the loss is linearised: around the nearest falling sequence, then around the fit before.

@@ -31,8 +31,11 @@ from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, J
 from geminid.policies.options import AtLeast
 from geminid.policies.packing import FreeSlots, usable_types
 
-#: Mean speeds beside others below which a kind has a share score of 2, and of 1.
-HEAVY_BELOW, MEDIUM_BELOW = 0.85, 0.95
+#: Mean speed beside other jobs below which a kind has a share score of 2.
+HEAVY_BELOW = 0.85
+
+#: Mean speed beside other jobs below which a kind has a share score of 1.
+MEDIUM_BELOW = 0.95
 
 #: Two share if their scores add up to at most this.
 MOST_SCORE = 2

@@ -47,7 +47,7 @@ class NodeSet:
         return self.ring[self.room :]
 
     def turn(self) -> None:
-        """Whoever ran goes to the end of the ring."""
+        """The jobs that ran go to the end of the ring."""
         self.ring = [*self.waiting, *self.running]
 
     def allocation(self) -> Allocation:

@@ -1,4 +1,4 @@
-"""Optimus: greedily give the next slot to whoever it saves the most time.
+"""Optimus: greedily give the next slot to the job that it saves the most time.
 
 Peng et al., "Optimus: An Efficient Dynamic Resource Scheduler for Deep Learning Clusters", EuroSys '18.
 

@@ -11,7 +11,7 @@ are in column generation:
    there is, of half the slots, worth what a job gets done beside its best partner.
 3. At these prices every pair has a gain over its members' best choices apart from each other. The most gainful pairs
    are kept, nobody in two of them, and the problem is solved again with each pair in the place of its members: it may
-   take any configuration together, or leave it to either of the two. Prices that have fallen so far find few pairs,
+   take any configuration together, or leave it to either of the two. Prices that have fallen this far find few pairs,
    since not everybody gets its best partner, and those of the first step too many: those half-way are tried as well.
 
 The best decision counts, the one without pairs included. With prices λ, and g_jk the gain of a pair,

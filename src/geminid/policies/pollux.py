@@ -15,8 +15,8 @@ minimum; where jobs compete, those with less attained service go first, then tho
 
 This is the policy of the paper's evaluation. The AdaptDL product differs in the fitness, the mutation and the order.
 
-Deviations. What runs now is always in the first generation. Children that exist already are bred anew five times, not a
-hundred. Jobs that need several slots to run at all are completed by mutation to what they need. Jobs whose batch size
+Deviations. What runs now is always in the first generation. Existing children are bred again 5 times, not 100 times.
+Jobs that need several slots to run at all are completed by mutation to what they need. Jobs whose batch size
 is fixed are tabulated at that size. Which jobs may not be disturbed while they run is an option, for lack of a property
 of jobs. The number of nodes to wish for follows from the present speed-up per slot (relative to one slot) instead of a
 search over cluster sizes. ``solver=exact`` replaces the genetic algorithm by an integer program on the same objective
@@ -51,8 +51,14 @@ from geminid.solve.shapes import best_matrix
 #: No job runs on more nodes than these.
 MAX_NODES = 16
 
-#: Cluster sizes are kept while the speed-up per slot lies between these; else a size is aimed at where it is TARGET.
-LOW_UTILITY, HIGH_UTILITY, TARGET_UTILITY = 0.35, 0.65, 0.5
+#: Speed-up per slot below which the cluster should shrink.
+LOW_UTILITY = 0.35
+
+#: Speed-up per slot above which the cluster should grow.
+HIGH_UTILITY = 0.65
+
+#: Speed-up per slot of the size that is then chosen.
+TARGET_UTILITY = 0.5
 
 #: What all GPU types are called in the tables of a policy that cannot tell them apart.
 ANY = "any"
@@ -305,7 +311,7 @@ class Pollux(Policy):
 
 
 def _by_type(view: ClusterView, nodes: int) -> dict[str, int]:
-    """So many nodes, in the proportions in which the cluster has types: to Pollux, one node is as good as another."""
+    """This many nodes, in the proportions of the cluster's types: to Pollux, one node is as good as another."""
     share = np.bincount(view.cluster.node_type) * nodes / len(view.cluster.nodes)
     counts = np.floor(share).astype(int)
     counts[np.argsort(counts - share, kind="stable")[: nodes - counts.sum()]] += 1

@@ -1,4 +1,4 @@
-"""Policies that only order the queue: jobs in some order, each on its requested slots, whoever still fits.
+"""Policies that only order the queue: jobs in some order, each on its requested slots, if it still fits.
 
 FIFO, shortest remaining time and least attained service differ in the order alone, so that is all they define.
 """

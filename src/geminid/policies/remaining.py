@@ -1,8 +1,8 @@
-"""How much work a job has left, when what it told of its size may be wrong, or nothing.
+"""How much work a job has left, when the size that it declared may be wrong, or it declared none.
 
-A job that told its size ŵ is taken to have a size W that is log-normal around it. Knowing that it has done p and is
+A job that declared its size ŵ is taken to have a size W that is log-normal around it. Knowing that it has done p and is
 not finished, E[W − p | W > p] is what is left: close to ŵ − p at first, and never zero where a job has outlived its
-estimate. How wrong estimates are is learnt from the jobs that have ended. A job that told nothing is taken to have the
+estimate. How wrong estimates are is learnt from the jobs that have ended. A job that declared none is taken to have the
 typical length of those still before it (their geometric mean), and as much again as it has done, to the last power of
 two of that length: sizes are so heavy-tailed that what has run for long will run for long. (In steps, because jobs of
 which nothing is known would otherwise fall behind each other with every second that they run, and take turns for ever.)
@@ -24,14 +24,14 @@ Array = NDArray[np.float64]
 
 #: Before any job has ended, estimates are taken to be wrong by this much (standard deviation of the logarithm) …
 PRIOR_ERROR = 0.1
-#: … which counts as much as so many jobs.
+#: Number of jobs that this prior counts as.
 PRIOR_JOBS = 10
 #: A job that has outlived its estimate by some work is taken to have at least this share of it left.
 BEYOND_SHARE = 0.25
 #: Of jobs that are as long for all that is known, those that came first have less left by this share.
 FIRST_COME = 1e-9
-#: Before any job has ended, one of unknown size is taken to need so many seconds on its slowest configuration: the
-#: middle of published traces, about half an hour.
+#: Before any job has ended, the time that one of unknown size is taken to need on its slowest configuration, in
+#: seconds: the middle of published traces.
 TYPICAL_S = 1800.0
 
 
@@ -51,7 +51,7 @@ class RemainingWork:
         return math.sqrt(self._squares / self._jobs)
 
     def learn(self, ended: Sequence[JobView]) -> None:
-        """Compare what jobs that have ended had told with what they had done, and remember how long they were."""
+        """Compare the declared size of jobs that have ended with what they did, and remember how long they were."""
         for job in ended:
             slowest = self._slowest.pop(job.id, 0.0)
             if job.progress > 0 and slowest > 0:
@@ -66,14 +66,14 @@ class RemainingWork:
 
         ``arrival`` are the jobs' places in the order of arrival; None: they are all that there are.
         """
-        told = np.array([job.facts.work or 0.0 for job in jobs])
+        declared = np.array([job.facts.work or 0.0 for job in jobs])
         done = np.array([job.progress for job in jobs])
-        known = told > 0
+        known = declared > 0
         self._slowest = dict(zip((job.id for job in jobs), slowest.tolist(), strict=True))
         typical = math.exp(self._log_typical_s) * slowest
         later = first_come(np.arange(len(jobs)) if arrival is None else arrival)
         left = np.where(known, 0.0, (typical + _power_of_two(done / typical) * typical) * later)
-        left[known] = expected_left(told[known], done[known], self.error)
+        left[known] = expected_left(declared[known], done[known], self.error)
         return np.asarray(left / slowest)
 
 
@@ -87,12 +87,12 @@ def _power_of_two(lengths: Array) -> Array:
     return np.asarray(np.where(lengths >= 1.0, 2.0 ** np.floor(np.log2(np.maximum(lengths, 1.0))), 0.0))
 
 
-def expected_left(told: Array, done: Array, error: float) -> Array:
-    """E[W − done | W > done] for W log-normal around ``told``, of median ``told``."""
+def expected_left(declared: Array, done: Array, error: float) -> Array:
+    """E[W − done | W > done] for W log-normal around ``declared``, of median ``declared``."""
     from scipy.special import log_ndtr  # slow to import, and most processes do without
 
     with np.errstate(divide="ignore"):
-        beyond = (np.log(told) - np.log(done)) / error
-    whole = np.exp(np.log(told) + 0.5 * error**2 + log_ndtr(beyond + error) - log_ndtr(beyond))
+        beyond = (np.log(declared) - np.log(done)) / error
+    whole = np.exp(np.log(declared) + 0.5 * error**2 + log_ndtr(beyond + error) - log_ndtr(beyond))
     # Logarithms have thin tails: a job far beyond its estimate is given a share of what it is beyond, at least.
-    return np.asarray(np.maximum(whole - done, BEYOND_SHARE * np.maximum(done - told, 0.0)) + 1e-3 * told)
+    return np.asarray(np.maximum(whole - done, BEYOND_SHARE * np.maximum(done - declared, 0.0)) + 1e-3 * declared)

@@ -7,7 +7,7 @@ them. The plan maximises Σ log(progress_j at its end)/(jobs × rounds) − ``k`
 left), within the slots, so that every job can still finish within ``rhomax`` times as long as on a fair share of the
 cluster (min(1, slots/jobs) of the time). Where that is impossible the requirement is dropped, and jobs that would be
 late by a factor ρ count ρ^``boost`` as much. The logarithm is piecewise linear as in the published configuration. Slots
-that the plan leaves idle go to whoever has the most time left.
+that the plan leaves idle go to the jobs with the most time left.
 
 How it is solved. The published code hands a program with one binary variable per job and round to a commercial solver,
 with 15 s to spare. Here the rounds of a job are interchangeable: only y_j matters, so for a given bound on the longest
@@ -17,8 +17,8 @@ item; the bound is found by search. Rounds are then laid out by urgency, and who
 Deviations and what is unverified. Jobs of the paper change their batch size as they train, in regimes predicted from a
 Dirichlet posterior; the published traces say which rule each job follows but not its epochs, so jobs here keep the
 batch size that they begin with, and the time left is known (in simulations always the true one, as for the policies
-whose papers assume it; live, from the job's own rate and what its user says it has to do). Types of GPUs are not told
-apart. Read in the published code: the objective, the window, the relaxation and its constants.
+whose papers assume it; live, from the job's own rate and what its user says it has to do). GPU types are not
+distinguished. Read in the published code: the objective, the window, the relaxation and its constants.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Shockwave(Policy):
 
     A plan weighs how far each job's progress gets (in logarithms, so that those who are behind count more) against the
     longest time that any job has left, and lets every job finish in time by a fair share of the cluster where that is
-    possible. It changes nothing but who runs when, and plans anew when jobs come or go. It knows how long jobs still
+    possible. It changes nothing but who runs when, and plans again when jobs come or go. It knows how long jobs still
     take on the slots they ask for: the true time in simulations, with or without ``--oracle``; live, an estimate from
     a job's own rate and what its user says it has to do. Batch-size changes, which the paper predicts, are not
     modelled.

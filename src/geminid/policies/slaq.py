@@ -5,8 +5,8 @@ Zhang et al., "SLAQ: Quality-Driven Scheduling for Distributed Machine Learning"
 Every few seconds each job's reported losses are fitted by 1/(a·k² + b·k + c) + d and by an exponential, recent points
 weighing more, and the better fit predicts how far the loss falls within the next ``horizon`` seconds on each size
 (``lossfits.py``). Drops are divided by the largest that the job has seen, from its first loss to its lowest, so that
-losses of different kinds compare. Every job gets its smallest size; then, step by step, whoever's predicted drop grows
-most per slot, until no slot is left or none helps. ``share=fair`` gives everyone as many slots as possible instead,
+losses of different kinds compare. Every job gets its smallest size; then, step by step, the job whose drop grows most
+per slot is enlarged, until no slot is left or none helps. ``share=fair`` gives all jobs equally many slots instead,
 as the fair scheduler that the paper compares with.
 
 From memory of the paper, unverified: the families, the normalisation and the greedy rule. Deviations. The paper's
@@ -14,7 +14,7 @@ sizes are cores of a parameter server; here they are the configurations of the c
 much work a job does on each is what our goodput model says. A job with too few points for a fit is taken to be on the
 steepest part of its curve; a job that reports no losses gains from slots as the others do on average. Because a change
 of slots costs a pause here, a job that has changed keeps its slots for ten times as long as its pause. A point of a fit
-is the mean of the reports since the last point, and a curve is fitted anew when its job has a new point.
+is the mean of the reports since the last point, and a curve is fitted again when its job has a new point.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from geminid.policies.options import Positive
 #: A point is remembered when a job has got on by this part since the last one: fits need points that differ.
 SPACING = 0.05
 
-#: A job that has changed keeps its slots for so many of its pauses.
+#: Time for which a job keeps changed slots, in pauses of its own.
 SETTLE_PAUSES = 10.0
 
 #: What a size is worth to the job that has it, of what it is worth to others: nobody changes for next to nothing.
 STAYING = 1.05
 
-#: A job that has run for longer and told no loss will not.
+#: Running time after which a job that has reported no loss is taken to report none, in seconds.
 SILENT_S = 120.0
 
 #: Sizes are raised as long as a slot still adds this to a job's normalised drop: less is noise of the fits.
@@ -55,7 +55,7 @@ NO_FIT = fit_losses([[]])
 class History:
     """What a job has reported: its first loss, and its latest points (progress, loss), each the mean of some reports.
 
-    ``fit`` is the curve through the points, None if it is to be fitted anew.
+    ``fit`` is the curve through the points, None if it has to be fitted again.
     """
 
     first_loss: float
@@ -141,7 +141,7 @@ class Slaq(Policy):
                 self._histories[job.id] = History(job.loss, [(job.progress, job.loss)], job.progress)
 
     def _fits(self, jobs: Sequence[JobView]) -> LossFits:
-        """The curves of all jobs; those with new points are fitted anew, all at the same time."""
+        """The curves of all jobs; those with new points are fitted again, all at the same time."""
         histories = [self._histories.get(job.id) for job in jobs]
         stale = [history for history in histories if history is not None and history.fit is None]
         if stale:
@@ -184,7 +184,7 @@ def _greedy(
     gain: Array,
     capacity: dict[str, int],
 ) -> dict[int, int]:
-    """A configuration for each of the rows: the smallest ones first, then whoever gains most per slot."""
+    """A configuration for each of the rows: the smallest ones first, then the job that gains most per slot."""
     of_type = {
         gpu_type: [c for c, configuration in enumerate(configurations) if configuration.gpu_type == gpu_type]
         for gpu_type in capacity

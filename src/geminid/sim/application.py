@@ -158,16 +158,17 @@ class LossCurve:
 class Application:
     """A kind of training job: how fast, how noisy and how long it trains.
 
-    ``progress_steps`` holds, for each epoch, the progress at its end in steps at the initial batch size; training is
-    over when the last is reached. ``limits`` and ``truth`` are by GPU type. ``rescale_s`` is what a cold restart costs,
-    and the first start as well, unless ``start_up_s`` says otherwise.
-    ``speed_divisor`` calibrates goodput (Sia's simulator divides by one; a live job trains that much longer than its
-    measured steps). A job that ``counts_samples`` ends after so many of them whatever they were worth: an epoch is an
-    epoch at any batch size. Where adaptive policies are to
-    leave an application alone, ``pinned_slots`` and ``pinned_batch`` say how it runs under them (Pollux runs ncf on one
-    slot with a batch of 32,768); policies that run jobs as requested take no notice. ``loss`` is what its jobs report
-    as their training loss; None where nobody knows. ``gradient_bytes`` is what a step synchronises;
-    where it is not known, it follows from the time that synchronising takes within a rack.
+    - ``progress_steps``: for each epoch, the progress at its end, in steps at the initial batch size; training is over
+      when the last is reached.
+    - ``limits`` and ``truth``: batch limits and step times by GPU type.
+    - ``rescale_s``: pause of a cold restart, and of the first start unless ``start_up_s`` is given.
+    - ``speed_divisor``: calibrates goodput. Sia's simulator divides by one; a live job takes this many times as long as
+      its measured steps.
+    - ``pinned_slots`` and ``pinned_batch``: how adaptive policies run an application that they are to leave alone
+      (Pollux runs ncf on one slot with a batch of 32,768). Policies that run jobs as requested ignore them.
+    - ``counts_samples``: progress counts consumed samples, not useful ones: an epoch is an epoch at any batch size.
+    - ``loss``: the training loss that its jobs report; None if it is not known.
+    - ``gradient_bytes``: what a step synchronises; None: derived from the profiled time of synchronising in a rack.
     """
 
     name: str

@@ -67,7 +67,7 @@ def throughputs_of(experiment: Experiment) -> ThroughputTable | None:
 
 
 def without_unknown(workload: Workload, profiles: Path | None) -> Workload:
-    """The workload without the jobs whose speed the table of throughputs does not tell, and a note that says so.
+    """The workload without the jobs that the table of throughputs has no speed for, and a note that says so.
 
     Gavel's table has few models on several GPUs, and its older traces many such jobs; it drops them too.
     """
@@ -104,7 +104,7 @@ def simulator_of(text: str, experiment: Experiment) -> Simulator:
 
 
 def simulate(text: str, experiment: Experiment, progress: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """Run one policy and summarise it; the name is the text it was asked for by."""
+    """Run one policy and summarise it; ``policy`` of the result is the text that named it."""
     simulator = simulator_of(text, experiment)
     result = simulator.run(progress)
     figures = summary(result, timings=experiment.timings, stints=experiment.stints)
@@ -131,7 +131,7 @@ def sync_sources(simulator: Simulator) -> dict[str, dict[str, str]]:
 
 
 def setup_of(experiment: Experiment) -> dict[str, Any]:
-    """What a result depends on besides the policy, for whoever reads or compares results later."""
+    """What a result depends on besides the policy, so that results can be compared later."""
     return {
         "geminid": __version__,
         "workload": experiment.workload.name,
@@ -154,26 +154,26 @@ def _begin(updates: Any) -> None:
 def _simulate_in_process(index: int, text: str, experiment: Experiment) -> dict[str, Any]:
     step = max(1, len(experiment.workload.jobs) // 100)
 
-    def tell(done: int) -> None:
+    def report(done: int) -> None:
         if done % step == 0:
             _updates.put((index, done))
 
-    return simulate(text, experiment, tell)
+    return simulate(text, experiment, report)
 
 
 def simulate_all(
     texts: Sequence[str], experiment: Experiment, progress: Callable[[int, int], None], workers: int
 ) -> list[dict[str, Any]]:
-    """Run several policies, ``workers`` at a time; ``progress`` is told (policy, finished jobs)."""
+    """Run several policies, ``workers`` at a time; ``progress`` is called with (policy, finished jobs)."""
     return simulate_tasks([(text, experiment) for text in texts], progress, workers)
 
 
 def simulate_tasks(
     tasks: Sequence[tuple[str, Experiment]], progress: Callable[[int, int], None], workers: int
 ) -> list[dict[str, Any]]:
-    """Run policies in experiments, ``workers`` at a time; ``progress`` is told (task, finished jobs)."""
+    """Run policies in experiments, ``workers`` at a time; ``progress`` is called with (task, finished jobs)."""
     for text, experiment in tasks:
-        policy_of(text, experiment)  # mistakes in options are told before anything runs
+        policy_of(text, experiment)  # mistakes in options are reported before anything runs
     if len(tasks) == 1 or workers == 1:
         return [simulate(text, experiment, partial(progress, i)) for i, (text, experiment) in enumerate(tasks)]
     context = multiprocessing.get_context("spawn")
@@ -189,7 +189,7 @@ def simulate_tasks(
 
 
 def named_policy(text: str, **defaults: Any) -> Policy:
-    """The policy that somebody asks for: built in or in a file of their own, with options that may be files too."""
+    """The policy of this name: built in, or a class in a file, with options that may name files."""
     policy = make_policy(text, load_policy, lambda path: read_data(Path(path)), **defaults)
     if isinstance(policy, TimeSharingPolicy):
         policy.measure_by(time.monotonic)
@@ -206,7 +206,7 @@ def load_policy(text: str) -> type[Policy]:
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module  # dataclasses whose annotations are texts look them up there
+    sys.modules[specification.name] = module  # dataclasses with string annotations look them up there
     try:
         specification.loader.exec_module(module)
     except Exception as error:

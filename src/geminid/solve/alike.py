@@ -16,9 +16,13 @@ from scipy.sparse import csc_array
 from geminid.solve.choices import Array, Choices, IntArray, Prices
 from geminid.solve.lp import LinearProgram, minimise
 
-#: Kinds are counted where there are at most so many, with this many jobs each on average: the programs are quick then.
-MOST_KINDS, LEAST_JOBS_PER_KIND = 256, 8
-#: The integer program may have so many nodes: a limit in seconds would make decisions depend on the machine.
+#: Most kinds of jobs for which jobs of a kind are counted instead of decided one by one: the program is fast then.
+MOST_KINDS = 256
+
+#: Fewest jobs per kind, on average, for the same.
+LEAST_JOBS_PER_KIND = 8
+
+#: Most nodes of the integer program's search tree: a limit in seconds would make decisions depend on the machine.
 MOST_TREE_NODES = 200
 
 

@@ -24,10 +24,10 @@ COOLING = 0.2
 #: … until the linear program is solved to a tenth of the tolerance, cooling further does not lower the dual, or this
 #: many steps were made,
 MOST_STEPS = 60
-#: at most so many (and their shortened repetitions) at one temperature: a colder one will mend what is left.
+#: at most this many (and their shortened repetitions) at one temperature: a colder one corrects the rest.
 STEPS_PER_TEMPERATURE = 3
 
-#: A job's best that is worth so many times the median counts as no more in how exactly prices are found.
+#: Multiple of the median job's best value above which a job does not make prices be found more exactly.
 MOST_UNUSUAL = 30.0
 
 #: What is worth so much less than the best, in temperatures, has no share; any less would have a denormal one, with

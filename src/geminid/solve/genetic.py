@@ -26,11 +26,17 @@ CROSSOVER = 0.9
 #: Probability that a mutation puts a job back to what it has now.
 RESET = 0.1
 
-#: Probability that a job loses slots by mutation, and then, that it loses those of any one node.
-THIN_JOB, THIN_CELL = 0.1, 0.1
+#: Probability that a job loses slots by mutation.
+THIN_JOB = 0.1
 
-#: Many children exist already, so for every four wanted three pairs are bred, and no fewer than some, several times.
-FEWEST_PAIRS, ATTEMPTS = 16, 5
+#: Probability that such a job loses its slots of any one node.
+THIN_CELL = 0.1
+
+#: Fewest pairs that are bred at a time. For every four missing children three pairs are bred: many exist already.
+FEWEST_PAIRS = 16
+
+#: Number of times that pairs are bred to find new children.
+ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)

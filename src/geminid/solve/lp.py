@@ -12,12 +12,15 @@ from scipy.sparse import csc_array, csr_array
 
 Array = NDArray[np.float64]
 
-#: Growing linear programs may be solved for so long unless told otherwise: far longer than any should take.
+#: Default time limit of a growing linear program, in seconds: far longer than any should take.
 LONGEST_S = 60.0
 
 
-#: HiGHS' numbers of the simplex methods that start from feasible prices, and from feasible values.
-_DUAL, _PRIMAL = 1, 4
+#: HiGHS' number of the dual simplex method, which starts from feasible prices.
+_DUAL = 1
+
+#: HiGHS' number of the primal simplex method, which starts from feasible values.
+_PRIMAL = 4
 
 
 #: Seconds since some moment.
@@ -54,7 +57,7 @@ class Allowance:
         return self._clock is not None and self.over
 
     def take(self, seconds: float) -> None:
-        """A program has taken so long."""
+        """A program has reached its time limit."""
         self._taken_s += seconds
         if self._whole is not None:
             self._whole.take(seconds)

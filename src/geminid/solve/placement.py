@@ -23,7 +23,7 @@ from geminid.configuration import Configuration
 
 Allocation = tuple[tuple[int, int], ...]
 
-#: Room in a single rack is looked for in those of so many nodes, the emptiest.
+#: Number of racks, the emptiest, in which room for a whole job is looked for.
 MOST_RACKS = 16
 
 
@@ -134,7 +134,7 @@ class _OneType:
         heapq.heappush(self.levels[self.free[i]], i)
 
     def _at_level(self, level: int) -> list[int]:
-        """The heap of the nodes with so many free slots, with one of them on top if there is any."""
+        """The heap of the nodes with this many free slots, with one of them on top if there is any."""
         heap = self.levels[level]
         while heap and self.free[heap[0]] != level:
             heapq.heappop(heap)
@@ -188,7 +188,7 @@ class _OneType:
         return None
 
     def _parts_of_the_cluster(self, count: int) -> Iterator[Sequence[int]]:
-        """Nodes among which to look for so many: those of each rack that has as many, of each zone, and all of them."""
+        """Nodes among which to look for this many: of each rack that has enough, of each zone, and of all."""
         if not self.one_rack:
             for group in (self.racks, self.zones):
                 for index in np.flatnonzero(np.bincount(group) >= count).tolist():
@@ -313,7 +313,7 @@ class _OneType:
 
 
 def _parts(configuration: Configuration, whole_node_slots: int | None) -> list[int]:
-    """Slots per node, the larger shares first: as even as can be, or whole nodes of so many and a rest."""
+    """Slots per node, the larger shares first: as even as possible, or whole nodes of a given size and a rest."""
     slots, nodes = configuration.slots, configuration.nodes
     if whole_node_slots and (nodes - 1) * whole_node_slots < slots < nodes * whole_node_slots:
         return [whole_node_slots] * (nodes - 1) + [slots - (nodes - 1) * whole_node_slots]

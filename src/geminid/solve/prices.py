@@ -20,15 +20,23 @@ from geminid.solve.dual import WARM_TEMPERATURE, Dual, descend
 from geminid.solve.rounding import Rounding
 
 #: Where there are many jobs, the prices of a sample of them, with as large a share of the capacity, are found first:
-#: one in eight, but not fewer than leave prices of some use, nor more than any use.
-SAMPLE_SHARE, LEAST_SAMPLE, MOST_SAMPLE = 8, 256, 4096
+#: one job in this many.
+SAMPLE_SHARE = 8
+
+#: Fewest jobs in the sample: with fewer, its prices are of no use.
+LEAST_SAMPLE = 256
+
+#: Most jobs in the sample: with more, its prices are no better.
+MOST_SAMPLE = 4096
 
 #: What a decision may lose in small problems, where a slot is a large part of the whole.
 FINISH_ABOVE = 0.01
 
-#: With this many slots or more, a certificate above this is not left at that: there it means a search that went wrong,
-#: and not that a slot is a large part of the whole.
-LARGE_SLOTS, LARGE_GAP = 1500, 1e-3
+#: Number of slots from which a large gap means that the search went wrong, and not that one slot matters much.
+LARGE_SLOTS = 1500
+
+#: Relative gap above which the search is then repeated.
+LARGE_GAP = 1e-3
 
 
 @dataclass(frozen=True, slots=True)

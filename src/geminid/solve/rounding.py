@@ -18,7 +18,7 @@ from geminid.solve.lp import minimise
 #: Candidates for free slots that are kept in order between two looks at all of them.
 MOST_FILLS = 4096
 
-#: Pairs of changes are tried on what is left to gain if there are at most so many single changes.
+#: Most single changes for which pairs of changes are tried as well.
 MOST_EXCHANGES = 400
 
 #: Configurations other than their jobs' best that one integer program after the other may decide on, …

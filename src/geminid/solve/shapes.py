@@ -2,7 +2,7 @@
 
 A shape is a number of nodes and slots, and its pieces, one per node, are as equal as can be. Variables are
 
-- for every job: to stay where it is, or to take one of its shapes anew, or neither;
+- for every job: to stay where it is, or to take one of its shapes elsewhere, or neither;
 - for every node and size: how many jobs of that size it has as a whole, and whether it has a piece of that size.
 
 Constraints: as many whole jobs and pieces of each size as the chosen shapes need; no node above its capacity; at most
@@ -23,8 +23,11 @@ from geminid.solve.genetic import Space
 from geminid.solve.lp import minimise
 from geminid.solve.pareto import Array
 
-#: The proof stops at this relative gap, or after so many nodes of the search tree.
-GAP, TREE_NODES = 1e-4, 500
+#: Relative gap at which the proof stops.
+GAP = 1e-4
+
+#: Number of nodes of the search tree after which the proof stops.
+TREE_NODES = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from geminid.solve.blocks import (
 )
 from geminid.solve.lp import Allowance
 
-#: Sets are solved together as long as their arrays have so many entries at most.
+#: Most entries of the arrays of sets that are solved together.
 _MOST_ENTRIES = 1 << 17
 
 

@@ -18,7 +18,7 @@ from geminid.solve.sums import Value
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-#: Tangents to begin with: at a block's best throughput and so often at half of the last.
+#: Number of first tangents: at a block's best throughput, at half of it, at a quarter, and so on.
 FIRST_TANGENTS = 8
 
 #: How much nearer to zero than any before the next tangent may be.

@@ -19,7 +19,7 @@ from geminid.serve.livejob import LiveJob
 
 @dataclass
 class PretendExecutor:
-    """Says that every job runs as soon as it is told to run it; jobs end only when a test reports that they did.
+    """Reports every job as running as soon as it is planned; jobs end only when a test reports that they did.
 
     ``started`` has the id of a job for each time that it was started. ``elastic`` is the kind of all jobs. ``ticks``
     counts how often the service has asked whether anything happened by itself.

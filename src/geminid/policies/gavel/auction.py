@@ -39,7 +39,7 @@ AUCTION = 0.5
 class Award:
     """What the bidders win: normalised throughputs at the largest product, and the fraction of them they keep.
 
-    Of so many bidders the latter is ``estimated``.
+    Of this many bidders the latter is ``estimated``.
     """
 
     bidders: Ints

@@ -17,8 +17,11 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-#: Weights beyond these count as these: programs cannot tell smaller parts of a whole from rounding.
-LEAST_WEIGHT, MOST_WEIGHT = 1e-3, 1e3
+#: Smallest weight; smaller ones are raised to it, because programs cannot distinguish tiny shares from rounding.
+LEAST_WEIGHT = 1e-3
+
+#: Largest weight; larger ones are lowered to it.
+MOST_WEIGHT = 1e3
 
 #: One or two jobs that hold the same slots.
 Combination = tuple[str, ...]
@@ -68,7 +71,7 @@ class PairThroughputs:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """At most so many gangs of a size can have a column at once."""
+    """The most gangs of a size that can have a column at once."""
 
     column: int
     gang: int

@@ -276,7 +276,7 @@ class TimeProgram:
         return self._origin + float(values[self._level_at])
 
     def _aim(self, gain: Array, level: float = 0.0) -> None:
-        """Maximise the gain of the columns and so many times the level."""
+        """Maximise the gain of the columns plus this weight times the level."""
         self._gain = gain
         self._lp.set_gain(np.insert(gain[self.columns], self._level_at, level))
 

@@ -2,7 +2,7 @@
 
 While more slots are asked for than there are, jobs of equal gang are paired at random, without asking whether the two
 can run together: that shows when they try. At the next turn a pair is dropped whose summed throughputs, each relative
-to running alone and averaged over the types, come to less than one job's, and its jobs are paired anew. All
+to running alone and averaged over the types, come to less than one job's, and its jobs are paired again. All
 combinations have the same static share meanwhile, though pairs cannot use it where they cannot run. (The published code
 adds up over the types instead of averaging, so that hardly any pair that runs is ever dropped.)
 """

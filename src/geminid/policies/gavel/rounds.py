@@ -38,7 +38,7 @@ class Account:
     _owed_s: Array = field(default_factory=lambda: np.zeros((0, 0)))
 
     def retarget(self, fractions: TimeFractions, jobs: Iterable[str], now_s: float) -> None:
-        """Settle what was owed under the old fractions, and start anew with these; ``jobs`` are the active ones."""
+        """Settle what was owed under the old fractions, and start again with these; ``jobs`` are the active ones."""
         owed = self._owed_s + self._target * (now_s - self.since_s) - (self._had_s - self.credit_s)
         new, old = self._replace(fractions, jobs)
         had_s = np.full(self._target.shape, self.credit_s)

@@ -30,10 +30,10 @@ from geminid.policies.gavel.problem import Array, PairThroughputs
 #: The part of the kinds of jobs that has been measured in all pairs, where not everything is.
 _REFERENCES = 0.5
 
-#: Estimates are made from at most so many jobs of different speeds: their cost grows with the cube of it.
+#: Most jobs of different speeds from which estimates are made: the cost grows with the cube of this number.
 MOST_REFERENCES = 64
 
-#: Of kinds of jobs that are gone so many pairs are remembered at most, beside those of kinds that are there.
+#: Most pairs that are remembered of kinds without a current job; pairs of current kinds are always kept.
 MOST_PAIRS = 10_000
 
 
@@ -264,7 +264,7 @@ def _estimated_pairs(kept: Array) -> Array:
 
 
 def _packed(cluster: Cluster, gpu_type: str, slots: int) -> Configuration:
-    """So many slots of a type on as few nodes as possible."""
+    """This many slots of a type on as few nodes as possible."""
     return Configuration(gpu_type=gpu_type, nodes=-(-slots // cluster.largest_node_slots[gpu_type]), slots=slots)
 
 

@@ -1,6 +1,6 @@
 """What all policies over time fractions have in common: they state a problem, solve it, and let rounds realise it.
 
-Fractions are computed anew when jobs have come or gone, slots have, or what is known of the jobs' speeds has changed,
+Fractions are computed again when jobs have come or gone, slots have, or what is known of the jobs' speeds has changed,
 but not more often than every ``recompute`` seconds; in between new jobs only get slots that nobody else wants. A solver
 that fails is asked again in the next round, and equal shares go on until then. At the end of each round jobs are
 chosen by priority (:mod:`geminid.policies.gavel.rounds`) and placed, on the slots they have where possible, which

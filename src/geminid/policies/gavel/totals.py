@@ -17,7 +17,7 @@ from geminid.policies.gavel.timesharing import TimeSharingPolicy
 
 @dataclass
 class MaxSumThroughputPerf(TimeSharingPolicy):
-    """As many steps per second as possible, whoever makes them."""
+    """As many steps per second as possible, over all jobs."""
 
     name = "max_sum_throughput_perf"
     objective = "largest total of steps per second"

@@ -33,10 +33,10 @@ SLACK = 1e-7
 #: A level or a gain up to this is none.
 NO_GAIN = 1e-6
 
-#: After so many rounds in which jobs are held only by their own best rate it looks how long that goes on.
+#: Rounds limited only by the jobs' own best rates after which the length of such a series is computed at once.
 PATIENCE = 3
 
-#: With more tangents than this for every group and pool the program begins anew: earlier rounds' are in the way.
+#: With more tangents than this for every group and pool the program starts again: those of earlier rounds slow it down.
 TANGENTS = 2
 
 #: Weights of jobs in a round of filling, given which can still be raised.
@@ -174,7 +174,7 @@ class _Filling:
     def skip_ahead(self, have: Array, open_: Mask, weights: Weights) -> tuple[Array, Mask]:
         """Go as far as jobs are held by nothing but their own best rate, in steps that grow and then halve.
 
-        What everyone has after so many such rounds needs no program; whether it is possible needs one.
+        The rates after this many such rounds need no program; whether it is possible needs one.
         """
         path = [(have, open_)]
 

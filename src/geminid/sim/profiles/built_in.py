@@ -38,15 +38,26 @@ GRADIENT_BYTES = 4
 #: How much of a slot's memory training may plan with: allocators fragment, and frameworks need some for themselves.
 USABLE_MEMORY = 0.9
 
-#: Stragglers: what each doubling of the slots adds to synchronising, as a share of moving the gradients and in seconds.
-NODE_GROWTH, NODE_GROWTH_S = 0.1, 1e-4
-RACK_GROWTH, RACK_GROWTH_S = 0.25, 5e-4
+#: Stragglers within a node: share of the gradient transfer time that each doubling of the slots adds.
+NODE_GROWTH = 0.1
 
-#: The formulas of all models are the same for this many nodes and for more.
+#: … and a constant that it adds, in seconds.
+NODE_GROWTH_S = 1e-4
+
+#: Stragglers within a rack: share of the gradient transfer time that each doubling of the slots adds.
+RACK_GROWTH = 0.25
+
+#: … and a constant that it adds, in seconds.
+RACK_GROWTH_S = 5e-4
+
+#: How fast waiting for the shared host levels off.
+HOST_SATURATION = 0.1
+
+#: Share of waiting for the host that also shows in passes that do not synchronise.
+HOST_UNSYNCED = 0.5
+
+#: Number of nodes from which the formulas of all models stay the same.
 SEVERAL_NODES = 3
-
-#: How fast waiting for the shared host levels off, and how much of it shows in passes that do not synchronise.
-HOST_SATURATION, HOST_UNSYNCED = 0.1, 0.5
 
 
 class FittedTruth(StepTimeTruth):

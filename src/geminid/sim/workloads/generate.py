@@ -125,7 +125,7 @@ class Arrivals:
             raise InvalidInput(problems)
 
     def rate(self, hour: float) -> float:
-        """The rate at so many hours after the start, relative to a weekday's mean."""
+        """The arrival rate this many hours after the start, relative to a weekday's mean."""
         hour += self.start_hour
         swing = (self.day_night_ratio - 1) / (self.day_night_ratio + 1)
         weekend = self.weekend_factor if hour % 168 >= 120 else 1.0

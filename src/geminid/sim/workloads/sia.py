@@ -1,6 +1,6 @@
 """Workloads of Sia's simulator: Pollux's columns, and optionally ``category``, what may be changed about a job.
 
-A file without ``category`` cannot be told from one of Pollux's, and need not be: both mean that all jobs are adaptive.
+A file without ``category`` looks like one of Pollux's, and means the same: all jobs are adaptive.
 An empty cell means the same. Sia's word for a job whose batch size is fixed is ``scale-gpus``.
 """
 
