@@ -66,7 +66,7 @@ class StepTimeTruth(ABC):
     def all_step_times(
         self, node_slots: Sequence[int], slots: int, batches: Sequence[int], path: Path
     ) -> Iterator[tuple[Array, Array]]:
-        """Step times, over per-slot batches, of every way to place so many slots on nodes of these sizes.
+        """Step times, over per-slot batches, of every way to place this many slots on nodes of these sizes.
 
         Placements that are equally fast may come once; no placement may be faster than all that come. Several nodes are
         joined by ``path``. Here every placement comes, up to the order of its nodes: for small clusters only.

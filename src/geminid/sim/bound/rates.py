@@ -28,7 +28,7 @@ Kind = tuple[int, Adaptivity, frozenset[int], int, int]
 
 @dataclass(frozen=True, slots=True)
 class Modes:
-    """Ways to run a job: so many ``slots`` of a GPU type (an index) give, in each epoch (rows), ``rates``.
+    """Ways to run a job: this many ``slots`` of a GPU type (an index) give, in each epoch (rows), ``rates``.
 
     Rates are in the unit of the job's progress per second. A job beside another on the same slots uses half of each.
     """
@@ -105,7 +105,7 @@ class Rates:
 
 
 def accepted_batches(jobs: Sequence[SimJob], limits: BatchLimits, slots: int, *, shared: bool) -> set[Batch]:
-    """Every batch plan that the simulator can give one of these jobs on so many slots."""
+    """Every batch plan that the simulator can give one of these jobs on this many slots."""
     job = jobs[0]
     asked = {each.facts.requested_batch or limits.initial for each in jobs}
     plans = {for_total(limits, slots, total) for total in asked}
