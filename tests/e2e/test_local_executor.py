@@ -476,7 +476,7 @@ def test_a_job_that_fails_for_its_workers_has_as_many_failures_as_its_reason_say
 
 
 def test_a_job_whose_workers_cannot_reach_each_other_has_failed_only_if_it_never_trained(tmp_path):
-    apart = j.JobEnded(j.JobPhase.FAILED, "worker w1 failed: no route", failures=4, apart=True)
+    apart = j.JobEnded(j.JobPhase.FAILED, "worker w1 failed: no route", failures=4, was_split=True)
     waits_s = []
     around = surroundings(tmp_path)
     for samples in (0, 100, 100):

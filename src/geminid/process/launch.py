@@ -101,8 +101,6 @@ class Launcher(Protocol):
 class _Watched:
     """A process that is watched through the pidfd of its shim, or through its own if it has no shim."""
 
-    UNKNOWN_CODE = UNKNOWN_CODE
-
     reason = ""
 
     def __init__(self, pid: int, shim_pid: int | None = None, exit_file: Path | None = None) -> None:
@@ -129,7 +127,7 @@ class _Watched:
         if not self.ended():
             return None
         code = None if self._exit_file is None else written_exit_code(self._exit_file)
-        return self.UNKNOWN_CODE if code is None else code
+        return UNKNOWN_CODE if code is None else code
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to its process group, or to itself if it has none of its own yet.

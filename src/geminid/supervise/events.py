@@ -94,20 +94,20 @@ class CheckpointWritten:
 class JobEnded:
     """The job is over: ``finished``, ``stopped`` or ``failed``. None of its processes is left, and no event follows.
 
-    ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``short`` it
-    failed because its machine lacked something, such as disk space, and can be tried again. ``failures`` is how many
-    failures without progress in between made it fail. With ``apart`` it failed because its workers, all of which lived,
-    could not work together. With ``hold`` a person has to deal with the reason before it is tried again. A job finished
-    ``early`` if its script ended with exit code 0 before training was over; it was ``initialised`` if the script had
-    called ``geminid.init()``.
+    ``stopped_at_s`` is when the last step of a stopped job ended, on the machine's monotonic clock. With ``shortage``
+    it failed because its machine lacked something, such as disk space, and can be tried again. ``failures`` is how many
+    failures without progress in between made it fail. With ``was_split`` it failed because its workers, all of which
+    lived, could not work together. With ``hold`` a person has to deal with the reason before it is tried again. A job
+    finished ``early`` if its script ended with exit code 0 before training was over; it was ``initialised`` if the
+    script had called ``geminid.init()``.
     """
 
     state: JobPhase
     reason: str
     stopped_at_s: float | None = None
-    short: bool = False
+    shortage: bool = False
     failures: int = 0
-    apart: bool = False
+    was_split: bool = False
     hold: bool = False
     early: bool = False
     initialised: bool = True

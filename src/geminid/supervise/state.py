@@ -114,7 +114,7 @@ class SupervisedJob:
                 self._instructions += [SaveHandover(), RunScript(worker), Emit(events.WorkerStarted(worker, slot, pid))]
             case inputs.StartFailed(worker, reason, shortage):
                 self.starts.pop(worker, None)
-                self._fail(reason, short=shortage)
+                self._fail(reason, shortage=shortage)
             case inputs.ProcessEnded():
                 self._process_ended(event)
             case inputs.WorkerConnected(hello) if hello.worker in self.workers:
@@ -127,7 +127,7 @@ class SupervisedJob:
             case inputs.Tick(contacts):
                 self._tick(contacts)
             case inputs.SupervisorFailed(reason, shortage):
-                self._fail(reason, short=shortage)
+                self._fail(reason, shortage=shortage)
         instructions, self._instructions = self._instructions, []
         return instructions
 
@@ -233,7 +233,7 @@ class SupervisedJob:
             slots = tuple(self.group.workers[worker].slot for worker in leaving)
             self._instructions.append(Emit(events.CouldNotGrow(slots, reason)))
         if not leaving:
-            self._count_failure(f"the workers could not work together: {reason}", apart=True)
+            self._count_failure(f"the workers could not work together: {reason}", was_split=True)
             self._formation.retry_at_s = self._clock.monotonic_s() + self.failures.start_delay_s()
 
     def _start_due(self) -> None:
@@ -287,7 +287,7 @@ class SupervisedJob:
             self._fail(f"it {how}")
         elif not (expected or known.lost or self.is_ending or is_counted):
             why = f"failed: {known.failure}" if known.failure else how
-            self._count_failure(f"worker {worker} on slot {known.slot} {why}", apart=known.was_split)
+            self._count_failure(f"worker {worker} on slot {known.slot} {why}", was_split=known.was_split)
         if known.finished:
             by_s = self._clock.monotonic_s() + self._spec.patience.grace
             self._completion = Completion.after(self._completion, known.generation, by_s, done and known.leads)
@@ -355,7 +355,7 @@ class SupervisedJob:
         if self.phase is JobPhase.RUNNING:
             self.phase = JobPhase.RECOVERING
 
-    def _count_failure(self, reason: str, *, apart: bool = False) -> None:
+    def _count_failure(self, reason: str, *, was_split: bool = False) -> None:
         """Something failed that is the job's fault; too many failures without progress end the job."""
         self.failures.add(self.group.current.number, (*self.workers, *self.starts), self.reports.samples)
         self.reason = reason
@@ -363,15 +363,15 @@ class SupervisedJob:
         if count > self._spec.max_failures:
             text = reason if count == 1 else f"{reason}; {count} failures without progress in between"
             shortage = mentions_full_disk(reason) or self._is_disk_full()
-            self._fail(text, short=shortage, failures=count, apart=apart)
+            self._fail(text, shortage=shortage, failures=count, was_split=was_split)
         else:
             self._recover()
 
     def _fail(
-        self, reason: str, *, short: bool = False, failures: int = 0, apart: bool = False, hold: bool = False
+        self, reason: str, *, shortage: bool = False, failures: int = 0, was_split: bool = False, hold: bool = False
     ) -> None:
         self.phase, self.reason = JobPhase.FAILED, reason
-        self.end = JobEnded(self.phase, reason, short=short, failures=failures, apart=apart, hold=hold)
+        self.end = JobEnded(self.phase, reason, shortage=shortage, failures=failures, was_split=was_split, hold=hold)
         self.starts.clear()
         for worker in self.workers:
             self._end(worker, "was ended because the job failed")

@@ -15,7 +15,7 @@ from math import inf
 from geminid.clock import Clock
 from geminid.node import messages as m
 from geminid.node.agent import FENCE_S, LOGS_ON_THE_WAY_BYTES, PING_S
-from geminid.process.launch import AdoptedProcess
+from geminid.process.launch import UNKNOWN_CODE
 from geminid.serve.executors.agentevents import (
     AgentConnected,
     AgentEvent,
@@ -229,7 +229,7 @@ class AgentLinks:
     def begin(self, process: RemoteProcess, start: m.Start) -> None:
         """Have a process started on its node, now or as soon as its agent is connected."""
         if process.node not in self.agents:
-            process.over(AdoptedProcess.UNKNOWN_CODE, f"node {process.node} is not there")
+            process.over(UNKNOWN_CODE, f"node {process.node} is not there")
         else:
             node = self.agents[process.node]
             node.running.add(process.key)
@@ -311,7 +311,7 @@ class AgentLinks:
             if process.key in node.running or process.key in node.ended:
                 self.send(name, m.Follow(key=process.key, offset=process.collected.bytes))
             elif not first:
-                process.over(AdoptedProcess.UNKNOWN_CODE, "it was gone when the connection with its node was back")
+                process.over(UNKNOWN_CODE, "it was gone when the connection with its node was back")
         if first:
             self.doubts.drop(name)
             self._on_event(AgentConnected(name))

@@ -312,12 +312,12 @@ class ElasticJob:
         if event.state is j.JobPhase.FINISHED:
             how, why = "succeeded", ended_early(initialised=False, slots=len(self.target))
         else:
-            how = "lost" if event.state is j.JobPhase.STOPPED else "unstarted" if event.short else "crashed"
+            how = "lost" if event.state is j.JobPhase.STOPPED else "unstarted" if event.shortage else "crashed"
             why = (event.reason or self.reason)[:MAX_REASON_CHARS]
         return Outcome((r.JobEnded(job_id=self.job_id, how=how, reason=why),), over=True, drop_target=True)
 
     def _ended(self, event: j.JobEnded, around: Surroundings) -> Outcome:
-        apart = event.apart and around.wanted is not None and around.wanted.samples > 0
+        apart = event.was_split and around.wanted is not None and around.wanted.samples > 0
         how, reason = self._how_it_ended(event, apart), event.reason
         if how == "held":
             reason = f"{reason}, with 'geminid resume {self.job_id} --from-scratch'"
@@ -343,5 +343,5 @@ class ElasticJob:
         if event.state is j.JobPhase.FINISHED:
             return "succeeded"
         if event.state is j.JobPhase.FAILED:
-            return "unstarted" if event.short or apart else "failed"
+            return "unstarted" if event.shortage or apart else "failed"
         return "stopped" if self.saved else "lost"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from geminid.node import messages as m
-from geminid.process.launch import AdoptedProcess
+from geminid.process.launch import UNKNOWN_CODE
 from geminid.serve.executors.collected import Collected
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RemoteProcess:
         if self._code is None and self._agents.knows(self.node):
             self._agents.send(self.node, m.Signal(key=self.key, signal=number))
         elif number == signal.SIGKILL:
-            self.over(AdoptedProcess.UNKNOWN_CODE, f"node {self.node} is gone")
+            self.over(UNKNOWN_CODE, f"node {self.node} is gone")
 
     def over(self, code: int, reason: str = "") -> None:
         """It has ended."""
