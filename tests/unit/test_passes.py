@@ -1,5 +1,6 @@
 """Steps of several passes: what their loop is told, what belongs to a step, and several backward() for one batch."""
 
+import math
 from itertools import islice
 
 import pytest
@@ -203,7 +204,8 @@ def test_a_backward_that_only_some_passes_have_is_told_with_what_to_do():
     assert model["b"].weight.item() == pytest.approx(before - 0.1)  # one step of Adam, and no momentum after it
 
 
-def test_the_noise_is_that_of_the_first_backward():
+def test_the_noise_is_that_of_the_first_backward(monkeypatch):
+    monkeypatch.setattr("geminid.train.measuring_cost.BUDGET", math.inf)  # measure every step, however slow
     scales = []
     for halves in (("a",), ("a", "b")):
         run, model, optimizer, loader = prepared(samples=64, per_slot=2, kind=torch.optim.SGD)

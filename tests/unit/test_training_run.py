@@ -505,7 +505,7 @@ def test_a_run_that_was_interrupted_anywhere_ends_as_if_it_had_not_been(tmp_path
                 schedule.step()
                 history["losses"].append(loss.item())
                 if run.step == stop_after:
-                    run._session.saver.wait()
+                    run._session.worker.saver.wait()
                     raise Interrupted
         return history["losses"], [parameter.tolist() for parameter in model.parameters()]
 
@@ -589,8 +589,8 @@ def test_models_with_batch_norm_get_two_samples_a_slot_unless_told_otherwise(bat
     assert session.worker.limits.smallest_per_slot == options.get("min_per_slot_batch", fewest)
     for size in (2, 3):
         session.group.layout = Layout(size)
-        assert session.sampler.share(0, size * fewest, Plan(8), rank=0).alone is False
-        assert session.sampler.share(0, size * fewest - 1, Plan(8), rank=0).alone is True
+        assert session.step.sampler.share(0, size * fewest, Plan(8), rank=0).alone is False
+        assert session.step.sampler.share(0, size * fewest - 1, Plan(8), rank=0).alone is True
 
 
 def test_batch_norm_is_warned_of_when_the_batch_on_a_slot_changes(capsys):
@@ -604,7 +604,7 @@ def test_batch_norm_is_warned_of_when_the_batch_on_a_slot_changes(capsys):
             pinned_soon = {5: Plan(8, 1), 11: Plan(4, 3)}.get(number)
             if pinned_soon is not None:
                 pinned(run, pinned_soon)
-                run._session.chooser.plan = pinned_soon
+                run._session.step.chooser.plan = pinned_soon
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
@@ -835,7 +835,7 @@ def test_no_epoch_is_empty_whenever_training_is_interrupted(tmp_path):
                         optimizer.zero_grad()
                         nn.functional.mse_loss(model(x), y).backward()
                         optimizer.step()
-                        run._session.saver.wait()
+                        run._session.worker.saver.wait()
                         batches += 1
                         if first and place == "step" and run.step == 4:
                             raise KeyError

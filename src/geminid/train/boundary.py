@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from geminid.supervise.protocol import Form
-from geminid.train.agreement import Agreement
-from geminid.train.choosing import CurrentChoice
 from geminid.train.collectives import Collectives
 from geminid.train.membership import Membership
 from geminid.train.reporting import Reporter
-from geminid.train.sampler import StepSampler
-from geminid.train.saving import Saver
 from geminid.train.shutdown import Shutdown
+from geminid.train.step import Step
 from geminid.train.worker import Worker
 
 
@@ -20,22 +17,17 @@ class Boundary:
     def __init__(
         self,
         worker: Worker,
+        step: Step,
         *,
-        sampler: StepSampler,
-        current: CurrentChoice,
-        agreement: Agreement,
         membership: Membership,
         collectives: Collectives,
         reporter: Reporter,
-        saver: Saver | None,
         shutdown: Shutdown,
     ) -> None:
         self._group, self._state, self._watch = worker.group, worker.state, worker.watch
-        self._orders = worker.agent.orders
-        self._sampler, self._current, self._agreement = sampler, current, agreement
+        self._orders, self._saver, self._step = worker.agent.orders, worker.saver, step
         self._membership, self._collectives, self._shutdown = membership, collectives, shutdown
-        self._reporter, self._saver = reporter, saver
-        self._waits_for_device = worker.state.meter.device.type == "cuda"
+        self._reporter = reporter
 
     def cross(self) -> None:
         """Recover, stop, join another group or change the batch plan, if need be; report and save if it is time to."""
@@ -48,9 +40,9 @@ class Boundary:
 
     def _act_on_agreement(self) -> None:
         group = self._group
-        if self._waits_for_device and group.size > 1:  # reading waits for the GPU, which waits for other workers
+        if self._step.device.type == "cuda" and group.size > 1:  # reading waits for the GPU, and that for other workers
             self._watch.enter("synchronising")
-        agreed = self._agreement.read()
+        agreed = self._step.agreement.read()
         if agreed.stop:
             self._shutdown.stop()
         form = self._orders.form
@@ -60,7 +52,7 @@ class Boundary:
             self._membership.join(form)
             return
         if agreed.choice is not None:
-            self._current.apply(agreed.choice)
+            self._step.current.apply(agreed.choice)
         self._reporter.report_if_due()
         if group.leads and self._saver is not None:
             self._saver.save_if_due()
@@ -68,4 +60,4 @@ class Boundary:
     def _may_join(self, form: Form) -> bool:
         """Whether to form the group now: not if some of its workers would have no samples in this epoch."""
         self._watch.enter("loading")
-        return self._state.position.cursor == 0 or self._sampler.suffices(self._state.position, len(form.members))
+        return self._state.position.cursor == 0 or self._step.sampler.suffices(self._state.position, len(form.members))

@@ -77,10 +77,10 @@ class Chooser:
 
 
 class CurrentChoice:
-    """The choice in effect on this worker."""
+    """The choice in effect on this worker. ``timer`` collects the times of steps with its batch plan."""
 
-    def __init__(self, worker: Worker, timer: StepTimer) -> None:
-        self._worker, self._timer = worker, timer
+    def __init__(self, worker: Worker) -> None:
+        self._worker, self.timer = worker, StepTimer()
         plan = Plan(worker.limits.smallest_per_slot)
         self.choice = Choice(plan, (1.0,) * worker.state.meter.groups)
         self._applied = False
@@ -99,7 +99,7 @@ class CurrentChoice:
         """Train by this choice from now on."""
         before, after = self.choice.plan.per_slot_batch, choice.plan.per_slot_batch
         if new_group or choice.plan != self.choice.plan:
-            self._timer.restart()
+            self.timer.restart()
             if self._applied:
                 self._worker.advice.plan_changes(before, after)
                 self._worker.watch.expect(after / before)

@@ -11,11 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from geminid.train import peers, rng, state_transfer
-from geminid.train.agreement import Agreement
-from geminid.train.fingerprint import Fingerprint
 from geminid.train.membership import Membership
 from geminid.train.peers import PeersLost
-from geminid.train.sampler import StepSampler
 from geminid.train.step import Step
 from geminid.train.worker import Worker
 
@@ -25,32 +22,36 @@ T = TypeVar("T")
 class Collectives:
     """One worker's part in the operations of all."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        *,
-        sampler: StepSampler,
-        step: Step,
-        agreement: Agreement,
-        fingerprint: Fingerprint,
-        membership: Membership,
-    ) -> None:
+    def __init__(self, worker: Worker, step: Step, membership: Membership) -> None:
         self._group, self._state = worker.group, worker.state
         self._watch, self._advice = worker.watch, worker.advice
-        self._sampler, self._step, self._agreement = sampler, step, agreement
-        self._fingerprint, self._membership = fingerprint, membership
+        self._step, self._membership, self._fingerprint = step, membership, step.fingerprint
 
     # ------------------------------------------------------------------------------------------- questions
 
     def agree(self, value: Any) -> Any:
-        """The leader's value, as JSON has it, for all workers."""
+        """The leader's value, as JSON has it, for all workers.
+
+        Raises:
+            RuntimeError: it is not called between epochs, or not on all workers.
+            TypeError: JSON does not have the value.
+        """
+        self._check_between_epochs("agree")
         return self._ask(json.loads(json.dumps(value)), lambda: peers.broadcast_json(value, self._group.rank))
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all workers by rank, as JSON has them."""
+        """The values of all workers by rank, as JSON has them; raises what ``agree`` does."""
+        self._check_between_epochs("gather")
         alone = [json.loads(json.dumps(value))]
         answer: list[Any] = self._ask(alone, lambda: peers.gather_json(value, self._group.size))
         return answer
+
+    def _check_between_epochs(self, name: str) -> None:
+        if self._state.progress.in_loop or not self._state.progress.training:
+            raise RuntimeError(
+                f"run.{name}() must be called inside of 'for epoch in run.epochs(...)' and after its loop over "
+                "batches: within that loop, it would be repeated when a worker is lost"
+            )
 
     def _ask(self, alone: Any, ask: Callable[[], Any]) -> Any:
         """The answer of all workers; if one is lost, the others ask again. ``alone`` is the answer of one worker."""
@@ -94,7 +95,7 @@ class Collectives:
         try:
             gradients.exchange_numbers()
             self._group.lost = gradients.failed
-            alike = self._group.lost is not None or self._agreement.check(gradients.numbers)
+            alike = self._group.lost is not None or self._step.agreement.check(gradients.numbers)
         finally:
             self._fingerprint.weights = (0, 0)
         self._watch.enter("between")
@@ -149,4 +150,4 @@ class Collectives:
         own = rng.states()
         self._state.restore(state)
         rng.restore(own)
-        self._sampler.forget()
+        self._step.sampler.forget()

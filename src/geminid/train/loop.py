@@ -6,35 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from geminid.train.boundary import Boundary
-from geminid.train.choosing import CurrentChoice
 from geminid.train.collectives import Collectives
-from geminid.train.sampler import StepSampler
-from geminid.train.saving import Saver
 from geminid.train.shares import StepShare
 from geminid.train.step import Step
-from geminid.train.tuner import StepTimer
 from geminid.train.worker import Worker
 
 
 class BatchLoop:
     """The loop over the batches of one epoch after the other."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        *,
-        sampler: StepSampler,
-        step: Step,
-        current: CurrentChoice,
-        boundary: Boundary,
-        collectives: Collectives,
-        saver: Saver | None,
-        timer: StepTimer,
-    ) -> None:
-        self._group, self._progress = worker.group, worker.state.progress
+    def __init__(self, worker: Worker, step: Step, boundary: Boundary, collectives: Collectives) -> None:
+        self._group, self._progress, self._saver = worker.group, worker.state.progress, worker.saver
         self._watch, self._advice, self._clock = worker.watch, worker.advice, worker.clock
-        self._sampler, self._step, self._current, self._timer = sampler, step, current, timer
-        self._boundary, self._collectives, self._saver = boundary, collectives, saver
+        self._step, self._sampler, self._current = step, step.sampler, step.current
+        self._boundary, self._collectives = boundary, collectives
 
     def batches(self) -> Iterator[Any]:
         """The batches that are left of this epoch, for this worker."""
@@ -118,9 +103,9 @@ class BatchLoop:
             if whole and step.gradients.failed is None:
                 taken_s = clock.monotonic_s() - begin_s
                 if last:
-                    self._timer.add_step(taken_s, step.gradients.sync_s)
+                    self._current.timer.add_step(taken_s, step.gradients.sync_s)
                 else:
-                    self._timer.add_accumulation(taken_s)
+                    self._current.timer.add_accumulation(taken_s)
 
     def _share_result(self) -> None:
         """Have the result of a step that the leader has taken alone."""
@@ -137,6 +122,7 @@ class BatchLoop:
     def end_epoch(self, epoch: int) -> None:
         """The body of the loop over epochs has ended for an epoch, whether or not it used all of the data."""
         step, progress = self._step, self._progress
+        step.fingerprint.questions = 0
         if progress.position.epoch != epoch:
             return
         if step.share is not None:

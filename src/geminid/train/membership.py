@@ -10,13 +10,10 @@ import msgspec
 from geminid.supervise import protocol
 from geminid.supervise.protocol import Form
 from geminid.train import peers, rendezvous, rng, state_transfer
-from geminid.train.agreement import Agreement
-from geminid.train.choosing import Choice, Chooser, CurrentChoice
+from geminid.train.choosing import Choice
 from geminid.train.group_view import Layout
 from geminid.train.peers import PeersLost, Stuck
 from geminid.train.rendezvous import Superseded
-from geminid.train.sampler import StepSampler
-from geminid.train.saving import Saver
 from geminid.train.shutdown import Shutdown
 from geminid.train.step import Step
 from geminid.train.worker import Worker
@@ -28,28 +25,16 @@ LOOK_S = 0.2
 class Membership:
     """One worker's membership in the generations of its group."""
 
-    def __init__(
-        self,
-        worker: Worker,
-        *,
-        step: Step,
-        sampler: StepSampler,
-        chooser: Chooser,
-        current: CurrentChoice,
-        agreement: Agreement,
-        saver: Saver | None,
-        shutdown: Shutdown,
-    ) -> None:
+    def __init__(self, worker: Worker, step: Step, shutdown: Shutdown) -> None:
         self._agent, self._group, self._state = worker.agent, worker.group, worker.state
-        self._watch, self._clock = worker.watch, worker.clock
-        self._step, self._sampler, self._chooser, self._current = step, sampler, chooser, current
-        self._agreement, self._saver, self._shutdown = agreement, saver, shutdown
+        self._saver, self._watch, self._clock = worker.saver, worker.watch, worker.clock
+        self._step, self._shutdown = step, shutdown
 
     def begin_alone(self) -> Path | str | None:
         """Train without a supervisor, from the last checkpoint if there is one; returns where that is."""
         restored_from = self._restore_checkpoint()
         self._state.present = True
-        self._begin_generation(self._chooser.choose_first(None))
+        self._begin_generation(self._step.chooser.choose_first(None))
         return restored_from
 
     def join_next(self) -> None:
@@ -132,7 +117,7 @@ class Membership:
                 store, group.rank, group.size, self._step.device, clock, broken=lambda: orders.group_is_broken
             )
         received_bytes, restored = self._share_state()
-        choice = self._chooser.choose_first(form.plan) if group.leads else None
+        choice = self._step.chooser.choose_first(form.plan) if group.leads else None
         if group.size > 1:
             document = peers.broadcast_json(msgspec.to_builtins(choice), group.rank)
             choice = msgspec.convert(document, Choice)
@@ -150,13 +135,8 @@ class Membership:
             self._agent.send(protocol.Lost(generation=generation, reason=reason))
 
     def _begin_generation(self, choice: Choice) -> None:
-        """Train as the leader of a new group has chosen."""
         self._group.lost = None
-        self._sampler.forget()
-        self._agreement.forget()
-        self._chooser.plan = choice.plan
-        self._current.apply(choice, new_group=True)
-        self._step.begin_generation()
+        self._step.begin_generation(choice)
 
     # ------------------------------------------------------------------------------------------- the same state
 

@@ -34,7 +34,7 @@ class Superseded(Exception):
     """A newer order came while waiting for the other members."""
 
 
-class InterruptibleStore(dist.Store):  # type: ignore[name-defined,misc]
+class _InterruptibleStore(dist.Store):  # type: ignore[name-defined,misc]
     """A store in which waiting for a member that has died ends when a newer order comes."""
 
     def __init__(self, inner: Any, clock: Clock, interrupted: Callable[[], bool]) -> None:
@@ -42,36 +42,28 @@ class InterruptibleStore(dist.Store):  # type: ignore[name-defined,misc]
         self._inner, self._clock, self._interrupted = inner, clock, interrupted
 
     def set(self, key: str, value: Any) -> None:
-        """Store a value."""
         self._inner.set(key, value if isinstance(value, str) else bytes(value))
 
     def get(self, key: str) -> bytes:
-        """Wait for a value."""
         self.wait([key])
         return bytes(self._inner.get(key))
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter."""
         return int(self._inner.add(key, amount))
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all keys have values."""
         return bool(self._inner.check(keys))
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value."""
         return bool(self._inner.delete_key(key))
 
     def num_keys(self) -> int:
-        """How many keys have values."""
         return int(self._inner.num_keys())
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Longest wait of the inner store."""
         self._inner.set_timeout(timeout)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all keys have values."""
         deadline_s = self._clock.monotonic_s() + FORMING_S
         while not self._inner.check(keys):
             if self._interrupted():
@@ -81,7 +73,7 @@ class InterruptibleStore(dist.Store):  # type: ignore[name-defined,misc]
             self._clock.sleep(POLL_S)
 
 
-def meet(form: Form, rank: int, clock: Clock, *, interrupted: Callable[[], bool]) -> InterruptibleStore:
+def meet(form: Form, rank: int, clock: Clock, *, interrupted: Callable[[], bool]) -> Any:
     """Arrive at the rendezvous of a generation and wait for the other members; returns the store.
 
     Raises:
@@ -98,7 +90,7 @@ def meet(form: Form, rank: int, clock: Clock, *, interrupted: Callable[[], bool]
             clock.sleep(POLL_S)
     except RuntimeError as problem:
         raise PeersLost(first_line(problem)) from None
-    return InterruptibleStore(store, clock, interrupted)
+    return _InterruptibleStore(store, clock, interrupted)
 
 
 def _store(rendezvous: str, size: int, rank: int, clock: Clock, interrupted: Callable[[], bool]) -> Any:

@@ -10,8 +10,7 @@ from typing import Any
 
 from geminid.supervise import protocol
 from geminid.supervise.protocol import TUNE_S, credible, credible_metrics
-from geminid.train.choosing import Chooser, CurrentChoice
-from geminid.train.tuner import StepTimer
+from geminid.train.step import Step
 from geminid.train.worker import Worker
 
 
@@ -21,12 +20,10 @@ class Reporter:
     ``metrics`` holds the newest values that the script has reported.
     """
 
-    def __init__(
-        self, worker: Worker, *, current: CurrentChoice, chooser: Chooser, timer: StepTimer, file: Path | None
-    ) -> None:
+    def __init__(self, worker: Worker, step: Step, file: Path | None) -> None:
         self._agent, self._group, self._state = worker.agent, worker.group, worker.state
         self._meter, self._clock = worker.state.meter, worker.clock
-        self._current, self._chooser, self._timer, self._file = current, chooser, timer, file
+        self._current, self._chooser, self._file = step.current, step.chooser, file
         self.metrics: dict[str, Any] = {}
         self._reported_at_s = self._tuned_at_s = self._clock.monotonic_s()
 
@@ -49,7 +46,7 @@ class Reporter:
             self._agent.send(protocol.Metrics(generation=self._group.generation, metrics=metrics))
 
     def _report_progress(self) -> None:
-        plan, times = self._current.plan, self._timer.take()
+        plan, times = self._current.plan, self._current.timer.take()
         self._state.tuner.observe(self._group.layout, plan, times)
         if times.step_s is not None and times.accumulation_s is not None:
             iteration_s = plan.accumulation_steps * times.accumulation_s + times.step_s

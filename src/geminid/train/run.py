@@ -142,7 +142,7 @@ class ElasticLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches that are left of this epoch, for this worker."""
-        return self._session.batches()
+        return self._session.loop.batches()
 
     def __len__(self) -> int:
         """Steps of an epoch at the initial batch size: what schedules are made for."""
@@ -151,7 +151,7 @@ class ElasticLoader:
     @property
     def step_samples(self) -> int:
         """Samples that all workers together process in the step under way."""
-        return self._session.step_samples
+        return self._session.step.samples
 
 
 class Run:
@@ -306,7 +306,7 @@ class Run:
             except GeneratorExit:  # the loop was left early; whether by choice or by a failure will show
                 self._left_early, self._loop_frame = session.leave(), _calling_frame(sys._getframe())
                 raise
-            session.end_epoch(epoch)
+            session.loop.end_epoch(epoch)
         session.finish()
 
     def report(self, **metrics: Any) -> None:
@@ -341,7 +341,7 @@ class Run:
         Call it on all workers, after the loop over batches. The value is a number, a text, a list or dict of such:
         whatever JSON has. The others' values are ignored, unless the leader is lost meanwhile.
         """
-        return self._prepared().agree(value)
+        return self._prepared().collectives.agree(value)
 
     def gather(self, value: Any) -> list[Any]:
         """The ``value`` of every worker, by rank: to put together what each found out, such as its part of a test.
@@ -349,7 +349,7 @@ class Run:
         Call it on all workers, after the loop over batches. A value is whatever JSON has. Of a worker that is lost
         meanwhile there is none.
         """
-        return self._prepared().gather(value)
+        return self._prepared().collectives.gather(value)
 
     @property
     def is_leader(self) -> bool:
@@ -383,7 +383,8 @@ class Run:
         The body of the loop over batches runs once per pass. Where a step has several, this is true in the last of
         them, after ``optimizer.step()``: for whatever is to be done once per step.
         """
-        return self._session is not None and self._session.stepped
+        step = self._session.step if self._session is not None else None
+        return step is not None and step.share is not None and step.stepped
 
     @property
     def progress(self) -> float:
@@ -393,12 +394,12 @@ class Run:
     @property
     def batch_plan(self) -> protocol.Plan:
         """The batch plan in use."""
-        return self._prepared().current.plan
+        return self._prepared().step.current.plan
 
     @property
     def learning_rate_factors(self) -> list[float]:
         """What the learning rate of each parameter group is multiplied by at the batch size in use."""
-        return list(self._prepared().current.choice.factors)
+        return list(self._prepared().step.current.choice.factors)
 
     @property
     def noise_scale(self) -> float | None:
@@ -442,7 +443,8 @@ class Run:
     def _conclude(self) -> str | None:
         """What is left to do; why it failed, if so."""
         session = self._prepared()
-        problem = session.save_kept()
+        saver = session.worker.saver
+        problem = saver.save_kept() if saver is not None else None
         if problem is not None:
             return f"the last state was not saved in {self._checkpoints}: {reason(problem)}"
         try:

@@ -11,13 +11,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from geminid.clock import Clock
 from geminid.supervise import protocol
 from geminid.train import rng
+from geminid.train.agent import NoSupervisor
 from geminid.train.checkpoint import Snapshot, Written, take_snapshot
 from geminid.train.state_codec import CannotSave, check_saveable
 from geminid.train.storage import Checkpoints, reason
-from geminid.train.trainstate import DoesNotFit
-from geminid.train.worker import Worker
+from geminid.train.trainstate import DoesNotFit, TrainingState
 
 #: Largest share of the training time that taking snapshots may stop training for.
 SNAPSHOT_BUDGET = 0.01
@@ -65,9 +66,10 @@ class BackgroundWriter:
 class Saver:
     """One worker's checkpoints. Its callers decide which worker saves, and when training is between two steps."""
 
-    def __init__(self, worker: Worker, checkpoints: Checkpoints, *, every_s: float) -> None:
-        self._state, self._agent, self._clock = worker.state, worker.agent, worker.clock
-        self._every_s = every_s
+    def __init__(
+        self, state: TrainingState, checkpoints: Checkpoints, agent: NoSupervisor, clock: Clock, *, every_s: float
+    ) -> None:
+        self._state, self._agent, self._clock, self._every_s = state, agent, clock, every_s
         self._writer = BackgroundWriter(checkpoints, self._on_written)
         self._first_step_checked = False
         #: What is to be saved before the process ends.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from geminid.goodput.batchplan import BatchLimits
 from geminid.supervise import channel, protocol
 from geminid.train.advice import Advice
 from geminid.train.agent import NoSupervisor
-from geminid.train.agreement import Agreement
 from geminid.train.boundary import Boundary
-from geminid.train.choosing import Chooser, CurrentChoice
+from geminid.train.choosing import Chooser
 from geminid.train.collectives import Collectives
 from geminid.train.data import source_of
-from geminid.train.fingerprint import Fingerprint
 from geminid.train.group_view import GroupView
 from geminid.train.loop import BatchLoop
 from geminid.train.membership import Membership
@@ -39,27 +36,22 @@ from geminid.train.shutdown import Shutdown
 from geminid.train.step import Step
 from geminid.train.storage import checkpoints_at
 from geminid.train.trainstate import TrainingState
-from geminid.train.tuner import StepTimer, Tuner
+from geminid.train.tuner import Tuner
 from geminid.train.watching import Watch
 from geminid.train.worker import Worker
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Session:
     """Training in this process; ``make_session`` puts its parts together."""
 
     worker: Worker
-    chooser: Chooser
-    current: CurrentChoice
-    sampler: StepSampler
     step: Step
-    fingerprint: Fingerprint
+    shutdown: Shutdown
     membership: Membership
     collectives: Collectives
-    loop: BatchLoop
     reporter: Reporter
-    saver: Saver | None
-    shutdown: Shutdown
+    loop: BatchLoop
     rendezvous: RendezvousServer | None = None
 
     @property
@@ -80,14 +72,15 @@ class Session:
     def begin(self, epochs: int, unit: Unit) -> None:
         """Begin to train: alone and from the last checkpoint, or in the group that the supervisor forms."""
         self.progress.begin(epochs, unit)
-        if self.saver is not None:
-            self.saver.check()
+        saver = self.worker.saver
+        if saver is not None:
+            saver.check()
         if self.worker.agent.supervised:
             self._announce()
             self.membership.join_next()
             return
-        if self.saver is not None:
-            self.saver.claim()
+        if saver is not None:
+            saver.claim()
         restored_from = self.membership.begin_alone()
         if restored_from is not None:
             where = f"{restored_from}, epoch {self.position.epoch}"
@@ -105,7 +98,7 @@ class Session:
                 largest_batch=limits.largest,
                 smallest_per_slot=limits.smallest_per_slot,
                 largest_per_slot=limits.largest_per_slot,
-                parameter_count=self.step.parameter_count,
+                parameter_count=sum(one.numel() for one in self.worker.state.parameters if one.requires_grad),
                 dataset_samples=self.progress.epoch_samples,
                 work_samples=work if work is not None and work <= protocol.LARGEST_COUNT else None,
                 meeting=self.rendezvous.address if self.rendezvous is not None else None,
@@ -113,50 +106,14 @@ class Session:
             )
         )
 
-    def batches(self) -> Iterator[Any]:
-        """The batches that are left of this epoch, for this worker."""
-        return self.loop.batches()
-
-    def end_epoch(self, epoch: int) -> None:
-        """The body of the loop over epochs has ended for an epoch."""
-        self.fingerprint.questions = 0
-        self.loop.end_epoch(epoch)
-
-    def agree(self, value: Any) -> Any:
-        """The leader's value, as JSON has it, for all workers.
-
-        Raises:
-            RuntimeError: it is not called between epochs, or not on all workers.
-            TypeError: JSON does not have the value.
-        """
-        self._check_between_epochs("agree")
-        return self.collectives.agree(value)
-
-    def gather(self, value: Any) -> list[Any]:
-        """The values of all workers, as JSON has them.
-
-        Raises:
-            RuntimeError: it is not called between epochs, or not on all workers.
-            TypeError: JSON does not have the value.
-        """
-        self._check_between_epochs("gather")
-        return self.collectives.gather(value)
-
-    def _check_between_epochs(self, name: str) -> None:
-        if self.progress.in_loop or not self.progress.training:
-            raise RuntimeError(
-                f"run.{name}() must be called inside of 'for epoch in run.epochs(...)' and after its loop over "
-                "batches: within that loop, it would be repeated when a worker is lost"
-            )
-
     def finish(self) -> None:
         """Training is over: wait until it is on all workers, and save."""
         if not self.group.leads:
             self.reporter.report()
         self.collectives.wait_for_all()
         if self.group.leads:
-            if self.saver is not None:
-                self.saver.save_last()
+            if self.worker.saver is not None:
+                self.worker.saver.save_last()
             self.reporter.report()
         self.shutdown.leave_group()
         self.worker.watch.end()
@@ -175,8 +132,8 @@ class Session:
         self.worker.watch.end()
         self.worker.watch.enter("left")
         self.progress.end_epoch_if_over()
-        if self.saver is not None and self.group.leads:
-            self.saver.keep()
+        if self.worker.saver is not None and self.group.leads:
+            self.worker.saver.keep()
         return True
 
     def end_early(self, *, cut_short: bool) -> None:
@@ -186,29 +143,15 @@ class Session:
             RuntimeError: other workers have not left theirs.
         """
         if self.group.intact and not self.step.result_is_due:
-            self.fingerprint.left = True
+            self.step.fingerprint.left = True
             self.collectives.compare()
             self.worker.watch.enter("left")
         self.shutdown.leave_group()
         self._send_finished(cut_short=cut_short)
 
-    def save_kept(self) -> Exception | None:
-        """The script has ended: save what could not be saved before; the problem, if it failed."""
-        return self.saver.save_kept() if self.saver is not None else None
-
     def _send_finished(self, *, cut_short: bool = False) -> None:
         position = self.position
         self.worker.agent.send(protocol.Finished(step=position.step, samples=position.samples, cut_short=cut_short))
-
-    @property
-    def step_samples(self) -> int:
-        """Samples that all workers together process in the step under way."""
-        return self.step.share.total if self.step.share is not None else self.current.total_batch
-
-    @property
-    def stepped(self) -> bool:
-        """Whether the optimiser has taken a step with the batch under way: not in passes that only accumulate."""
-        return self.step.share is not None and self.step.stepped
 
 
 def make_session(
@@ -231,8 +174,7 @@ def make_session(
         CannotSave: the state can neither be saved nor sent to other workers.
         CannotLoad: the checkpoints' storage cannot be reached.
     """
-    group, timer = GroupView(), StepTimer()
-    source = source_of(loader, settings.seed)
+    group, source = GroupView(), source_of(loader, settings.seed)
     progress = TrainingProgress(epoch_samples=source.length(0), own_batch=loader.batch_size or limits.initial)
     state = TrainingState(
         model=model,
@@ -243,68 +185,25 @@ def make_session(
         scaler=scaler,
         schedule=Schedule(lr_scheduler, progress) if lr_scheduler is not None else None,
     )
-    watch = Watch(agent.activity if agent.supervised else None, group)
-    advice = Advice(group, batches=_batches_of(loader), batch_norm=has_batch_norm(model))
-    worker = Worker(agent, group, state, limits, watch, advice, clock)
-    sampler = StepSampler(source, group, fewest=min(fewest_samples(model), limits.smallest_per_slot))
-    chooser, current, fingerprint = Chooser(worker, settings), CurrentChoice(worker, timer), Fingerprint(state, sampler)
-    agreement = Agreement(worker, fingerprint, chooser)
-    step = Step(worker, current, agreement)
     saver = None
     if checkpoints is not None:
         storage = checkpoints_at(checkpoints, clock, settings.keep_checkpoints)
-        saver = Saver(worker, storage, every_s=settings.checkpoint_every_s)
+        saver = Saver(state, storage, agent, clock, every_s=settings.checkpoint_every_s)
         saver.check()
-    shutdown = Shutdown(worker, step, saver)
-    membership = Membership(
-        worker,
-        step=step,
-        sampler=sampler,
-        chooser=chooser,
-        current=current,
-        agreement=agreement,
-        saver=saver,
-        shutdown=shutdown,
-    )
-    collectives = Collectives(
-        worker, sampler=sampler, step=step, agreement=agreement, fingerprint=fingerprint, membership=membership
-    )
-    reporter = Reporter(worker, current=current, chooser=chooser, timer=timer, file=reports)
+    watch = Watch(agent.activity if agent.supervised else None, group)
+    advice = Advice(group, batches=_batches_of(loader), batch_norm=has_batch_norm(model))
+    worker = Worker(agent, group, state, limits, saver, watch, advice, clock)
+    sampler = StepSampler(source, group, fewest=min(fewest_samples(model), limits.smallest_per_slot))
+    step = Step(worker, sampler, Chooser(worker, settings))
+    shutdown = Shutdown(worker, step)
+    membership = Membership(worker, step, shutdown)
+    collectives = Collectives(worker, step, membership)
+    reporter = Reporter(worker, step, reports)
     boundary = Boundary(
-        worker,
-        sampler=sampler,
-        current=current,
-        agreement=agreement,
-        membership=membership,
-        collectives=collectives,
-        reporter=reporter,
-        saver=saver,
-        shutdown=shutdown,
+        worker, step, membership=membership, collectives=collectives, reporter=reporter, shutdown=shutdown
     )
-    loop = BatchLoop(
-        worker,
-        sampler=sampler,
-        step=step,
-        current=current,
-        boundary=boundary,
-        collectives=collectives,
-        saver=saver,
-        timer=timer,
-    )
-    return Session(
-        worker=worker,
-        chooser=chooser,
-        current=current,
-        sampler=sampler,
-        step=step,
-        fingerprint=fingerprint,
-        membership=membership,
-        collectives=collectives,
-        loop=loop,
-        reporter=reporter,
-        saver=saver,
-        shutdown=shutdown,
-    )
+    loop = BatchLoop(worker, step, boundary, collectives)
+    return Session(worker, step, shutdown, membership, collectives, reporter, loop)
 
 
 def _batches_of(loader: DataLoader[Any]) -> int | None:

@@ -10,7 +10,6 @@ from geminid.supervise import protocol
 from geminid.supervise.protocol import Form
 from geminid.train import peers
 from geminid.train.peers import Stuck
-from geminid.train.saving import Saver
 from geminid.train.step import Step
 from geminid.train.worker import Worker
 
@@ -24,9 +23,9 @@ STUCK_EXIT_CODE = 75
 class Shutdown:
     """Ends this process, in one of several ways."""
 
-    def __init__(self, worker: Worker, step: Step, saver: Saver | None) -> None:
+    def __init__(self, worker: Worker, step: Step) -> None:
         self._agent, self._group, self._state = worker.agent, worker.group, worker.state
-        self._step, self._saver = step, saver
+        self._step, self._saver = step, worker.saver
 
     def leave_group(self) -> None:
         """Destroy the process group, so that peers notice that this worker has left it."""

@@ -15,9 +15,11 @@ from torch import Tensor
 from geminid.supervise import protocol
 from geminid.train import peers
 from geminid.train.agreement import Agreement
-from geminid.train.choosing import CurrentChoice
+from geminid.train.choosing import Choice, Chooser, CurrentChoice
+from geminid.train.fingerprint import Fingerprint
 from geminid.train.gradients import Gradients
 from geminid.train.optim import listen_to_optimizer, listen_to_scaler
+from geminid.train.sampler import StepSampler
 from geminid.train.shares import StepShare
 from geminid.train.trained import TrainedParameters
 from geminid.train.worker import Worker
@@ -28,14 +30,17 @@ class Step:
 
     ``share`` is this worker's part of the step under way (None: there is none), ``stepped`` whether the optimiser has
     stepped in it, and ``ended_at_s`` when the last step ended. ``result_is_due`` says that the leader takes the step
-    alone, and that the other workers do not have its result yet.
+    alone, and that the other workers do not have its result yet. A step's samples come from the ``sampler``; how to
+    train is the ``chooser``'s choice on the leader, by ``agreement`` that of all workers, and then the ``current`` one.
     """
 
-    def __init__(self, worker: Worker, current: CurrentChoice, agreement: Agreement) -> None:
+    def __init__(self, worker: Worker, sampler: StepSampler, chooser: Chooser) -> None:
         self._agent, self._group, self._state = worker.agent, worker.group, worker.state
         self._watch, self._advice, self._clock = worker.watch, worker.advice, worker.clock
-        self._meter, self._current, self._agreement = worker.state.meter, current, agreement
         state = worker.state
+        self.sampler, self.chooser, self.current = sampler, chooser, CurrentChoice(worker)
+        self.fingerprint = Fingerprint(state, sampler)
+        self.agreement = Agreement(worker, self.fingerprint, chooser)
         self.share: StepShare | None = None
         self.stepped = self._stepped_before = True
         self.result_is_due = False
@@ -43,16 +48,19 @@ class Step:
         self._report_first_step = False
         trained = TrainedParameters(state.parameters, state.switched)
         self.device = trained.all[0].device
-        self.parameter_count = sum(one.numel() for one in trained.all if one.requires_grad)
         listen_to_optimizer(state.optimizer, self)
         if state.scaler is not None:
             listen_to_scaler(state.scaler, self)
         self.gradients = Gradients(
-            trained, self, self._clock, extras=agreement.count, scaler=state.scaler, wait=self._wait_for
+            trained, self, self._clock, extras=self.agreement.count, scaler=state.scaler, wait=self._wait_for
         )
 
-    def begin_generation(self) -> None:
-        """A new group has been formed: there is no step under way, and the next one is reported."""
+    def begin_generation(self, choice: Choice) -> None:
+        """A new group has been formed: train by its leader's choice from now on, and report the first step."""
+        self.sampler.forget()
+        self.agreement.forget()
+        self.chooser.plan = choice.plan
+        self.current.apply(choice, new_group=True)
         self.share, self._stepped_before, self.result_is_due = None, True, False
         self._report_first_step = True
         self.gradients.spread_over(self._group.size)
@@ -61,7 +69,7 @@ class Step:
         """A step begins; ``whole`` says whether it has as many samples as the batch plan wants."""
         self.share, self.stepped = share, False
         step = self._state.position.step
-        self._meter.begin_step(step, micro_gradients=share.micro_gradients, whole=whole)
+        self._state.meter.begin_step(step, micro_gradients=share.micro_gradients, whole=whole)
 
     def begin_pass(self, number: int) -> None:
         """The batch of a pass is about to be handed to the body of the loop."""
@@ -93,7 +101,7 @@ class Step:
             self._group.lost = gradients.failed
             return
         gradients.check_backwards()
-        self._meter.count_step()
+        self._state.meter.count_step()
         if not self.share.alone:
             self._stepped_before = self.stepped
         if not self.stepped:
@@ -111,6 +119,11 @@ class Step:
         self._state.progress.count(self.share.total, 0.0)
 
     @property
+    def samples(self) -> int:
+        """Samples that all workers together process in the step under way."""
+        return self.share.total if self.share is not None else self.current.total_batch
+
+    @property
     def idle(self) -> bool:
         """Whether the leader takes the step alone, and what this worker does in it has no effect."""
         return self.share is not None and self.share.alone and not self._group.leads
@@ -120,7 +133,7 @@ class Step:
     @property
     def factors(self) -> Sequence[float]:
         """What the learning rate of each parameter group is multiplied by."""
-        return self._current.choice.factors
+        return self.current.choice.factors
 
     def may_step(self) -> bool:
         """Whether the optimiser may step now: the gradients of a whole step are in place."""
@@ -141,9 +154,9 @@ class Step:
         state, share, active = self._state, self.share, self.gradients.active
         if active:
             self._watch.enter("training")
-        self._meter.optimizer_stepped()
+        self._state.meter.optimizer_stepped()
         if share is not None and not self.stepped:
-            state.progress.count(share.total, self._current.choice.efficiency)
+            state.progress.count(share.total, self.current.choice.efficiency)
             if state.further_steps is not None:
                 state.further_steps = 0
         elif share is not None and active:
@@ -160,11 +173,11 @@ class Step:
     def pass_is_through(self) -> None:
         """Backward has ended, and the pass's own gradients are in place."""
         self._watch.enter("training")
-        self._meter.end_pass()
+        self._state.meter.end_pass()
 
     def before_sending(self, numbers: Tensor) -> None:
         """Fill in what this worker sends to the others along with its gradients."""
-        self._agreement.fill_in(numbers, stepped_before=self._stepped_before)
+        self.agreement.fill_in(numbers, stepped_before=self._stepped_before)
         self._watch.enter("synchronising")
 
     def averages_are_in_place(self) -> None:
@@ -172,7 +185,7 @@ class Step:
         self._watch.enter("training")
         share = self.share
         if share is not None and not share.alone:
-            self._agreement.averaged(
+            self.agreement.averaged(
                 self.gradients.numbers if self._group.size > 1 else None,
                 step=self._state.position.step,
                 total=share.total,
