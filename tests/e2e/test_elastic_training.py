@@ -268,7 +268,7 @@ def test_sigterm_saves_within_the_grace_period(tmp_path):
     assert len(list((tmp_path / "checkpoints").glob("*.safetensors"))) == 1
     (tmp_path / "hurry").touch()
     second = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert "going on from" in second.stderr
+    assert "continuing from" in second.stderr
     low, high, total, *_ = map(float, (tmp_path / "out").read_text().split())
     assert (low, high, total) == (-4, -4, -2400)
 

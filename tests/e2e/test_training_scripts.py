@@ -59,7 +59,7 @@ def test_leaving_the_loop_over_epochs_saves_and_failing_in_it_does_not(tmp_path)
     assert (state["position"]["step"], state["position"]["epoch"], state["position"]["samples"]) == (14, 1, 56)
     assert float(state["model"]["weight"]) != 0.0
     again = script("go on")
-    assert "going on from" in again.stderr
+    assert "continuing from" in again.stderr
     assert again.stdout == "after 20 steps\n"
 
 

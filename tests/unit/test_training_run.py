@@ -360,7 +360,9 @@ def test_a_generator_that_a_dataset_seldom_draws_from_is_seeded_all_the_same():
         np.random.standard_normal()  # noqa: NPY002 (numpy has the next one ready)
         data, before = Sometimes(), rng.CpuStates()
         states.append(flat(seen(DataLoader(data, batch_size=batch), 1, seed=6)[0]))
-        assert before.put_back() <= {"torch"}  # the script's own are as they were, but for initialising the model
+        assert before.restore_changed() <= {
+            "torch"
+        }  # the script's own are as they were, but for initialising the model
         assert data.calls == 40 + (3 * 4 if batch == 4 else 40)
     assert states[0] == states[1]
     assert len({value for _, value in states[0]}) == 4
@@ -928,7 +930,7 @@ def test_misuse_is_told_in_one_sentence():
     run, model, optimizer, loader, _ = in_order()
     with pytest.raises(RuntimeError, match=r"inside of 'for epoch in run\.epochs"):
         next(iter(loader))
-    with pytest.raises(RuntimeError, match="was called before"):
+    with pytest.raises(RuntimeError, match="has been called already"):
         run.prepare(model, optimizer, DataLoader(toy(), batch_size=12))
     with pytest.raises(TypeError, match="the state 'x' is a int"):
         run.state("x", 1)

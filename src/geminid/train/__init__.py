@@ -1,29 +1,21 @@
-"""Training with PyTorch: real processes, real gradients, real clocks.
+"""The training library: what scripts import, and what runs in every worker.
 
-What training scripts use:
-
-=====================  ===================================================================================
-``run``                ``geminid.init`` and the run it returns
-``session``            training in one worker: which samples come next, what happens between steps
-``agreement``          what workers tell each other along with the gradients, so that all do the same
-``membership``         being in a group: taking a place, having the same state as everybody
-``trainstate``         everything that training goes on from
-``data`` ``shares``    one global order of samples, divided over workers and passes
-``gradients``          summed over passes, averaged over workers
-``norms``              the gradient noise, measured on the way
-``optim`` ``tuner``    the user's optimiser, scaler and schedule under changing batch plans; choosing them
-``peers``              forming process groups inside running processes, handing state over
-``checkpoint``         state on disk: atomic, checked, never unpickled (``state_codec``, ``rng``)
-=====================  ===================================================================================
-
-What schedulers use (``docs/worker-protocol.md``); none of it imports PyTorch:
-
-=====================  ===================================================================================
-``messages``           what supervisor and workers say to each other
-``channel`` ``agent``  the line between them, and a worker's end of it
-``group``              who belongs to a job's group of workers: decisions only
-``launcher``           starting and watching processes; ``zygote``: forked from a warm one
-``supervisor``         one job: its workers, its rescales, its failures (``jobevents``)
-``profiling``          runs a script on changing slots and batch plans, and fits the goodput model
-=====================  ===================================================================================
+=======================  ==========================================================================================
+``run``                  ``geminid.init`` and the ``Run`` that it returns
+``session`` ``worker``   the parts behind it, put together; what they share
+``loop`` ``boundary``    the loop over batches, and what happens between two steps
+``step`` ``gradients``   the optimiser step under way; gradients summed over passes and averaged over workers
+``agreement``            what workers send each other along with the gradients (``fingerprint``: what must be the same)
+``choosing`` ``tuner``   how to train: batch plan, learning rates, noise interval; finding the best plan
+``membership``           joining a group (``rendezvous``, ``peers``) and getting its state (``state_transfer``)
+``collectives``          what all workers do together between steps
+``progress``             how far training is, and what is due
+``trainstate``           everything that is saved and sent (``state_codec``, ``rng``)
+``saving`` ``storage``   when checkpoints are written, and where (``checkpoint``: the file)
+``data`` ``sampler``     one global order of samples, and each worker's share of a step (``shares``)
+``norms``                the gradient noise, measured while training (``measuring_cost``)
+``optim``                the user's optimiser, loss scaler and schedule, adapted to changing batch plans
+``agent``                the connection to the supervisor (``orders``, ``activity``, ``watching``; ``shutdown``)
+``profiling``            runs a script on changing slots and batch plans, and fits the goodput model
+=======================  ==========================================================================================
 """

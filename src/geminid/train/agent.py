@@ -177,7 +177,7 @@ class NoSupervisor:
         self.worker = ""
 
     def send(self, message: FromWorker) -> None:
-        """Nobody receives it."""
+        """There is no receiver."""
 
     def close(self) -> None:
         """There is nothing to close."""

@@ -35,18 +35,18 @@ from geminid.train import rng
 from geminid.train.rng import mixed, mixed_with_each
 from geminid.train.shares import Span
 
-#: Codes of orders are summed up over workers as 32-bit floating-point numbers, exactly up to 2²⁴.
+#: Hash codes are smaller than this: their sums over workers, 32-bit floating-point numbers, are exact up to 2²⁴.
 LARGEST_CODE = 4093
 
-#: Spans of positions that one worker processes, one after the other: with the epoch's number, the source does the rest.
+#: Spans of positions that one worker processes, one after the other.
 Spans = Iterable[Span]
 
-#: Keeps the numbers that a collate function draws apart from those for samples.
+#: Mixed into the seed of a collate function, so that it does not draw what a sample drew.
 COLLATING = 1
 
 
 class MapSource:
-    """Samples that can be asked for by index."""
+    """Samples of a map-style dataset, which are fetched by index."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._seed = seed
@@ -77,7 +77,7 @@ class MapSource:
 
     def begin(self, epoch: int, spans: Spans) -> None:
         """From now on, hand out the batches of these spans."""
-        self._lists.turn_to(epoch, self._order_of(epoch), spans)
+        self._lists.use(epoch, self._order_of(epoch), spans)
         self._begun = iter(self._loader)
 
     def batch(self, span: Span) -> Any:
@@ -86,7 +86,7 @@ class MapSource:
         return next(self._begun)
 
     def available(self, epoch: int, begin: int, count: int) -> int:
-        """How many of ``count`` samples from a position on there are."""
+        """How many of ``count`` samples there are from a position on."""
         return max(0, min(count, self._length - begin))
 
     def _order_of(self, epoch: int) -> torch.Tensor:
@@ -110,12 +110,12 @@ class MapSource:
             return torch.as_tensor(list(sampler), dtype=torch.int64)
 
     def order_code(self) -> int:
-        """A small number that differs, most likely, where the epoch's order does."""
+        """A hash code of the epoch's order."""
         return self._code
 
 
 class StreamSource:
-    """Samples that come in their own order, any number of them. Every worker must see the same stream."""
+    """Samples of a stream, in the order in which they come. Every worker must see the same stream."""
 
     def __init__(self, loader: DataLoader[Any], seed: int) -> None:
         self._loader, self._seed = loader, seed
@@ -133,36 +133,36 @@ class StreamSource:
         self._draws: dict[str, Any] | None = None
 
     def length(self, epoch: int) -> int | None:
-        """Nobody knows."""
+        """Unknown for a stream."""
         return None
 
     def begin(self, epoch: int, spans: Spans) -> None:
-        """Be in this epoch."""
+        """Move to this epoch."""
         if epoch != self._epoch:
             self._restart(epoch)
 
     def batch(self, span: Span) -> Any:
-        """The batch of a span; the position never goes back by more than a step."""
+        """The batch of a span, which begins at most one step before the last one."""
         first = self._next - len(self._buffer)
         samples = self._buffer[span[0] - first : span[1] - first]
         batch = self._collate(_Fetched(self._epoch, span[0], samples))
         return pin_memory(batch) if self._pins else batch  # type: ignore[no-untyped-call]
 
     def order_code(self) -> int:
-        """Nobody knows the order of a stream."""
+        """The order of a stream is not known."""
         return 0
 
     def available(self, epoch: int, begin: int, count: int) -> int:
-        """How many of ``count`` samples from a position on there are; they are read."""
+        """How many of ``count`` samples there are from a position on; this reads them."""
         if epoch != self._epoch or begin < self._next - len(self._buffer):
             self._restart(epoch)
-        whole = self._whole  # only so many samples together count: to know that they are there, they are read
+        whole = self._whole  # with drop_last, only whole batches count: read to the end of the last one
         self._read(-(-(begin + count) // whole) * whole, begin)
         end = min(begin + count, self._next - self._next % whole)
         return max(0, end - begin)
 
     def _read(self, end: int, begin: int) -> None:
-        """Have the samples between two positions in the buffer, as far as the stream goes."""
+        """Read the samples between two positions into the buffer, as far as the stream goes."""
         with _own_draws():
             if self._draws is not None:
                 rng.restore(self._draws)
@@ -178,7 +178,7 @@ class StreamSource:
         del self._buffer[: max(0, begin - (self._next - len(self._buffer)))]
 
     def _restart(self, epoch: int) -> None:
-        """Begin the stream anew; what it draws from now on depends on the seed and the epoch."""
+        """Start the stream again; what it draws from now on depends on the seed and the epoch."""
         user, seed = self._loader, mixed(self._seed, epoch)
         workers = min(user.num_workers, 1)
         if hasattr(user.dataset, "set_epoch"):
@@ -189,7 +189,7 @@ class StreamSource:
                 user.dataset,
                 batch_size=None,
                 num_workers=workers,
-                collate_fn=_as_it_is,
+                collate_fn=_unchanged,
                 timeout=user.timeout,
                 worker_init_fn=user.worker_init_fn,
                 multiprocessing_context=user.multiprocessing_context,
@@ -207,7 +207,7 @@ def source_of(loader: DataLoader[Any], seed: int) -> Source:
     """The source behind a user's loader.
 
     Raises:
-        TypeError, ValueError: the loader does what only one process could do, or divides the data by itself.
+        TypeError, ValueError: the loader cannot be spread over workers, or divides the data by itself.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"the loader must be a torch.utils.data.DataLoader, not a {type(loader).__name__}")
@@ -231,7 +231,7 @@ class _Wanted(NamedTuple):
 
 
 class _Fetched(NamedTuple):
-    """The samples themselves (or what a dataset makes of a whole list of them)."""
+    """The samples of a span, as the dataset returns them."""
 
     epoch: int
     begin: int
@@ -239,14 +239,14 @@ class _Fetched(NamedTuple):
 
 
 class _Lists(Sampler[Any]):
-    """What the inner loader asks for: spans of whatever it was last turned to."""
+    """Gives the inner loader the indices of one span after the other."""
 
     def __init__(self) -> None:
         self._epoch = 0
         self._order = torch.empty(0, dtype=torch.int64)
         self._spans: Spans = ()
 
-    def turn_to(self, epoch: int, order: torch.Tensor, spans: Spans) -> None:
+    def use(self, epoch: int, order: torch.Tensor, spans: Spans) -> None:
         self._epoch, self._order, self._spans = epoch, order, spans
 
     def __iter__(self) -> Iterator[_Wanted]:
@@ -260,8 +260,8 @@ class _Seeded(Dataset[Any]):
 
     Where it fetches lists of samples by itself: on the seed, the epoch and where the list begins.
 
-    Seeding takes longer than many a dataset for a sample, so only those generators are seeded which it was seen to draw
-    from. When it is seen to draw from another one, the samples are fetched once more, with that one seeded as well.
+    Seeding takes longer than many datasets take for a sample, so only those generators are seeded that the dataset has
+    drawn from. When it draws from another one, the samples are fetched again with that one seeded as well.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
@@ -285,7 +285,7 @@ class _Seeded(Dataset[Any]):
             try:
                 samples = self._fetch(epoch, begin, indices)
             finally:
-                changed = before.put_back()
+                changed = before.restore_changed()
             if changed <= self._drawn_from:
                 return samples
             self._drawn_from |= changed
@@ -324,7 +324,7 @@ class _Collate:
 
 @contextmanager
 def _own_draws() -> Iterator[None]:
-    """Whatever is drawn or seeded meanwhile, the script's generators are as before afterwards."""
+    """Restore the script's generators afterwards, whatever is drawn or seeded meanwhile."""
     before = rng.states()
     try:
         yield
@@ -340,5 +340,5 @@ def _seed_with_own(drawer: object, seed: int) -> None:
         own.manual_seed(seed)
 
 
-def _as_it_is(sample: Any) -> Any:
+def _unchanged(sample: Any) -> Any:
     return sample

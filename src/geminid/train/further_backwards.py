@@ -40,7 +40,7 @@ class FurtherBackwards:
         self._before.clear()
 
     def set_aside(self, parameter: nn.Parameter) -> None:
-        """Backward is about to add to this gradient: set it aside, so that what is added can be told apart."""
+        """Backward is about to add to this gradient: set it aside, to know what is added."""
         if parameter not in self._before:
             self._before[parameter] = parameter.grad
             parameter.grad = None

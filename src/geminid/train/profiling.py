@@ -1,9 +1,9 @@
 """Profile a training script: run it on changing slots and batch plans, and fit the goodput model to what it reports.
 
-The script is run as a scheduler would run it, with live rescales from one number of slots to the next. On every number
-of slots some per-slot batches are visited, in several rounds to and fro, so that whatever else the machine does slows
-all of them down alike. Of those in between some are held out from the fit and then predicted. The result can be written
-in the layout that the simulator reads (``docs/profiles.md``).
+The script runs as under a scheduler, with live rescales from one number of slots to the next. On every number of slots
+some per-slot batches are visited, in several rounds forwards and backwards, so that other load on the machine slows all
+of them down alike. The middle one is held out from the fit and then predicted. The result can be written in the layout
+that the simulator reads (``docs/profiles.md``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from time import monotonic
 
+from geminid.clock import Clock
 from geminid.goodput.batchplan import BatchLimits, TunedPlan, best_plan
 from geminid.goodput.efficiency import GradientStats
 from geminid.goodput.fit import ThroughputFit, fit
@@ -33,16 +33,19 @@ from geminid.supervise.supervisor import Supervisor
 #: How many per-slot batches are visited on each number of slots.
 BATCHES_PER_SIZE = 4
 
-#: How often a profiled script reports, and how many reports a visit needs.
-REPORT_S, FEWEST_REPORTS = 0.25, 2
+#: Time between two reports of a profiled script.
+REPORT_S = 0.25
 
-#: How often everything is visited, if there is time.
+#: Fewest reports of a visit.
+FEWEST_REPORTS = 2
+
+#: Most rounds through all slots and batches.
 ROUNDS = 4
 
-#: The workload that is written beside a profile.
+#: The name of the workload file that is written beside a profile.
 WORKLOAD = "workload.yaml"
 
-#: A visit that has brought no report by then is given up: the script is too slow for the time there is.
+#: Longest time to wait for the reports of a visit: then the script is too slow to be profiled.
 LONGEST_VISIT_S = 120.0
 
 
@@ -52,7 +55,7 @@ class ProfilingFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Step times on some slots with one plan, beside what the fit predicts for them."""
+    """Step times on some slots with one plan, and the fit's prediction for them."""
 
     slots: int
     plan: Plan
@@ -64,11 +67,11 @@ class Visit:
 
     @property
     def error(self) -> float:
-        """Relative error of the prediction; positive where it is too slow."""
+        """Relative error of the prediction; positive if the predicted step is too slow."""
         return self.predicted_s / self.step_s - 1.0
 
     def observation(self) -> Observation:
-        """What a fit is shown."""
+        """The visit as input of the fit."""
         return Observation(
             nodes=1,
             slots=self.slots,
@@ -91,7 +94,7 @@ class Outlook:
 
 @dataclass(frozen=True, slots=True)
 class ScriptProfile:
-    """What was measured of a script, the fit to it, and what that promises."""
+    """What was measured of a script, the fit to it, and what the fit predicts."""
 
     ready: Ready
     limits: BatchLimits
@@ -102,7 +105,7 @@ class ScriptProfile:
     outlooks: tuple[Outlook, ...]
 
     def mean_error(self, *, held_out: bool) -> float:
-        """Mean absolute relative error of the predicted step times; NaN if there are none such."""
+        """Mean absolute relative error of the predicted step times; NaN if there are none."""
         errors = [abs(visit.error) for visit in self.visits if visit.held_out == held_out]
         return sum(errors) / len(errors) if errors else math.nan
 
@@ -112,24 +115,13 @@ class ScriptProfile:
         return self.gradient.noise_scale(self.limits.initial)
 
 
-@dataclass(slots=True)
-class _Heard:
-    """What the script reported."""
-
-    reports: list[Progress] = field(default_factory=list)
-
-    def on_event(self, event: JobEvent) -> None:
-        if isinstance(event, Reported):
-            self.reports.append(event.progress)
-
-
 def sizes_up_to(slots: int) -> list[int]:
-    """The numbers of slots that are visited: powers of two, and the most."""
+    """The numbers of slots that are visited: powers of two, and the largest."""
     return sorted({2**i for i in range(slots.bit_length())} | {slots})
 
 
 def plans_for(limits: BatchLimits, slots: int) -> list[Plan]:
-    """Per-slot batches to visit on so many slots, from large to small; totals stay between M0 and M_max."""
+    """Per-slot batches to visit on a number of slots, from large to small; totals stay between M0 and M_max."""
     largest = min(limits.largest_per_slot, limits.largest // slots)
     plans = []
     for number in range(BATCHES_PER_SIZE):
@@ -151,12 +143,17 @@ def profile_script(
     slot_environment: Callable[[str], Mapping[str, str]] = lambda slot: {},
     progress: Callable[[str], None] = lambda text: None,
 ) -> ScriptProfile:
-    """Run a script for about this many seconds (besides its start), and say how fast it would be on what.
+    """Run a script for about this many seconds (besides its start), and predict how fast it is on how many slots.
 
     Raises:
         ProfilingFailed: the script does not use ``geminid.init()``, or fails, or is too slow.
     """
-    heard = _Heard()
+    clock, reports = Clock(), list[Progress]()
+
+    def on_event(event: JobEvent) -> None:
+        if isinstance(event, Reported):
+            reports.append(event.progress)
+
     with tempfile.TemporaryDirectory(prefix="geminid-") as folder, Zygote(preload="geminid.train.preload") as launcher:
         spec = WorkerSpec(
             command=tuple(command),
@@ -169,24 +166,27 @@ def profile_script(
             report_s=REPORT_S,
             patience=Patience(hang=60.0),
         )
-        with Supervisor(spec, on_event=heard.on_event, launcher=launcher) as job:
+        with Supervisor(spec, on_event=on_event, launcher=launcher) as job:
             try:
-                visits, ready, limits = _visit_all(job, heard, slots, seconds, progress)
-            except TimeoutError as problem:
-                raise ProfilingFailed(f"{problem}; its last words: {_last_words(spec.folder)}") from None
-            except ProfilingFailed as problem:
-                raise ProfilingFailed(f"{problem}; its last words: {_last_words(spec.folder)}") from None
-    return _study(visits, ready, limits, heard)
+                visits, ready, limits = _visit_all(job, reports, slots, seconds, progress, clock)
+            except (TimeoutError, ProfilingFailed) as problem:
+                raise ProfilingFailed(f"{problem}; its last output: {_last_output(spec.folder)}") from None
+    return _fitted(visits, ready, limits, reports)
 
 
 def _visit_all(
-    job: Supervisor, heard: _Heard, slots: Sequence[str], seconds: float, progress: Callable[[str], None]
+    job: Supervisor,
+    reports: list[Progress],
+    slots: Sequence[str],
+    seconds: float,
+    progress: Callable[[str], None],
+    clock: Clock,
 ) -> tuple[list[Visit], Ready, BatchLimits]:
     progress("starting the script")
     job.resize([slots[0]])
     status = job.wait(lambda status: status.settled, 300.0)
     if status.ready is None or status.phase.over:
-        silent = "it must call geminid.init()" if status.phase is JobPhase.FINISHED else "nothing was said"
+        silent = "it must call geminid.init()" if status.phase is JobPhase.FINISHED else "it printed no reason"
         raise ProfilingFailed(f"the script {status.phase} before it trained: {status.reason or silent}")
     ready = status.ready
     limits = BatchLimits(
@@ -198,22 +198,22 @@ def _visit_all(
     stops = [(size, plan) for size in sizes_up_to(len(slots)) for plan in plans_for(limits, size)]
     if not stops:
         raise ProfilingFailed("the script's batch limits leave nothing to measure")
-    heard_at: dict[tuple[int, Plan], list[Progress]] = {stop: [] for stop in stops}
-    begin_s = round_s = monotonic()
+    reported: dict[tuple[int, Plan], list[Progress]] = {stop: [] for stop in stops}
+    begin_s = round_s = clock.monotonic_s()
     for number in range(ROUNDS):
         for size, plan in stops if number % 2 == 0 else reversed(stops):
             progress(f"round {number + 1}: {size} slots, {plan.per_slot_batch} samples on each")
-            heard_at[size, plan] += _visit(job, heard, slots[:size], plan, seconds / (ROUNDS * len(stops)))
+            reported[size, plan] += _visit(job, reports, slots[:size], plan, seconds / (ROUNDS * len(stops)))
             if job.status.phase.over:
                 break
-        now_s = monotonic()
+        now_s = clock.monotonic_s()
         if job.status.phase.over or now_s + (now_s - round_s) > begin_s + 1.25 * seconds:
             break  # another round would take too long
         round_s = now_s
     visits = [
-        _summed_up(size, plan, reports, held_out=_held_out(plans_for(limits, size), plan))
-        for (size, plan), reports in heard_at.items()
-        if reports
+        _medians(size, plan, own, held_out=_held_out(plans_for(limits, size), plan))
+        for (size, plan), own in reported.items()
+        if own
     ]
     if not visits:
         raise ProfilingFailed(f"the script {job.status.phase} before a step was timed: let it train longer")
@@ -225,30 +225,32 @@ def _held_out(plans: Sequence[Plan], plan: Plan) -> bool:
     return len(plans) > 2 and plans.index(plan) == len(plans) // 2
 
 
-def _visit(job: Supervisor, heard: _Heard, slots: Sequence[str], plan: Plan, seconds: float) -> list[Progress]:
-    """Train on these slots with one plan for a while; what was reported. Nothing if the script ended first."""
+def _visit(
+    job: Supervisor, reports: list[Progress], slots: Sequence[str], plan: Plan, seconds: float
+) -> list[Progress]:
+    """Train on these slots with one plan for a while; the reports, none if the script ended first."""
     size = len(slots)
     if len(job.status.slots) != size:
         job.resize(slots)
         job.wait(lambda status: status.settled and len(status.slots) == size, 300.0)
     job.retune(plan)
-    known = len(heard.reports)
+    known = len(reports)
 
     def timed() -> list[Progress]:
-        new = heard.reports[known:]
+        new = reports[known:]
         return [report for report in new if report.size == size and report.plan == plan and report.step_s is not None]
 
     status = job.wait(lambda status: len(timed()) >= FEWEST_REPORTS, LONGEST_VISIT_S)
     left_s = seconds - len(timed()) * REPORT_S
     if left_s > 0 and not status.phase.over:
         enough = len(timed()) + max(1, round(left_s / REPORT_S))
-        with contextlib.suppress(TimeoutError):  # what there is will do
+        with contextlib.suppress(TimeoutError):  # fewer reports are enough
             job.wait(lambda status: len(timed()) >= enough, 2.0 * left_s)
     return timed()
 
 
-def _summed_up(size: int, plan: Plan, reports: Sequence[Progress], *, held_out: bool) -> Visit:
-    """Medians over all reports: now and then a step is slow for reasons of its own."""
+def _medians(size: int, plan: Plan, reports: Sequence[Progress], *, held_out: bool) -> Visit:
+    """Medians over all reports, because single steps may be slow."""
     return Visit(
         slots=size,
         plan=plan,
@@ -259,7 +261,7 @@ def _summed_up(size: int, plan: Plan, reports: Sequence[Progress], *, held_out: 
     )
 
 
-def _study(visits: Sequence[Visit], ready: Ready, limits: BatchLimits, heard: _Heard) -> ScriptProfile:
+def _fitted(visits: Sequence[Visit], ready: Ready, limits: BatchLimits, reports: Sequence[Progress]) -> ScriptProfile:
     """Fit without what is held out and predict all; then fit to all for the outlook."""
     shown = fit(Profile.of(visit.observation() for visit in visits if not visit.held_out))
     predicted = tuple(
@@ -270,7 +272,7 @@ def _study(visits: Sequence[Visit], ready: Ready, limits: BatchLimits, heard: _H
         for visit in visits
     )
     fitted = fit(Profile.of(visit.observation() for visit in visits))
-    known = [report for report in heard.reports if report.squared_gradient is not None and report.variance is not None]
+    known = [report for report in reports if report.squared_gradient is not None and report.variance is not None]
     gradient = GradientStats()
     if known:
         gradient = GradientStats.clamped(known[-1].squared_gradient or 0.0, known[-1].variance or 0.0)
@@ -289,8 +291,8 @@ def _study(visits: Sequence[Visit], ready: Ready, limits: BatchLimits, heard: _H
 def write_profile(profile: ScriptProfile, folder: Path, gpu_type: str) -> None:
     """Write the profile in the simulator's layout: the folder's name is the application's.
 
-    The noise is taken to stay what it was: nobody has seen the rest of the training. A little workload to begin with is
-    written beside it.
+    The noise is assumed to stay constant, because the rest of the training was not measured. A small workload to begin
+    with is written beside it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     limits, ready = profile.limits, profile.ready
@@ -323,7 +325,7 @@ def write_profile(profile: ScriptProfile, folder: Path, gpu_type: str) -> None:
                 rows.writerow([epoch, f"{done:.6f}", f"{gradient.squared_gradient:.9g}", f"{gradient.variance:.9g}"])
 
 
-def _last_words(folder: Path) -> str:
+def _last_output(folder: Path) -> str:
     """The last line that a worker printed."""
     logs = [log.read_text(errors="replace") for log in sorted((folder / "logs").glob("*.log"))]
     lines = [line for text in logs for line in text.splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""The states of all random-number generators that training draws from: kept, restored, and set."""
+"""The random-number generators that training draws from: save, restore and seed them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ import torch
 
 def states() -> dict[str, Any]:
     """The generators of PyTorch, numpy's global one and Python's, as they are now."""
-    kept: dict[str, Any] = {
+    saved: dict[str, Any] = {
         "torch": torch.default_generator.get_state(),
         "numpy": np.random.get_state(),  # noqa: NPY002 (what user code draws from)
         "python": random.getstate(),
     }
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        kept["cuda"] = torch.cuda.get_rng_state()
-    return kept
+        saved["cuda"] = torch.cuda.get_rng_state()
+    return saved
 
 
-def restore(kept: dict[str, Any]) -> None:
-    """Set the generators to states that were kept."""
-    torch.default_generator.set_state(kept["torch"].cpu())
-    np.random.set_state(kept["numpy"])  # noqa: NPY002
-    random.setstate(kept["python"])
-    if "cuda" in kept and torch.cuda.is_available():
-        torch.cuda.set_rng_state(kept["cuda"].cpu())
+def restore(saved: dict[str, Any]) -> None:
+    """Set the generators to states that were saved."""
+    torch.default_generator.set_state(saved["torch"].cpu())
+    np.random.set_state(saved["numpy"])  # noqa: NPY002
+    random.setstate(saved["python"])
+    if "cuda" in saved and torch.cuda.is_available():
+        torch.cuda.set_rng_state(saved["cuda"].cpu())
 
 
-#: What a dataset may draw from: everything on the CPU.
+#: The generators that a dataset may draw from: all on the CPU.
 CPU = frozenset({"torch", "numpy", "python"})
 
 
 def seed_data(number: int, which: Collection[str] = CPU) -> None:
-    """Seed what a dataset may draw from, or some of it."""
+    """Seed the generators that a dataset may draw from, or some of them."""
     if "torch" in which:
         torch.default_generator.manual_seed(number)
     if "numpy" in which:
@@ -46,7 +46,7 @@ def seed_data(number: int, which: Collection[str] = CPU) -> None:
 
 
 class CpuStates:
-    """The generators on the CPU as they are now: to find out which of them are drawn from, and to put them back."""
+    """The states of the generators on the CPU: to find out which of them are drawn from, and to restore them."""
 
     __slots__ = ("_numpy", "_python", "_torch")
 
@@ -56,13 +56,13 @@ class CpuStates:
         self._python = random.getstate()
 
     def restore(self) -> None:
-        """Have all of them as they were."""
+        """Restore all of them."""
         torch.default_generator.set_state(self._torch)
         np.random.set_state(self._numpy)  # noqa: NPY002
         random.setstate(self._python)
 
-    def put_back(self) -> frozenset[str]:
-        """Have those that have changed as they were; which ones these are."""
+    def restore_changed(self) -> frozenset[str]:
+        """Restore those that have changed; returns their names."""
         now, changed = CpuStates(), set()
         if self._torch.numpy().tobytes() != now._torch.numpy().tobytes():
             changed.add("torch")
@@ -77,14 +77,14 @@ class CpuStates:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two states of numpy's, dicts of dicts, numbers and arrays, are the same."""
+    """Whether two states of numpy's generator (nested dicts, numbers and arrays) are the same."""
     if isinstance(one, dict):
         return all(_same(value, other[name]) for name, value in one.items())
     return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
 
 
 def seed_all(number: int) -> None:
-    """Seed everything."""
+    """Seed all generators."""
     torch.manual_seed(number)
     seed_data(number)
 
@@ -95,7 +95,7 @@ def mixed(*numbers: int) -> int:
 
 
 def mixed_with_each(numbers: Sequence[int], lasts: Sequence[int]) -> list[int]:
-    """What ``mixed`` makes of some numbers and each of many others: the same, in less time."""
+    """``mixed(*numbers, last)`` for each of many last numbers, in less time."""
     state = np.uint64(_chained(numbers)) ^ np.asarray(lasts, dtype=np.int64).astype(np.uint64)
     state = state + np.uint64(GAMMA)
     state = (state ^ (state >> np.uint64(30))) * np.uint64(FIRST)
@@ -104,8 +104,12 @@ def mixed_with_each(numbers: Sequence[int], lasts: Sequence[int]) -> list[int]:
     return mixed_up
 
 
-#: The constants of splitmix64.
-GAMMA, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+#: The increment of splitmix64.
+GAMMA = 0x9E3779B97F4A7C15
+
+#: Its first and second multipliers.
+FIRST = 0xBF58476D1CE4E5B9
+SECOND = 0x94D049BB133111EB
 
 
 def _chained(numbers: Sequence[int]) -> int:

@@ -48,7 +48,7 @@ from geminid.train.shutdown import STOPPED_EXIT_CODE
 from geminid.train.state_codec import check_saveable
 from geminid.train.storage import AllDamaged, reason
 
-#: What a supervisor may override, as a job file names it.
+#: The options that a supervisor may override, by their names in a job file.
 OPTIONS = (
     *("initial_batch_size", "max_batch_size", "min_per_slot_batch", "max_per_slot_batch"),
     *("scaling_rule", "checkpoint_interval_s"),
@@ -65,10 +65,11 @@ def init(
     """Begin a run: call this first.
 
     Args:
-        seed: Of the order of the data, and of what datasets draw at random.
-        checkpoint_dir: Where to keep checkpoints when no scheduler says where; without, a plain run keeps none.
-        checkpoint_every_s: How often to write one; a scheduler may ask for more. It is written in the background.
-        keep_checkpoints: How many of them to keep.
+        seed: Determines the order of the data, and what datasets draw at random.
+        checkpoint_dir: Where a run without a scheduler keeps checkpoints; without it, there are none.
+        checkpoint_every_s: Seconds between two checkpoints; a scheduler may order more. They are written in the
+            background.
+        keep_checkpoints: How many checkpoints to keep.
     """
     _number("checkpoint_every_s", checkpoint_every_s, "positive", lambda number: number > 0.0)
     _whole("keep_checkpoints", keep_checkpoints)
@@ -78,7 +79,7 @@ def init(
     if "RANK" in environment and environment.get("WORLD_SIZE", "1") not in ("", "1"):
         raise RuntimeError(
             f"WORLD_SIZE is {environment['WORLD_SIZE']}: a launcher such as torchrun has started this process, and "
-            "each of them would train all by itself; use 'geminid submit -- python …', or a plain 'python'"
+            "each of its processes would train alone; use 'geminid submit -- python …', or a plain 'python'"
         )
     for own in (channel.CONTROL, channel.TOKEN, channel.LONE):  # not for the processes that this one starts
         environment.pop(own, None)
@@ -100,7 +101,7 @@ def init(
 
 
 def _whole(name: str, value: Any, least: int | None = 1, most: int | None = protocol.LARGEST_COUNT) -> int:
-    """The value, if it is a whole number that is large enough, and not too large to be counted with.
+    """The value, if it is a whole number within the bounds.
 
     Raises:
         ValueError: it is not.
@@ -115,7 +116,7 @@ def _whole(name: str, value: Any, least: int | None = 1, most: int | None = prot
 
 
 def _number(name: str, value: Any, kind: str, fits: Callable[[float], bool]) -> None:
-    """Make sure that a value is a number of some kind.
+    """Check that a value is a number of some kind.
 
     Raises:
         ValueError: it is not.
@@ -133,7 +134,7 @@ def _options(text: str | None) -> dict[str, Any]:
 
 
 class ElasticLoader:
-    """Stands in for the user's loader: hands this worker its part of every step."""
+    """Replaces the user's loader: hands out this worker's part of every step."""
 
     def __init__(self, loader: DataLoader[Any], session: Session, initial_batch: int) -> None:
         self._loader, self._session = loader, session
@@ -155,7 +156,7 @@ class ElasticLoader:
 
 
 class Run:
-    """One training run; made by ``geminid.init``."""
+    """One training run; created by ``geminid.init``."""
 
     def __init__(
         self,
@@ -202,12 +203,12 @@ class Run:
             model: A plain module: not wrapped for distribution, not sharded.
             optimizer: Its optimiser. ``step(closure)`` is not supported.
             loader: The training data: map-style with any sampler but a batch sampler, or iterable.
-            max_batch_size: How far the total batch may grow; without, it stays as it is.
-            min_per_slot_batch: The smallest batch for one slot; without, 1, and 2 where the model has BatchNorm.
-            max_per_slot_batch: The largest that fits in a slot's memory; without, the loader's batch size.
+            max_batch_size: Largest total batch; without it, the total batch stays as it is.
+            min_per_slot_batch: Smallest batch for one slot; by default 1, and 2 where the model has BatchNorm.
+            max_per_slot_batch: Largest batch that fits in a slot's memory; by default the loader's batch size.
             scaler: The ``GradScaler``, if there is one.
-            lr_scheduler: The learning-rate schedule, if there is one. It advances by samples; keep calling its
-                ``step()`` where you do, every batch or every epoch.
+            lr_scheduler: The learning-rate schedule, if there is one. It advances by samples; call its ``step()``
+                where you always did, every batch or every epoch.
             scaling_rule: How the learning rate follows the batch size: ``adascale``, ``adamscale``, ``linear``,
                 ``square_root``, ``legw``, ``none``, or ``auto`` (by the optimiser).
             warmup_epochs: LEGW's warm-up at the initial batch size.
@@ -216,7 +217,7 @@ class Run:
             The same model and optimiser, and the loader to use instead.
         """
         if self._session is not None:
-            raise RuntimeError("run.prepare() was called before: a run has one model, optimizer and loader")
+            raise RuntimeError("run.prepare() has been called already: a run has one model, optimizer and loader")
         check_model(model)
         check_helpers(scaler, lr_scheduler)
         _number("warmup_epochs", warmup_epochs, "non-negative", lambda number: number >= 0.0)
@@ -284,13 +285,12 @@ class Run:
         size. With ``by="progress"`` training ends when it has made the progress of ``count`` passes at the initial
         batch size, which takes more samples where batches are larger; the last pass then ends early.
 
-        A script may leave the loop early (``break``): do so on all workers. The state is then kept as it is at that
-        moment, and saved when the script has ended well. Run again, the script goes on with the rest of that epoch, and
-        decides anew.
+        A script may leave the loop early (``break``): do so on all workers. The state of that moment is saved when the
+        script has ended successfully. If it is run again, it continues with the rest of that epoch.
         """
         session = self._prepared()
         if self._looped:
-            raise RuntimeError("run.epochs() was called before: a run has one loop over epochs, with all of them")
+            raise RuntimeError("run.epochs() has been called already: a run has one loop over epochs, with all of them")
         _whole("the number of epochs", count, least=0)
         if by not in ("samples", "progress"):
             raise ValueError(f"by is {by!r}: it must be 'samples' or 'progress'")
@@ -303,16 +303,16 @@ class Run:
             epoch = session.position.epoch
             try:
                 yield epoch
-            except GeneratorExit:  # the loop was left early; whether by choice or by a failure will show
+            except GeneratorExit:  # the loop was left early, by choice or by a failure
                 self._left_early, self._loop_frame = session.leave(), _calling_frame(sys._getframe())
                 raise
             session.loop.end_epoch(epoch)
         session.finish()
 
     def report(self, **metrics: Any) -> None:
-        """Tell the scheduler (or the report file) how training goes: numbers or scalar tensors, such as ``loss=``.
+        """Report metrics to the scheduler, or to the report file: numbers or scalar tensors, such as ``loss=``.
 
-        Cheap: only the newest values are kept, and looked at about once a second.
+        Cheap: only the newest values are kept, and read about once a second.
         """
         if self._session is not None:
             self._session.worker.watch.show_life()
@@ -321,10 +321,10 @@ class Run:
         )
 
     def state(self, name: str, value: Any) -> Any:
-        """Keep further state over rescales and restarts, and return it. Call it before the loop over epochs.
+        """Preserve further state over rescales and restarts; returns it. Call it before the loop over epochs.
 
-        ``value`` has ``state_dict`` and ``load_state_dict``, or is a dict or list of plain values, which is changed in
-        place when it is restored.
+        ``value`` has ``state_dict`` and ``load_state_dict``, or is a dict or list of plain values, which is restored in
+        place.
         """
         if not (hasattr(value, "load_state_dict") or isinstance(value, dict | list)):
             raise TypeError(f"the state {name!r} is a {type(value).__name__}: it needs a state_dict, or must be a dict")
@@ -336,18 +336,18 @@ class Run:
         return value
 
     def agree(self, value: Any) -> Any:
-        """The leader's ``value`` on all workers: for decisions on what only the leader knows, such as to stop early.
+        """The leader's ``value`` on all workers: for decisions by what only the leader knows, such as to stop early.
 
-        Call it on all workers, after the loop over batches. The value is a number, a text, a list or dict of such:
-        whatever JSON has. The others' values are ignored, unless the leader is lost meanwhile.
+        Call it on all workers, after the loop over batches. The value is anything that JSON has: a number, a string, a
+        list or a dict. The other workers' values are ignored, unless the leader is lost meanwhile.
         """
         return self._prepared().collectives.agree(value)
 
     def gather(self, value: Any) -> list[Any]:
-        """The ``value`` of every worker, by rank: to put together what each found out, such as its part of a test.
+        """The ``value`` of every worker, by rank: to combine partial results, such as those of an evaluation.
 
-        Call it on all workers, after the loop over batches. A value is whatever JSON has. Of a worker that is lost
-        meanwhile there is none.
+        Call it on all workers, after the loop over batches. A value is anything that JSON has. If a worker is lost
+        meanwhile, its value is missing.
         """
         return self._prepared().collectives.gather(value)
 
@@ -358,12 +358,12 @@ class Run:
 
     @property
     def rank(self) -> int:
-        """This worker's number among the workers; it may change at a rescale."""
+        """This worker's number, from 0; it may change at a rescale."""
         return self._session.group.rank if self._session is not None else 0
 
     @property
     def size(self) -> int:
-        """How many workers there are; it may change at a rescale."""
+        """Number of workers; it may change at a rescale."""
         return self._session.group.size if self._session is not None else 1
 
     @property
@@ -380,8 +380,8 @@ class Run:
     def stepped(self) -> bool:
         """Whether ``optimizer.step()`` has taken effect with the batch under way.
 
-        The body of the loop over batches runs once per pass. Where a step has several, this is true in the last of
-        them, after ``optimizer.step()``: for whatever is to be done once per step.
+        The body of the loop over batches runs once per pass. Where a step has several passes, this is true in the last
+        of them, after ``optimizer.step()``: use it for work that is done once per step.
         """
         step = self._session.step if self._session is not None else None
         return step is not None and step.share is not None and step.stepped
@@ -410,7 +410,7 @@ class Run:
 
     @property
     def noise_interval(self) -> int:
-        """The gradient noise is measured every so many steps."""
+        """Every how many steps the gradient noise is measured."""
         return self._prepared().worker.state.meter.interval
 
     def measure_noise(self, wanted: bool) -> None:
@@ -429,7 +429,7 @@ class Run:
             raise SystemExit(STOPPED_EXIT_CODE)
 
     def _end(self) -> None:
-        """The script has ended: save where its loop was left by choice, say that training is over, and hang up."""
+        """The script has ended: save if its loop was left by choice, report the end of training, and disconnect."""
         failure = self._conclude() if self._session is not None and not self._failed else None
         if failure is not None:
             print(f"geminid: error: {failure}", file=sys.stderr, flush=True)
@@ -438,10 +438,10 @@ class Run:
         if failure is not None:
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(1)  # nothing else makes a script fail that has ended
+            os._exit(1)  # the only way to make a script fail that has ended
 
     def _conclude(self) -> str | None:
-        """What is left to do; why it failed, if so."""
+        """Save what is unsaved and report the end of training; the reason, if that failed."""
         session = self._prepared()
         saver = session.worker.saver
         problem = saver.save_kept() if saver is not None else None
@@ -455,7 +455,7 @@ class Run:
         return None
 
     def _notice_failure(self) -> None:
-        """Have an exception that ends the script told to the supervisor, besides the usual traceback."""
+        """Report an exception that ends the script to the supervisor, besides the usual traceback."""
         usual = sys.excepthook
 
         def hook(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
@@ -470,7 +470,7 @@ class Run:
 
 
 def _calling_frame(generator: FrameType) -> FrameType | None:
-    """The frame of the loop over a generator, also where other generators are between the two."""
+    """The frame of the loop over a generator; generators in between are skipped."""
     frame = generator.f_back
     while frame is not None and frame.f_code.co_flags & inspect.CO_GENERATOR:
         frame = frame.f_back
@@ -478,7 +478,7 @@ def _calling_frame(generator: FrameType) -> FrameType | None:
 
 
 def _was_raised_through(frame: FrameType | None) -> bool:
-    """Whether a frame that is over has ended by an exception (such as SystemExit) and has not returned."""
+    """Whether a frame that has ended was left by an exception (such as SystemExit)."""
     if frame is None:
         return False
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")

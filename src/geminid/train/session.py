@@ -84,10 +84,10 @@ class Session:
         restored_from = self.membership.begin_alone()
         if restored_from is not None:
             where = f"{restored_from}, epoch {self.position.epoch}"
-            print(f"geminid: going on from {where}", file=sys.stderr, flush=True)
+            print(f"geminid: continuing from {where}", file=sys.stderr, flush=True)
 
     def _announce(self) -> None:
-        """Tell the supervisor that this worker is ready to join a group."""
+        """Report to the supervisor that this worker is ready to join a group."""
         host = os.environ.get(channel.ADDRESS)
         self.rendezvous = RendezvousServer(host) if host else None
         self.worker.watch.begin(self.worker.state.model)

@@ -1,4 +1,4 @@
-"""Who takes which samples of a step: arithmetic on positions in the epoch's order, the same on every worker.
+"""Which worker processes which samples of a step: arithmetic on positions in the epoch's order.
 
 A step takes the next samples of one global order. They are divided into as many contiguous shares as there are
 workers, whose sizes differ by at most one, and each share into passes. So the order in which samples are consumed, and
@@ -19,8 +19,8 @@ class StepShare:
     """One worker's part of one optimiser step.
 
     The step consumes ``total`` samples from ``begin`` on; this worker processes ``passes``, spans of positions.
-    ``micro_gradients`` is how many passes there are over all workers. Where a step has too few samples for all workers
-    (the end of an epoch), the first worker takes them ``alone``, and the others get its state afterwards.
+    ``micro_gradients`` is the number of passes of all workers. Where a step has too few samples for all workers (the
+    end of an epoch), the leader takes it ``alone``, and the others get its state afterwards.
     """
 
     begin: int
@@ -36,7 +36,7 @@ class StepShare:
 
 
 def share_of_step(begin: int, total: int, *, rank: int, size: int, per_slot_batch: int, fewest: int = 1) -> StepShare:
-    """The part of worker ``rank`` among ``size`` in a step over ``total`` samples from position ``begin`` on.
+    """The share of worker ``rank`` among ``size`` in a step over ``total`` samples from position ``begin`` on.
 
     No worker gets fewer than ``fewest`` samples, unless there are no more.
     """

@@ -1,7 +1,7 @@
-"""Training state as JSON and named tensors, and back, for checkpoints and for new workers. Nothing is ever pickled.
+"""Training state as JSON and named tensors, and back, for checkpoints and for workers that join. No pickle is used.
 
-Nested dicts, lists and tuples of numbers, texts, bytes, tensors and arrays can be encoded; anything else is refused,
-with the name of the place where it was found.
+Nested dicts, lists and tuples of numbers, strings, bytes, tensors and arrays can be encoded; anything else is refused,
+with its path.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError, TensorSpec
 from torch import Tensor
 
-#: Marks objects that stand for something that JSON does not have.
+#: The key that marks JSON objects which encode a type that JSON does not have.
 MARK = "$"
 
 
 class CannotSave(TypeError):
-    """Some state cannot be saved; the sentence names it."""
+    """A part of the state cannot be saved; the sentence names it."""
 
 
 def encode(value: Any, path: str = "state") -> tuple[Any, dict[str, Tensor]]:
@@ -31,16 +31,16 @@ def encode(value: Any, path: str = "state") -> tuple[Any, dict[str, Tensor]]:
 
 
 def check_saveable(value: Any, path: str = "state") -> None:
-    """Find out whether this could be saved: better to know at the beginning than at the first checkpoint.
+    """Check whether a value can be saved: better at the beginning than at the first checkpoint.
 
     Raises:
-        CannotSave: it could not, and the sentence says which part of it.
+        CannotSave: it cannot; the sentence names the part.
     """
     check_tensors(encode(value, path)[1])
 
 
 def check_tensors(tensors: Mapping[str, Tensor]) -> None:
-    """Refuse kinds of tensors that cannot be saved.
+    """Refuse tensors that cannot be saved.
 
     Raises:
         CannotSave: there is one.
@@ -62,7 +62,7 @@ def dtype_code(dtype: torch.dtype) -> str | None:
 
 
 def decode(document: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that was taken apart."""
+    """The value that was encoded."""
     if isinstance(document, list):
         return [decode(item, tensors) for item in document]
     if not isinstance(document, dict):

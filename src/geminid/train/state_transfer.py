@@ -1,7 +1,7 @@
-"""Handing training state to peers: its structure as JSON, and its tensors as they are.
+"""Sending training state to peers: its structure as JSON, and its tensors as raw bytes.
 
-Between processes on one host tensors go through memory that both can see, once for all receivers; otherwise by the
-process group. Nothing is pickled.
+On one host tensors go through shared memory, once for all receivers; otherwise through the process group. No pickle is
+used.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from torch import Tensor
 from geminid.train.peers import losing_peers
 from geminid.train.state_codec import decode, encode
 
-#: The system does not read or write more than 2 GiB at a time.
+#: Bytes per read or write: the system transfers at most 2 GiB at a time.
 PIECE_BYTES = 1 << 30
 
 
 def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False) -> None:
-    """Hand the state to some members: its structure as JSON, then its tensors.
+    """Send the state to some members: its structure as JSON, then its tensors.
 
-    On the same host the tensors go through shared memory, once for all receivers, if there is room for them and the
-    receivers may read it.
+    On the same host the tensors go through shared memory, if there is enough of it and the receivers may read it.
     """
     document, tensors = encode(state)
     staged = _by_main_memory()
@@ -61,7 +60,7 @@ def send_state(state: Any, receivers: Sequence[int], *, same_host: bool = False)
 
 
 def _by_main_memory() -> bool:
-    """Whether tensors on GPUs have to be handed over by way of main memory: gloo sends no others."""
+    """Whether tensors on GPUs have to be copied to main memory first: gloo sends no others."""
     return "nccl" not in dist.get_backend_config()
 
 
@@ -72,23 +71,23 @@ def _send_all(tensors: Iterable[Tensor], receiver: int) -> None:
 
 
 def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
-    """The state that a member hands over, and how many bytes it took."""
+    """The state that a member sends, and how many bytes it has."""
     length = torch.zeros(1, dtype=torch.int64)
     with losing_peers():
         dist.recv(length, sender)
         raw = torch.empty(int(length), dtype=torch.uint8)
         dist.recv(raw, sender)
         header = json.loads(raw.numpy().tobytes())
-        homes = {name: device if where != "cpu" else torch.device("cpu") for name, _, _, where in header["tensors"]}
+        devices = {name: device if where != "cpu" else torch.device("cpu") for name, _, _, where in header["tensors"]}
         staged = _by_main_memory()
         tensors = {
-            name: torch.empty(shape, dtype=getattr(torch, kind), device="cpu" if staged else homes[name])
+            name: torch.empty(shape, dtype=getattr(torch, kind), device="cpu" if staged else devices[name])
             for name, kind, shape, _ in header["tensors"]
         }
         received = int(length) + sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         read = False
         if header["shared"] is not None:
-            with contextlib.suppress(OSError):  # whoever wrote it has died, or it is not ours to read
+            with contextlib.suppress(OSError):  # the sender has died, or this process may not read its memory
                 _Shared.read(header["shared"], list(tensors.values()))
                 read = True
             dist.send(torch.tensor([float(read)]), sender)
@@ -96,12 +95,12 @@ def receive_state(sender: int, device: torch.device) -> tuple[Any, int]:
             for tensor in tensors.values():
                 if tensor.numel():
                     dist.recv(_flat(tensor), sender)
-    at_home = {name: tensor.to(homes[name]) for name, tensor in tensors.items()}
-    return decode(header["document"], at_home), received
+    placed = {name: tensor.to(devices[name]) for name, tensor in tensors.items()}
+    return decode(header["document"], placed), received
 
 
 class _Shared:
-    """Tensors side by side in anonymous memory, which is gone with whoever made it and is its owner's alone."""
+    """Tensors side by side in anonymous memory, which only this user may read and which ends with its process."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -109,7 +108,7 @@ class _Shared:
 
     @classmethod
     def write(cls, tensors: Sequence[Tensor]) -> _Shared | None:
-        """None if there is no room, or the tensors are not in main memory."""
+        """None if there is not enough memory, or the tensors are not in main memory."""
         if any(tensor.device.type != "cpu" for tensor in tensors):
             return None
         try:
@@ -138,7 +137,7 @@ class _Shared:
                         raise OSError("the memory ended too soon")
 
     def remove(self) -> None:
-        """The memory is given back when nobody reads from it any more."""
+        """Release the memory once no process reads from it."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
@@ -151,5 +150,5 @@ def _pieces(tensor: Tensor) -> Iterator[memoryview]:
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The tensor's own bytes, which any backend can send."""
+    """The tensor's bytes, which any backend can send."""
     return tensor.reshape(-1).view(torch.uint8)
