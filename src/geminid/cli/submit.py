@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-import time
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,9 +17,6 @@ from geminid.cli.jobs import JsonOption, about_deadline, launched_as, to_the_sec
 from geminid.cli.output import console, error_console, print_json
 from geminid.fields import InvalidInput, Problem
 from geminid.units import humanize_duration
-
-#: Time between two attempts to find out whether a job was submitted, in seconds.
-RETRY_S = 0.3
 
 
 def submit(
@@ -177,49 +172,33 @@ def _count_processes(document: dict[str, Any]) -> str:
     return f"slots: 1; {PROCESSES} {asked} depends on the machine, so give the number with --slots"
 
 
-def _submitter() -> dict[str, str]:
-    """What the service needs to know about the submitter: the Python in use, and some of the environment."""
-    from geminid.serve.client import submitters_environment
-
-    return {"python": sys.executable, "environment": submitters_environment()}
-
-
 def _try_out(document: Mapping[str, Any]) -> dict[str, Any]:
     """What would happen to a job if it were submitted now."""
-    forecast: dict[str, Any] = client().post("jobs", document, dry_run=True, headers=None, **_submitter())
+    from geminid.serve.submitting import submitter
+
+    forecast: dict[str, Any] = client().post("jobs", document, dry_run=True, headers=None, **submitter())
     return forecast
 
 
 def _submit_once(document: Mapping[str, Any], key: str | None) -> dict[str, Any]:
     """Submit a job at most once, under the given key or a new one; returns the job.
 
-    The service answers a key that it has seen with the job that it created for it. If the connection breaks before the
-    answer arrives, the request is therefore repeated for a while.
-
     Raises:
         ServiceError: the service refused it; or it is unknown whether it was submitted, with a command that finds out.
     """
-    from geminid.serve.client import NO_SERVICE, NoAnswer, ServiceError
+    from geminid.serve.client import NO_SERVICE, ServiceError
+    from geminid.serve.submitting import Unknown, submit_once
 
-    used = key or uuid.uuid4().hex
-    deadline: float | None = None
-    while True:
-        try:
-            made: dict[str, Any] = client().post("jobs", document, headers={"Idempotency-Key": used}, **_submitter())
-        except ServiceError as trouble:
-            unanswered = isinstance(trouble, NoAnswer) or (deadline is not None and trouble.code == NO_SERVICE)
-            if not unanswered:
-                raise
-            if deadline is None:
-                deadline = time.monotonic() + away_s()
-                error_console.print("the connection broke before the answer: asking whether the job was submitted")
-            if time.monotonic() >= deadline:
-                again = f"run this command in this folder, which submits it at most once: {_same_command(used)}"
-                unknown = f"the job may have been submitted, or not: {again}"
-                raise ServiceError(NO_SERVICE, *trouble.sentences, unknown) from None
-            time.sleep(RETRY_S)
-        else:
-            return made
+    def say_so() -> None:
+        error_console.print("the connection broke before the answer: asking whether the job was submitted")
+
+    try:
+        return submit_once(client, document, key, patience_s=away_s(), on_break=say_so)
+    except Unknown as trouble:
+        again = f"run this command in this folder, which submits it at most once: {_same_command(trouble.key)}"
+        raise ServiceError(
+            NO_SERVICE, *trouble.sentences, f"the job may have been submitted, or not: {again}"
+        ) from None
 
 
 def _same_command(key: str) -> str:
