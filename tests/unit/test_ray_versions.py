@@ -3,11 +3,9 @@
 import re
 from pathlib import Path
 
-import pytest
+import ray
 
-ray = pytest.importorskip("ray")
-
-from geminid.serve.executors.ray import private  # noqa: E402
+from geminid.serve.executors.ray import private
 
 SOURCES = Path(private.__file__).parents[3]
 
