@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from geminid.cli.output import Column, WideOption, console, print_json, print_table
+from geminid.cli.output import Column, JsonOption, WideOption, console, print_json, print_table
 from geminid.fields import InvalidInput, Problem, suggestion
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 #: Number of paragraphs of a module's docstring that explain its policy.
 EXPLAINING_PARAGRAPHS = 3
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print a list for programs.")]
 
 
 def policies(

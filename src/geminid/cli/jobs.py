@@ -14,10 +14,9 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import Absence, client, of, reporting_trouble, tell
-from geminid.cli.output import Column, WideOption, console, print_json, print_table
+from geminid.cli.output import Column, JsonOption, WideOption, console, print_json, print_table
 from geminid.units import humanize_duration
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7, or its name.")]
 JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB …", help="Identifiers, such as j7, or names.")]
 

@@ -15,13 +15,21 @@ from rich.markup import escape
 
 from geminid.cli.client import client, give_up, reporting_trouble
 from geminid.cli.client import of as at
-from geminid.cli.output import Column, WideOption, console, error_console, gap_percent, print_json, print_table
+from geminid.cli.output import (
+    Column,
+    JsonOption,
+    WideOption,
+    console,
+    error_console,
+    gap_percent,
+    print_json,
+    print_table,
+)
 from geminid.fields import InvalidInput, Problem
 
 if TYPE_CHECKING:
     from geminid.serve.auth import Identity
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 UndoOption = Annotated[bool, typer.Option("--undo", help="Let it take work again.")]
 
 

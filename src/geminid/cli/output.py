@@ -93,6 +93,9 @@ WideOption = Annotated[
     bool, typer.Option("--wide", callback=_remember_wide, help="Print tables with all columns, whatever the width.")
 ]
 
+#: For every command that prints a table or a document.
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
 
 def table_width() -> int:
     """How wide tables may be: as the terminal or ``$COLUMNS`` says, 80 in files and pipes, any with ``--wide``."""

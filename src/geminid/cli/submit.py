@@ -13,8 +13,8 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import away_s, client, reporting_trouble
-from geminid.cli.jobs import JsonOption, about_deadline, launched_as, to_the_second
-from geminid.cli.output import console, error_console, print_json
+from geminid.cli.jobs import about_deadline, launched_as, to_the_second
+from geminid.cli.output import JsonOption, console, error_console, print_json
 from geminid.fields import InvalidInput, Problem
 from geminid.units import humanize_duration
 
