@@ -211,8 +211,9 @@ def _progressed(job: LiveJob, at_s: float, record: r.JobProgressed, gpu_types: M
     if place is not None and place.num_slots == record.slots:  # a report from before a resize says nothing of these
         gpu_type = gpu_types.get(place.node_names[0], "cpu")
         if observation is not None:
-            profile = dict(measured).get(gpu_type, Profile()).record(observation)
-            measured = tuple(sorted({**dict(measured), gpu_type: profile}.items()))
+            profiles = dict(measured)
+            profiles[gpu_type] = profiles.get(gpu_type, Profile()).record(observation)
+            measured = tuple(sorted(profiles.items()))
         if job.reported is not None and not retuned and record.step > job.reported[1]:
             seconds, steps = at_s - job.reported[0], record.step - job.reported[1]
             batch = record.per_slot_batch, record.accumulation_steps

@@ -111,13 +111,15 @@ class Planner:
     def notice(self, record: r.Record) -> None:
         """Pass on what a record says that the state of its job does not."""
         live, causes, now_s = self.live, self._causes, self.live.now_s()
+        if isinstance(record, r.JobProgressed):  # by far the most frequent, and it changes no job's slots
+            if record.job_id in live.jobs:
+                live.report(record)
+                self._pace.has_measurements = True
+            return
         node = self.cluster.node_index.get(getattr(record, "node", ""))
         for job_id in r.jobs_of(record):
             self._index(job_id)
         match record:
-            case r.JobProgressed() if record.job_id in live.jobs:
-                live.report(record)
-                self._pace.has_measurements = True
             case r.JobFormed() if record.job_id in live.jobs:
                 # A decision that was made while it was on its way has put it off for as long as that may take.
                 self._pace.wake_by(live.protected_until_s(live.jobs[record.job_id]))
