@@ -195,7 +195,7 @@ def test_a_process_is_taken_over_with_the_rest_of_its_log(nodes, server, tmp_pat
 def on_node(server, process) -> Path:
     """The log of a process on its node."""
     job, _, worker = process.key.partition("/")
-    return server._folder / job / "logs" / f"{worker}.log"
+    return server.folder / job / "logs" / f"{worker}.log"
 
 
 #: What is printed by ``seq`` with these: lines of nine bytes, in which every place can be told from any other.
@@ -274,11 +274,11 @@ def test_a_service_that_takes_nothing_is_obeyed_all_the_same(server, tmp_path):
             line.sendall("".join(f"{json.dumps(document)}\n" for document in documents).encode())
 
         tell({"do": "hello", "token": "secret"}, start("j9/w1", *FLOOD), {"do": "more", "bytes": 32 << 20})
-        there = server._folder / "j9" / "logs" / "w1.log"
+        there = server.folder / "j9" / "logs" / "w1.log"
         until(lambda: there.exists() and there.stat().st_size > 4 * KEPT_BYTES)
         tell(start("j9/w2", "touch", str(tmp_path / "ran")))
         until(lambda: (tmp_path / "ran").exists())
-        pid = server._kept["j9/w1"].process.pid
+        pid = server._processes._kept["j9/w1"].process.pid
         tell({"do": "signal", "key": "j9/w1", "signal": int(signal.SIGKILL)})
         until(lambda: not runs(pid))
 

@@ -59,7 +59,7 @@ def test_the_bridge_sees_all_nodes_and_no_slots_of_others():
     assert made.look()
     assert not made.look()  # nothing has changed
     assert [(node.name, node.slots, node.others) for node in made._said] == [("a", 8, 0), ("b", 8, 0)]
-    del made._bridge._leases["b/3"], made._bridge._leases["b/4"]
+    del made._bridge._leases.held["b/3"], made._bridge._leases.held["b/4"]
     for _ in range(3):  # counts of Ray lag a little: it is believed after some looks
         made.look()
     assert [node.others for node in made._said] == [0, 2]

@@ -27,12 +27,6 @@ EXCEPTIONS = {
     "serve/schemas.py: attributes of Status": 28,
     # and what a job file may say.
     "serve/schemas.py: attributes of JobFile": 24,
-    # To be split.
-    "node/agent.py: methods of NodeServer": 29,
-    "node/agent.py: attributes of NodeServer": 25,
-    "serve/executors/ray/bridge_process.py: lines": 547,
-    "serve/executors/ray/bridge_process.py: methods of Bridge": 27,
-    "serve/executors/ray/bridge_process.py: attributes of Bridge": 24,
 }
 
 

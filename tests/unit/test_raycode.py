@@ -30,23 +30,23 @@ def files(store, name):
 
 
 def test_what_was_put_by_stays_as_it_was(store, code):
-    name = store.put_by(code)
+    name = store.store(code)
     (code / "train.py").write_text("print(2)\n")
-    changed = store.put_by(code)
+    changed = store.store(code)
     assert files(store, name) == {"train.py": "print(1)\n", "package/model.py": "layers = 2\n"}
     assert files(store, changed)["train.py"] == "print(2)\n"
     assert name != changed
 
 
 def test_what_is_alike_is_kept_once(store, code, tmp_path):
-    name = store.put_by(code)
+    name = store.store(code)
     os.utime(code / "train.py", (1, 1))
-    assert store.put_by(code) == name
+    assert store.store(code) == name
     (code / "train.py").chmod(0o755)
-    assert store.put_by(code) != name
+    assert store.store(code) != name
     (code / "train.py").chmod(0o644)
     (code / "runtime_env.yaml").write_text("env_vars: {LR: '0.1'}\n")
-    described = store.put_by(code)
+    described = store.store(code)
     assert described != name
     assert store.environment(described) == {"env_vars": {"LR": "0.1"}}
     assert store.environment(name) == {}
@@ -58,7 +58,7 @@ def test_files_are_left_out_as_by_ray(store, code):
     (code / "notes.txt").write_text("mine")
     (code / ".gitignore").write_text("*.bin\n")
     (code / "runtime_env.yaml").write_text("excludes: [notes.txt]\n")
-    name = store.put_by(code)
+    name = store.store(code)
     assert not {"data.bin", "notes.txt"} & files(store, name).keys()
     assert store.environment(name) == {}  # nothing for which Ray would have to be asked
 
@@ -66,7 +66,7 @@ def test_files_are_left_out_as_by_ray(store, code):
 def test_files_that_the_environment_names_are_files_of_the_folder(store, code):
     (code / "requirements.txt").write_text("tabulate==0.9.0\n")
     (code / "runtime_env.yaml").write_text("pip: requirements.txt\n")
-    assert store.environment(store.put_by(code))["pip"]["packages"] == ["tabulate==0.9.0"]
+    assert store.environment(store.store(code))["pip"]["packages"] == ["tabulate==0.9.0"]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_files_that_the_environment_names_are_files_of_the_folder(store, code):
 def test_what_is_ill_described_is_refused(store, code, tmp_path, described, said):
     (code / "runtime_env.yaml").write_text(described)
     with pytest.raises(CannotPack, match=said) as told:
-        store.put_by(code)
+        store.store(code)
     assert "\n" not in str(told.value)
     assert not list((tmp_path / "kept").glob("*"))
 
@@ -94,17 +94,17 @@ def test_what_is_too_large_is_refused_before_it_is_copied(store, code, tmp_path)
     with (code / "huge.bin").open("wb") as file:
         file.truncate(600 << 20)
     with pytest.raises(CannotPack, match=r"more than the \d+ MiB that Ray brings"):
-        store.put_by(code)
+        store.store(code)
     assert not list((tmp_path / "kept").glob("*"))
     (code / ".gitignore").write_text("*.bin\n")
-    assert "huge.bin" not in files(store, store.put_by(code))
+    assert "huge.bin" not in files(store, store.store(code))
 
 
 def test_what_no_job_needs_goes_after_a_while(store, code, tmp_path):
     kept = tmp_path / "kept"
-    first = store.put_by(code)
+    first = store.store(code)
     (code / "train.py").write_text("print(2)\n")
-    second = store.put_by(code)
+    second = store.store(code)
     store.keep_only(set())
     assert len(list(kept.iterdir())) == 4  # somebody may just be submitting it
     for path in kept.iterdir():
@@ -113,6 +113,6 @@ def test_what_no_job_needs_goes_after_a_while(store, code, tmp_path):
     assert {path.stem for path in kept.iterdir()} == {first}
     assert second not in {path.stem for path in kept.iterdir()}
     (code / "train.py").write_text("print(1)\n")
-    assert store.put_by(code) == first
+    assert store.store(code) == first
     store.keep_only(set())
     assert store.package(first).exists()  # asked for anew

@@ -112,19 +112,21 @@ class ManyNodes:
     """A bridge that holds all slots of many nodes."""
 
     def __init__(self, nodes: Sequence[str], slots: int) -> None:
-        from geminid.serve.executors.ray import bridge_process
+        from geminid.serve.executors.ray import bridge_process, node_agents
         from geminid.serve.executors.ray.nodes import Known
 
-        class Alone(bridge_process.Bridge):
-            def _agent_on(self, node_id: str, name: str) -> b.AgentPlace | None:
+        class Placed(node_agents.NodeAgents):
+            def place(self, node_id: str, name: str) -> b.AgentPlace | None:
                 return b.AgentPlace("127.0.0.1", 1, name)
 
         self._alive = [_alive(name, slots) for name in nodes]
         self._free = {node["NodeID"]: {"GPU": 0.0, "CPU": 8.0} for node in self._alive}
         self._ours, self._theirs = socket.socketpair()
         known = Known().after(self._alive)
-        self._bridge: RayBridge = Alone(b.bridge_end(self._ours), "scale", known, 1.0, 1.0)
-        self._bridge._leases = {f"{name}/{index}": cast("Any", None) for name in nodes for index in range(slots)}
+        connection = b.bridge_end(self._ours)
+        self._bridge: RayBridge = bridge_process.Bridge(connection, "scale", known, 1.0, 1.0)
+        self._bridge._agents = Placed("scale", node_agents.Answers(connection), 1.0, 1.0)
+        self._bridge._leases.held = {f"{name}/{index}": cast("Any", None) for name in nodes for index in range(slots)}
         self._said: list[b.SeenNode] = []
 
     def look(self) -> bool:

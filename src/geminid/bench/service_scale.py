@@ -157,7 +157,7 @@ def measure(nodes: int, progress: Callable[[str], None] = lambda text: None, *, 
         add("executor: sizes of logs", 1.0 / LOGS_EVERY_S, many.look_at_logs)
         add("executor: hearing of all nodes", MESSAGES_PER_NODE * nodes_per_s, many.hear_nodes)
     if importlib.util.find_spec("ray") is not None:
-        from geminid.serve.executors.ray.bridge_process import LOOK_S
+        from geminid.serve.executors.ray.node_agents import LOOK_S
 
         with scene.bridge() as bridge:
             add(f"{BRIDGE} its look at all nodes, but for Ray", 1.0 / LOOK_S, bridge.look)

@@ -19,7 +19,7 @@ class UnpackedCode:
     """Packages of jobs, unpacked by ``unpack`` (which is given a package and a folder, and says where it is then).
 
     Any thread may ask. Code may be discarded, and be asked for again, while it is still being unpacked: no folder is
-    ever used twice. Whoever asks numbers what it asks for (``at``), in ascending order, and may be heard in another:
+    ever used twice. Requests are numbered (``at``) in ascending order, and may arrive in another:
     only what was asked for before is discarded.
     """
 
@@ -59,7 +59,7 @@ class UnpackedCode:
         return there
 
     def is_there(self, there: Path) -> bool:
-        """Whether something of what was unpacked there still is; whoever tidies up may leave an empty folder.
+        """Whether something of what was unpacked there still is; tools that tidy up may leave an empty folder.
 
         Of what is missing of the rest, jobs may have removed it themselves.
         """

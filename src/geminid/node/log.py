@@ -12,8 +12,11 @@ from pathlib import Path
 
 from geminid.process.logfiles import free_beginning
 
-#: So much of the end of a log is kept; the rest is given back in steps of at least so much.
-KEPT_BYTES, STEP_BYTES = 16 << 20, 4 << 20
+#: Number of bytes at the end of a log that are kept.
+KEPT_BYTES = 16 << 20
+
+#: Least number of bytes that are given back to the disk at a time.
+STEP_BYTES = 4 << 20
 
 
 class NodeLog:
@@ -33,7 +36,7 @@ class NodeLog:
         return self.sent is not None and self._end is not None and self.sent >= self._end
 
     def finish(self) -> None:
-        """The process has ended: what comes after this is not its output, whoever may still write."""
+        """The process has ended: what comes after this is not its output."""
         self.trim()
         self._end = self._printed
 

@@ -42,7 +42,7 @@ class Device:
 
 
 def machine(slots: int | None = None, devices: Sequence[Device] = ()) -> Cluster:
-    """The cluster that this machine is: a slot for each device, or so many CPU slots (default: one per core).
+    """The cluster that this machine is: a slot for each device, or ``slots`` CPU slots (default: one per core).
 
     Devices of several types make a node for each type, because a job trains on one type at a time.
     """
@@ -74,8 +74,8 @@ def chosen_devices(wanted: str | None = None) -> list[Device]:
     chosen = found if text is None else _named(found, field, text)
     for device in chosen:
         if device.divided:
-            told = "must be left out with --devices, or MIG turned off: MIG instances of a device are no slots"
-            raise InvalidInput([Problem("devices", device.index, told)])
+            expected = "must be left out with --devices, or MIG turned off: MIG instances of a device are no slots"
+            raise InvalidInput([Problem("devices", device.index, expected)])
     order = list(dict.fromkeys(device.gpu_type for device in chosen))
     return sorted(chosen, key=lambda device: order.index(device.gpu_type))
 
@@ -92,8 +92,8 @@ def _named(found: Sequence[Device], field: str, text: str) -> list[Device]:
         match = [device for device in found if device.index == name] or uuids
         if len(match) != 1:
             here = ", ".join(device.index for device in found)
-            told = f"must name a device that is here, by its number ({here}) or its UUID" if here else NO_DEVICES
-            raise InvalidInput([Problem(field, name, told)])
+            expected = f"must name a device that is here, by its number ({here}) or its UUID" if here else NO_DEVICES
+            raise InvalidInput([Problem(field, name, expected)])
         if match[0] in chosen:
             raise InvalidInput([Problem(field, name, "must name a device once")])
         chosen += match

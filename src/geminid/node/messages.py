@@ -2,7 +2,7 @@
 
 The first message of a service must be a ``Hello`` with the agent's token; what the agent answers is ``Here``. Requests
 carry the key of the process that they are about, and may be repeated: a key is started once. On the wire the kind of a
-request is its field ``do``, and that of an answer ``told``, as agents know it that run since before this module.
+request is its field ``do``, and that of an answer ``told``, for agents of earlier versions that still run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Identity(Struct, frozen=True):
-    """A process of a machine: its id, and when it was started, by which it is told from later ones of that id."""
+    """A process of a machine: its id, and when it was started, which distinguishes it from later ones of that id."""
 
     pid: Count
     started_at: int | None = None
@@ -83,7 +83,7 @@ class More(_Request, frozen=True):
 
 
 class Forget(_Request, frozen=True):
-    """How it ended has been heard, and its log is complete."""
+    """The service knows how it ended, and its log is complete."""
 
     key: str
 

@@ -15,10 +15,10 @@ PRELOAD = "geminid.train.preload"
 
 
 class WarmLauncher:
-    """Forks workers from a warm process, which is made when it is first needed and made anew if it is gone.
+    """Forks workers from a warm process, which is made when it is first needed and again if it is gone.
 
     With ``keep``, the warm process is made at once, starts everything, and its workers end with it: no process outlives
-    whoever has this launcher. It has the descriptors to ``hold`` open until they have ended.
+    the owner of this launcher. It has the descriptors to ``hold`` open until they have ended.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A connection that breaks is opened again: an agent that is there says what became of its processes meanwhile. One that
 refuses connections is gone, and all processes with it. No node delays the others: nobody waits until a connection is
-open or takes something, and only so much of logs is requested that whatever else is sent comes through.
+open or takes something, and logs are requested in small amounts, so that all other messages come through.
 """
 
 from __future__ import annotations

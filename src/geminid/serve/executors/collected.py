@@ -1,9 +1,9 @@
 """What a process on another machine has printed, brought here piece by piece.
 
 Several processes may write to one log after another (the tries of a command), and a log that has grown too large is put
-aside, so that how much of a process is here cannot be told from the log alone. It is written down beside it, with how
+aside, so that the log alone does not show how much of a process is here. It is written down beside it, with how
 long the log was then: whatever it has grown since is of the same process. What does not come, because it was printed
-faster than it could be brought, is told in the log.
+faster than it could be brought, is marked in the log.
 """
 
 from __future__ import annotations
@@ -65,5 +65,5 @@ class Collected:
 
 
 def left_out(length: int) -> bytes:
-    """What stands in a log in place of so many bytes."""
+    """What stands in a log in place of bytes that are left out."""
     return f"\n==> {length} bytes are left out here <==\n".encode()

@@ -34,7 +34,7 @@ LATE_REPORT_S = 5.0
 #: How long a job counts as being in its first seconds on new slots.
 EARLY_S = 30.0
 
-#: A supervisor whose job is over reports it; one that has not after so many ticks has failed.
+#: Number of ticks after which a supervisor that has ended without reporting it has failed.
 MAX_SILENT_TICKS = 6
 
 
@@ -73,7 +73,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class ProgressReports:
-    """The latest progress of a job, which is recorded only so often."""
+    """The latest progress of a job, which is recorded at intervals."""
 
     formed_at_s: float = 0.0
     recorded_at_s: float = 0.0
@@ -185,14 +185,17 @@ class ElasticJob:
 
     # --- What its supervisor reports ---
 
-    def tick(self, around: Surroundings) -> Outcome:
-        """Record progress that is due, and notice a supervisor that failed without reporting the end of its job."""
+    def tick(self, now_s: float) -> list[r.Record]:
+        """Look at the clock: progress that is due."""
         self.silent_ticks = self.silent_ticks + 1 if self.supervisor.has_ended else 0
-        records = self.progress.due(around.now_s)
+        return self.progress.due(now_s)
+
+    @property
+    def failure(self) -> j.JobEnded | None:
+        """The end of a job whose supervisor failed without reporting it."""
         if self.silent_ticks <= MAX_SILENT_TICKS:
-            return Outcome(tuple(records))
-        ended = self.handle(j.JobEnded(j.JobPhase.FAILED, self.supervisor.status.reason), around)
-        return Outcome((*records, *ended.records), ended.over, ended.drop_target)
+            return None
+        return j.JobEnded(j.JobPhase.FAILED, self.supervisor.status.reason)
 
     def handle(self, event: j.JobEvent, around: Surroundings) -> Outcome:
         """What an event of the supervisor means."""

@@ -44,7 +44,7 @@ from geminid.supervise.handover import Handover
 #: Time between two looks at the sizes of logs.
 LOGS_EVERY_S = 1.0
 
-#: The logs of at most so many jobs are looked at in one look; with more jobs, each less often.
+#: Greatest number of jobs whose logs are looked at in one look; with more jobs, each is looked at less often.
 MAX_LOGS = 1000
 
 #: How long to wait, when a service begins, for the agents of nodes that jobs were on, in seconds.
@@ -216,9 +216,12 @@ class AgentExecutor:
     def tick(self, capacity: Callable[[], Mapping[str, int]]) -> list[r.Record]:
         """Grace periods, progress that is due, logs that have grown, slots nobody needs, jobs that can go on."""
         records: list[r.Record] = []
+        now_s = self._clock.monotonic_s()
         for job_id, running in list(self.jobs.running.items()):
             if isinstance(running, ElasticJob):
-                records += self._settle(running, running.tick(self._surroundings(job_id)))
+                records += running.tick(now_s)
+                if (failure := running.failure) is not None:
+                    records += self._settle(running, running.handle(failure, self._surroundings(job_id)))
             elif running.command is not None:
                 running.command.tick()
         self.logs.tick(self.jobs.running)

@@ -9,7 +9,7 @@ BEFORE = ""
 
 
 class Fences:
-    """The nodes on which something of a job may still run, though nobody hears of it."""
+    """The nodes on which something of a job may still run, out of reach of the service."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, set[str]] = {}

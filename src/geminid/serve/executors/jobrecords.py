@@ -24,7 +24,7 @@ MAX_REASON_CHARS = 500
 
 
 def progressed(job_id: str, report: Progress, nodes: int, link_slowdown: float = 1.0) -> r.JobProgressed:
-    """What a leader reported, on so many nodes."""
+    """What a leader reported; ``nodes`` is their number."""
     return r.JobProgressed(
         job_id=job_id,
         progress=report.progress,
@@ -145,7 +145,7 @@ class Refusals:
         return before.times + 1
 
     def trained(self, job_id: str, slots: int) -> None:
-        """A job trains on so many slots."""
+        """A job trains on this number of slots."""
         if slots > self._refusals.get(job_id, Refusal()).slots:
             self._refusals.pop(job_id, None)
 

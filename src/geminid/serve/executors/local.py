@@ -261,19 +261,20 @@ class LocalSubmissions:
         elif script is not None and not Path(where or ".", script).is_file():
             problems.append(Problem("command", script, "must be a script that exists"))
         elif spec.max_slots is not None and not spec.has_fixed_size and not _may_be_python(spec, where):
-            told = f"must be {spec.min_slots}, as min_slots: {spec.command[0]} runs no Python script"
-            told += ", and only those that train through geminid change their size"
-            problems.append(Problem("max_slots", spec.max_slots, told))
+            expected = f"must be {spec.min_slots}, as min_slots: {spec.command[0]} runs no Python script"
+            expected += ", and only those that train through geminid change their size"
+            problems.append(Problem("max_slots", spec.max_slots, expected))
         types = set(self._cluster.type_index)
         if spec.gpu_types.names and not types & set(spec.gpu_types.names):
-            told = f"must name a type that is here: {', '.join(sorted(types))}"
-            problems.append(Problem("gpu_types", ", ".join(spec.gpu_types.names), told))
+            expected = f"must name a type that is here: {', '.join(sorted(types))}"
+            problems.append(Problem("gpu_types", ", ".join(spec.gpu_types.names), expected))
         nodes = [node.slots for node in self._cluster.nodes if node.gpu_type in (spec.gpu_types.names or types)]
         most = max(nodes, default=self._cluster.total_slots)
         if spec.min_slots > most:
             name = "slots" if spec.has_fixed_size else "min_slots"
-            told = f"must be at most {most}, which is what this machine has" + (" of a type" if len(types) > 1 else "")
-            problems.append(Problem(name, spec.min_slots, told))
+            has = "which is what this machine has" + (" of a type" if len(types) > 1 else "")
+            expected = f"must be at most {most}, {has}"
+            problems.append(Problem(name, spec.min_slots, expected))
         return problems
 
 

@@ -86,7 +86,8 @@ class NodePool:
 
     def is_usable(self, slot: str) -> bool:
         """Whether a slot is on a node whose agent answers now."""
-        return self.has(slot) and self._provider.names.place(slot)[0] not in self.resting
+        node = self._provider.names.place(slot)[0]
+        return node in self.up and node not in self.resting and self._provider.names.has(slot)
 
     # --- When a service begins ---
 

@@ -1,4 +1,4 @@
-"""A plain command as a job: one process on all of its slots, which is told to end, and made to.
+"""A plain command as a job: one process on all of its slots, which is asked to end, and killed if it does not.
 
 Its parent is a shim (``process/shim.py``) in a session of its own that writes down how the command ended: the service
 may end and come back without disturbing the command or starting it twice. When the command ends, so does everything

@@ -241,7 +241,7 @@ class NodeProvider(ABC):
         return
 
     def request_capacity(self, slots_by_type: Callable[[], Mapping[str, int]]) -> None:
-        """There is work for so many slots of each GPU type: an engine that can start nodes does."""
+        """There is work for this number of slots of each GPU type: an engine that can start nodes does."""
         return
 
     def replace_agent(self, node: str) -> None:

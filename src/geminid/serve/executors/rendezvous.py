@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-#: Where they may meet: below the ports that Linux gives to whoever asks for any (from 32768 on) and those of services
-#: in Kubernetes (from 30000 on), and above those of Ray's workers (up to 19999).
+#: Where they may meet: below the ports that Linux gives to programs that ask for any (from 32768 on) and those of
+#: services in Kubernetes (from 30000 on), and above those of Ray's workers (up to 19999).
 PORTS = range(20_000, 30_000)
 
 
@@ -19,7 +19,7 @@ def meeting_place(addresses: Mapping[str, str]) -> dict[str, str]:
 
 
 def place_among(addresses: Mapping[str, str], node: str, slots: int) -> dict[str, str]:
-    """For the process on one of the nodes, which has so many slots there: who the others are, and which one it is."""
+    """For the process on one of the nodes, which has ``slots`` slots there: the addresses of all, and its own rank."""
     return {
         "GEMINID_NODES": ",".join(addresses),
         "GEMINID_ADDRESSES": ",".join(addresses.values()),

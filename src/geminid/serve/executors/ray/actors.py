@@ -12,7 +12,7 @@ import ray
 #: Where Geminid's actors live.
 NAMESPACE = "geminid"
 
-#: How Ray says that whoever was asked has ended, or could not be started, and not that it could not do it.
+#: What Ray raises if the actor that was called has ended, or could not be started; not if the call itself failed.
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ActorUnschedulableError, ray.exceptions.NodeDiedError)
 
 #: What a line begins with that says what an installer, or Python, thinks is wrong.

@@ -25,7 +25,7 @@ from geminid.process.environment import clean_environment
 from geminid.process.interfaces import interfaces_with
 from geminid.supervise.channel import ADDRESS, NODE
 
-#: Which network interfaces jobs are to use, where whoever started Ray on a node has said so.
+#: Which network interfaces jobs are to use, if set when Ray was started on a node.
 NETWORK = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -106,7 +106,7 @@ def _unpack(uri: str, folder: Path) -> Path:
 def base_environment(node: str, host: str) -> dict[str, str]:
     """What processes on this node find in their environment, before what the job asks for.
 
-    Of the environment of whoever started Ray there, it is only where programs are and which network to use.
+    Of the environment in which Ray was started there, it has only where programs are and which network to use.
     """
     ours = clean_environment() | {name: os.environ[name] for name in NETWORK if name in os.environ}
     ours |= {NODE: node, ADDRESS: host, "PATH": own_path()}
@@ -150,14 +150,14 @@ def lease_name(service: str, node: str, index: int) -> str:
 
 
 def give_back(service: str, node: str) -> None:
-    """Give a node's slots back to Ray, and take back what was wished for: the service is gone for good."""
+    """Give a node's slots back to Ray, and withdraw what was requested: no service will come back."""
     import ray
     from ray.util.placement_group import placement_group_table
 
-    from geminid.serve.executors.ray.autoscaler import wish_nothing
+    from geminid.serve.executors.ray.autoscaler import withdraw_capacity
 
     for group in placement_group_table().values():
         if group["name"].startswith(f"geminid/{service}/{node}/") and group["state"] != "REMOVED":
             with suppress(ValueError):
                 ray.util.remove_placement_group(ray.util.get_placement_group(group["name"]))
-    wish_nothing(service)
+    withdraw_capacity(service)

@@ -13,13 +13,13 @@ from geminid.serve.executors.ray.nodes import ACCELERATOR, ACCELERATOR_LABEL
 from geminid.serve.executors.ray.private import has_autoscaler_v2, kv_delete, kv_get, kv_put
 
 
-def wish(service: str, wished: list[Bundle]) -> None:
+def request_capacity(service: str, bundles_of: list[Bundle]) -> None:
     """Have Ray's autoscaler make room: GPU types are labels to its second version, and resources to the first."""
     kv_put(_key(service), b"1")
     bundles: list[dict[str, float]] = []
     selectors: list[dict[str, str]] = []
     by_label = has_autoscaler_v2()
-    for kind in wished:
+    for kind in bundles_of:
         bundle, selector = dict(kind.bundle), {}
         if kind.accelerator is not None and by_label:
             selector = {ACCELERATOR_LABEL: kind.accelerator}
@@ -30,8 +30,8 @@ def wish(service: str, wished: list[Bundle]) -> None:
     request_resources(bundles=bundles, bundle_label_selectors=selectors)
 
 
-def wish_nothing(service: str) -> None:
-    """Take back what a service has asked for, if it has."""
+def withdraw_capacity(service: str) -> None:
+    """Withdraw what a service has requested, if it has."""
     if kv_get(_key(service)):
         request_resources(bundles=[], bundle_label_selectors=[])
         kv_delete(_key(service))

@@ -1,4 +1,4 @@
-"""The code of jobs, put by as it was when they were submitted.
+"""Snapshots of the code of jobs, as it was when they were submitted.
 
 A folder may be edited, or removed, while its job waits, trains, or comes back from a checkpoint. Whatever nodes a job
 comes to, and whenever, it finds what was submitted. What is alike is kept once, however many jobs it is of.
@@ -24,7 +24,7 @@ from geminid.process.shim import write
 #: In a job's folder: what it needs besides its files, in Ray's words.
 DESCRIPTION = "runtime_env.yaml"
 
-#: What no job needs is kept for so long: it may be of one that is just being submitted.
+#: How long a snapshot is kept that no job needs: it may be of one that is just being submitted.
 UNNEEDED_S = 3600.0
 
 #: Fields of a description that may name files of the folder; Ray would look for them where the service was started.
@@ -44,7 +44,7 @@ class CodeStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def put_by(self, code: Path) -> str:
+    def store(self, code: Path) -> str:
         """Keep a folder as it is now; the name to get it back by.
 
         Raises:
@@ -59,7 +59,7 @@ class CodeStore:
             name = digest(packed, environment)
             packed.chmod(0o600)
             write(str(self._folder / f"{name}.json"), environment)
-            os.replace(packed, self.package(name))  # the same, if it is there already; and its age begins anew
+            os.replace(packed, self.package(name))  # the same, if it is there already; and its age starts again
         finally:
             packed.unlink(missing_ok=True)
         return name
@@ -89,43 +89,43 @@ def described(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """
     path = folder / DESCRIPTION
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        described = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (yaml.YAMLError, UnicodeDecodeError) as problem:
         raise CannotPack(f"has a {DESCRIPTION} that is not YAML: {' '.join(str(problem).split())}") from problem
-    if not isinstance(told, dict) or not all(isinstance(key, str) for key in told):
+    if not isinstance(described, dict) or not all(isinstance(key, str) for key in described):
         raise CannotPack(f"has a {DESCRIPTION} that is no mapping, as Ray describes runtime environments")
-    if "working_dir" in told:
+    if "working_dir" in described:
         raise CannotPack(f"has a {DESCRIPTION} that names a working_dir: it is the folder itself")
-    excludes = told.pop("excludes", None) or []
+    excludes = described.pop("excludes", None) or []
     if not isinstance(excludes, list) or not all(isinstance(name, str) for name in excludes):
         raise CannotPack(f"has a {DESCRIPTION} with excludes that are no list of names, as in a .gitignore")
-    modules = told.get("py_modules") or []
+    modules = described.get("py_modules") or []
     if not isinstance(modules, list) or not all("://" in str(module) for module in modules):
         raise CannotPack(f"has a {DESCRIPTION} with py_modules that are no URIs: put them into the folder instead")
     for field in NAMING_FILES:
-        named = told.get(field)
+        named = described.get(field)
         if isinstance(named, str) and (folder / named).is_file():
-            told[field] = str(folder / named)
+            described[field] = str(folder / named)
     try:
-        return _as_ray_reads(told), excludes
+        return _as_ray_reads(described), excludes
     except Exception as problem:  # Ray has many ways to say so
         raise CannotPack(f"has a {DESCRIPTION} that Ray does not take: {' '.join(str(problem).split())}") from problem
 
 
-def _as_ray_reads(told: dict[str, Any]) -> dict[str, Any]:
+def _as_ray_reads(described: dict[str, Any]) -> dict[str, Any]:
     """A description with the contents of the files that it names."""
-    if not told:
+    if not described:
         return {}
     from ray.runtime_env import RuntimeEnv
 
-    unknown = sorted(told.keys() - RuntimeEnv.known_fields)
+    unknown = sorted(described.keys() - RuntimeEnv.known_fields)
     if unknown and not os.environ.get(PLUGINS):  # Ray would pass them over
         raise ValueError(f"it knows no {', '.join(unknown)}")
-    return dict(RuntimeEnv(**told).to_dict())
+    return dict(RuntimeEnv(**described).to_dict())
 
 
 def pack(folder: Path, excludes: list[str], target: Path) -> None:
-    """Pack a folder as Ray does, without what it leaves out and what is told to be left out.
+    """Pack a folder as Ray does, without what it leaves out and without ``excludes``.
 
     Raises:
         CannotPack: it is larger than what Ray takes.

@@ -28,9 +28,9 @@ class _Place:
 class CodePlaces:
     """The nodes on which each job's code is, in which folder there and with which environment.
 
-    The bridge brings it and removes it (``send``). It is on a node for as long as the node's agent lives, which is told
-    from others by its token (``agent_of``; of none, it is empty). Where it is, is written down for the next service,
-    from before it is brought until it was removed: none is left behind, whoever dies in between.
+    The bridge brings it and removes it (``send``). It is on a node for as long as the node's agent lives, which is
+    identified by its token (``agent_of``; of none, it is empty). Where it is, is written down for the next service,
+    from before it is brought until it was removed: none is left behind, whichever process dies in between.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class CodePlaces:
         self._folder, self._store, self._send, self._agent_of = folder, store, send, agent_of
         self._places: dict[str, dict[str, _Place]] = {}
         self._bringing, self._removing = Unanswered(), Unanswered()
-        self._leftover: set[str] = set()  # jobs whose code may be somewhere, though it was not told
+        self._leftover: set[str] = set()  # jobs whose code may be somewhere, though that was not reported
 
     def on(self, job_id: str, node: str) -> CodePlace | None:
         """Where a job's code is on a node, if it was brought there and the node's agent is still the same."""
@@ -82,7 +82,7 @@ class CodePlaces:
         self._write(job_id)
 
     def gone(self, job_id: str, node: str) -> None:
-        """A job's code is not on a node any more, whoever removed it."""
+        """A job's code is not on a node any more."""
         if self._places.get(job_id, {}).pop(node, None) is not None:
             self._write(job_id)
 
@@ -96,7 +96,7 @@ class CodePlaces:
                     self._places[path.stem] = msgspec.convert(known, dict[str, _Place])
 
     def may_be_left(self, job_id: str) -> None:
-        """A job's code may be on nodes of which that was not told."""
+        """A job's code may be on nodes for which that was not reported."""
         self._leftover.add(job_id)
 
     def lose_bridge(self, bridge: int) -> None:

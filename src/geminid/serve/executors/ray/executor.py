@@ -195,7 +195,7 @@ class RaySubmissions:
         if not self._ships or spec.working_dir is None:
             return ""
         try:
-            return self._store.put_by(Path(spec.working_dir))
+            return self._store.store(Path(spec.working_dir))
         except (CannotPack, OSError) as problem:
             text = problem if isinstance(problem, CannotPack) else f"cannot be packed: {problem}"
             raise InvalidInput([Problem("working_dir", spec.working_dir, f"it {text}")]) from problem

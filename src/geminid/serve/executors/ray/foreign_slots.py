@@ -65,7 +65,7 @@ class OthersSlots:
         return len(self._unfit) + len(self._refused_until_s) < before
 
     def count(self, node: str, slots: int, others: int, held: Set[int]) -> tuple[int, ...] | None:
-        """What is not for us of a node where others have so many slots and we hold these; None if that is as it was.
+        """What is not for us of a node where others have ``others`` slots and we hold these; None if unchanged.
 
         Which slots others have is not known: it may be any that we do not hold, the last ones before the first. Those
         that Ray has refused to give us are among them.

@@ -16,7 +16,7 @@ from geminid.serve.executors.provider import Seat as Seat
 from geminid.wire.codec import Codec
 from geminid.wire.connection import Connection
 
-#: Longest message: all nodes are told of in one, with the slots that are held there, a kilobyte or so for each.
+#: Longest message, in bytes: one reports all nodes and the slots that are held there, a kilobyte or so for each.
 MAX_MESSAGE_BYTES = 1 << 27
 
 Count = Annotated[int, Meta(ge=0)]

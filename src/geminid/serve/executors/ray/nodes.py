@@ -18,13 +18,13 @@ SLOTS = "geminid_slot"
 #: The label and the resource by which Ray tells GPU types apart.
 ACCELERATOR_LABEL, ACCELERATOR = "ray.io/accelerator-type", "accelerator_type:"
 
-#: The head is asked for its nodes for so long.
+#: Longest time to ask the head for its nodes, in seconds.
 NODES_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What stays true of nodes for as long as they live, whoever joins or leaves: Ray keeps it for the next bridge.
+    """What stays true of nodes for as long as they live, though others come and go: Ray keeps it for the next bridge.
 
     ``names`` is what they are called, by their ids. Where none is ``typed`` (has GPUs or slots of its own), all offer
     their CPUs; these ``cpu_nodes`` keep the jobs that they have when the first typed one comes, and get no others.
@@ -92,7 +92,7 @@ def type_of(accelerator: str | None) -> str:
 def names(nodes: list[dict[str, Any]], known: Mapping[str, str]) -> dict[str, str]:
     """A name for each node, by its id: its own if it is one and nobody else's, or its address, with its id if need be.
 
-    One that is ``known`` by a name keeps it for as long as it lives, whoever comes with the same.
+    One that is ``known`` by a name keeps it for as long as it lives, even if another comes with the same.
     """
     found = {node["NodeID"]: known[node["NodeID"]] for node in nodes if node["NodeID"] in known}
     taken = set(found.values())
@@ -109,7 +109,7 @@ def names(nodes: list[dict[str, Any]], known: Mapping[str, str]) -> dict[str, st
 
 
 def successors(nodes: list[dict[str, Any]], known: Mapping[str, str]) -> set[str]:
-    """Nodes, by id, that seem to have been started anew before Ray has given up what they were before.
+    """Nodes, by id, that seem to have been restarted before Ray has given up their earlier selves.
 
     They have both the name and the address of one that is known.
     """

@@ -1,7 +1,7 @@
 """Everything that Geminid uses of Ray's undocumented interface; no other module imports it.
 
 A release of Ray may change any of this. ``VERSIONS_TRIED`` names those with which all tests pass; a test fails with
-another one, so that whoever updates Ray runs the tests of ``tests/e2e/test_ray*.py`` and adds it.
+another one, so that an engineer who updates Ray runs the tests of ``tests/e2e/test_ray*.py`` and adds it.
 
 | from | what | why |
 |---|---|---|

@@ -28,22 +28,22 @@ from geminid.serve.executors.ray.agent import own_path, python_path
 from geminid.serve.executors.ray.code import CodeStore
 from geminid.serve.executors.ray.private import upload_package
 
-#: Bringing code to a node, with what has to be installed for it, may take so long.
+#: Longest time for bringing code to a node, with what has to be installed for it.
 SHIP_S = 900.0
 
-#: And removing it may take so long.
+#: Longest time for removing code from nodes.
 UNSHIP_S = 60.0
 
-#: Where whoever was to bring it ends again and again, it is given up after so many times.
+#: Number of times in a row that the process bringing code may end before that is given up.
 MOST_IN_VAIN = 20
 
-#: For so many jobs at a time.
+#: Number of jobs whose code is brought at the same time.
 SHIPPERS = 512
 
 #: By which an environment names the folder of its job; where it does not, Ray needs none.
 NEEDS_FOLDER = "RAY_RUNTIME_ENV_CREATE_WORKING_DIR"
 
-#: That code is not to be brought any more is noticed within so long.
+#: Longest time until it is noticed that code is not to be brought any more.
 GIVEN_UP_S = 0.5
 
 
@@ -65,7 +65,7 @@ class _Shipment:
 
 
 class Shipping:
-    """See the module. ``tell`` is told what became of it; nodes are known by name, and have an id and an agent."""
+    """See the module. ``tell`` is called with the outcome; nodes are known by name, and have an id and an agent."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Shipping:
         """Have a job's code on some nodes, with the environment that it asks for from Ray; what will be their answers.
 
         Code is unpacked by the agents, for each node and job by itself: where raylets share a machine Ray would unpack
-        it again under whoever runs in it. That an environment could not be set up Ray believes for ten minutes: another
+        it again under its processes. That an environment could not be set up Ray believes for ten minutes: another
         try is of another environment to it.
         """
         job, code = shipment.job, shipment.code
@@ -198,7 +198,7 @@ class Shipping:
     def _remove(self, number: int, at: int, job: str, bringing: Sequence[Future[None]]) -> None:
         """Remove a job's code everywhere; when this returns, nothing is removed that is brought later.
 
-        Agents know that by themselves. One that hangs holds up nobody but whoever waits for this to be told.
+        Agents know that by themselves. One that hangs delays only the report of this.
         """
         wait(bringing, UNSHIP_S)
         removed = [agent.discard.remote(job, at) for agent in self._agents()]

@@ -1,9 +1,9 @@
 """The actor that sits in every slot that Geminid holds on a Ray cluster.
 
 Ray counts the slot as used by it, and tells it which GPU that is. The processes of jobs are not its own (they come from
-a warm process of the node's agent), but they end when it does: whoever takes the slot back from Geminid, with any tool
-of Ray's, takes it back from the job as well. Whose process has the slot it says when asked, in its log, and by its name
-in lists of processes.
+a warm process of the node's agent), but they end when it does: a user who takes the slot back from Geminid, with any
+tool of Ray's, takes it back from the job as well. Whose process has the slot it says when asked, in its log, and by its
+name in lists of processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 from typing import Any
 
-from geminid.node.agent import PROCESSES
+from geminid.node.processes import PROCESSES
 from geminid.process.identity import identity_of
 from geminid.serve.executors.ray.agent import agent_folder
 
@@ -39,14 +39,14 @@ class GeminidSlot:
         return self._user()
 
     async def stay(self) -> None:
-        """For whoever wants to hear of its end; meanwhile it says whose slot it is."""
+        """Returns when the actor ends; meanwhile it shows whose slot it is."""
         from geminid.serve.executors.ray.private import set_process_title
 
-        told: dict[str, Any] | None = None
+        shown: dict[str, Any] | None = None
         while True:
             user = self._user()
-            if user != told:
-                told = user
+            if user != shown:
+                shown = user
                 whose = "nobody" if user is None else f"{user['job']}/{user['worker']}"
                 print(f"slot {self._index} of {self._path.parent.name}: {user or whose}", flush=True)
                 set_process_title(f"ray::GeminidSlot {whose}")
