@@ -60,12 +60,22 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interconnect:
-    """The links between slots of one GPU type, by how far apart the slots are."""
+    """The links between slots of one GPU type, by how far apart the slots are.
+
+    ``efficiency`` is the share of the bandwidth of links between nodes that collectives reach. It limits what a node
+    sends; an uplink that several nodes share is filled completely.
+    """
 
     node: Link
     rack: Link
     zone: Link
     cluster: Link
+    efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        problems = check_number("efficiency", self.efficiency, above=0, at_most=1)
+        if problems:
+            raise InvalidInput(problems)
 
     def link(self, link_class: LinkClass) -> Link:
         """The link between two slots that are this far apart."""
@@ -75,12 +85,17 @@ class Interconnect:
     @classmethod
     def read(cls, reader: Reader, defaults: Interconnect) -> Self | None:
         """Read the links; one that is left out keeps its default."""
-        return reader.attempt(lambda: cls(**{name: _read_link(reader, name, defaults) for name in LinkClass}))
+        return reader.attempt(
+            lambda: cls(
+                **{name: _read_link(reader, name, defaults) for name in LinkClass},
+                efficiency=reader.number("efficiency", defaults.efficiency),
+            )
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Bandwidths as text such as ``300GB/s``; with a latency, a mapping of both."""
         links = {name.value: self.link(name) for name in LinkClass}
-        return {name: _link_to_plain(link) for name, link in links.items()}
+        return {name: _link_to_plain(link) for name, link in links.items()} | {"efficiency": self.efficiency}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +234,8 @@ def _link_to_plain(link: Link) -> str | dict[str, str]:
 # 18 × 25) or about 12 GB/s for PCIe 3.0 × 16; between nodes of a rack the network that such machines usually
 # come with (25 Gbit/s; InfiniBand HDR for A100, NDR for H100 and H200); half of that across racks (a spine
 # oversubscribed two to one); 10 Gbit/s between zones.
+# Efficiency: the share of the links between nodes that all-reduce reaches; T4 and RTX 2080 Ti fitted, roughly, to
+# published step times of Pollux and Sia, the others estimated.
 # They are starting points: a cluster file overrides them, and measured step times correct what follows.
 
 _GB: Final = 10**9
@@ -230,29 +247,30 @@ _ETHERNET: Final = 3.125 * _GB
 
 def _catalogue() -> Iterator[GpuType]:
     rows = (
-        # name, memory in GiB, relative cost, bytes/s within a node, bytes/s within a rack
-        ("cpu", 4, 0.02, 10 * _GB, 1.25 * _GB),
-        ("k80", 11, 0.1824, _PCIE, _ETHERNET),
-        ("p100", 15, 0.5811, _PCIE, _ETHERNET),
-        ("v100", 15, 1.0, 150 * _GB, _ETHERNET),
-        ("v100-32gb", 31, 1.2, 150 * _GB, _ETHERNET),
-        ("t4", 14, 0.14, _PCIE, _ETHERNET),
-        ("rtx2080ti", 10, 0.2, _PCIE, _ETHERNET),
-        ("quadro-rtx6000", 22, 0.4, _PCIE, _ETHERNET),
-        ("a100-40gb", 39, 1.2, 300 * _GB, 25 * _GB),
-        ("a100-80gb", 79, 1.6, 300 * _GB, 25 * _GB),
-        ("h100", 79, 4.0, 450 * _GB, 50 * _GB),
-        ("h200", 139, 4.5, 450 * _GB, 50 * _GB),
-        ("unknown", 16, 1.0, _PCIE, _ETHERNET),
+        # name, memory in GiB, relative cost, bytes/s within a node, bytes/s within a rack, efficiency between nodes
+        ("cpu", 4, 0.02, 10 * _GB, 1.25 * _GB, 0.5),
+        ("k80", 11, 0.1824, _PCIE, _ETHERNET, 0.5),
+        ("p100", 15, 0.5811, _PCIE, _ETHERNET, 0.5),
+        ("v100", 15, 1.0, 150 * _GB, _ETHERNET, 0.5),
+        ("v100-32gb", 31, 1.2, 150 * _GB, _ETHERNET, 0.5),
+        ("t4", 14, 0.14, _PCIE, _ETHERNET, 0.3),
+        ("rtx2080ti", 10, 0.2, _PCIE, _ETHERNET, 0.3),
+        ("quadro-rtx6000", 22, 0.4, _PCIE, _ETHERNET, 0.3),
+        ("a100-40gb", 39, 1.2, 300 * _GB, 25 * _GB, 0.6),
+        ("a100-80gb", 79, 1.6, 300 * _GB, 25 * _GB, 0.6),
+        ("h100", 79, 4.0, 450 * _GB, 50 * _GB, 0.6),
+        ("h200", 139, 4.5, 450 * _GB, 50 * _GB, 0.6),
+        ("unknown", 16, 1.0, _PCIE, _ETHERNET, 0.5),
     )
-    for name, memory_gib, relative_cost, node, rack in rows:
+    for name, memory_gib, relative_cost, node, rack, efficiency in rows:
         links = {"node": node, "rack": rack, "zone": rack / 2, "cluster": min(1.25 * _GB, rack / 2)}
         yield GpuType(
             name=name,
             memory_bytes=memory_gib * _GIB,
             relative_cost=relative_cost,
             interconnect=Interconnect(
-                **{link: Link(bandwidth_bytes_per_s=float(bandwidth)) for link, bandwidth in links.items()}
+                **{link: Link(bandwidth_bytes_per_s=float(bandwidth)) for link, bandwidth in links.items()},
+                efficiency=efficiency,
             ),
         )
 

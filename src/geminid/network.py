@@ -153,9 +153,9 @@ class Links:
 
     Uplinks are those of the racks in their order, and then those of the zones. ``bandwidth`` has one entry per GPU
     type, by tier, in bytes per second with the latency of messages taken in; ``profiled`` is the type's own bandwidth
-    within a rack, which profiles were measured on. ``tiers`` are those between nodes that
-    placements can cross, the nearest first; ``limited`` says whether any uplink can be too narrow, and
-    ``typical_capacity`` how wide most are on the way across a tier.
+    within a rack, which profiles were measured on, and ``reached`` the part of it that collectives reach. ``tiers`` are
+    those between nodes that placements can cross, the nearest first; ``limited`` says whether any uplink can be too
+    narrow, and ``typical_capacity`` how wide most are on the way across a tier.
     """
 
     rack: Sequence[int]
@@ -163,6 +163,7 @@ class Links:
     node_type: Sequence[int]
     bandwidth: Sequence[Mapping[LinkClass, float]]
     profiled: Sequence[float]
+    reached: Sequence[float]
     capacity: NDArray[np.float64]
     tiers: tuple[LinkClass, ...]
     limited: bool
@@ -181,6 +182,7 @@ class Links:
         """The links between nodes, given each one's rack, zone and GPU type, and the links of each type."""
         bandwidth = [{tier: effective(network.link(tier, own)) for tier in LinkClass} for own in interconnects]
         profiled = [effective(own.link(LinkClass.RACK)) for own in interconnects]
+        reached = [own.efficiency * bandwidth for own, bandwidth in zip(interconnects, profiled, strict=True)]
         nic = np.array([network.link(LinkClass.RACK, own).bandwidth_bytes_per_s for own in interconnects])
         racks, zones = int(rack.max()) + 1, int(zone.max()) + 1
         sent = np.bincount(rack, weights=nic[node_type], minlength=racks)
@@ -199,7 +201,7 @@ class Links:
         between_racks = float(np.median(of_rack))
         typical = {LinkClass.ZONE: between_racks, LinkClass.CLUSTER: min(between_racks, float(np.median(of_zone)))}
         positions = rack.tolist(), zone.tolist(), node_type.tolist()
-        return cls(*positions, bandwidth, profiled, capacity, tiers, limited, typical)
+        return cls(*positions, bandwidth, profiled, reached, capacity, tiers, limited, typical)
 
     @property
     def several_racks(self) -> bool:
@@ -224,10 +226,12 @@ class Links:
     def slowdown_over(self, tier: LinkClass, type_index: int, uplink_bytes_per_s: float) -> float:
         """The same over given uplinks.
 
-        A path is as fast as the narrowest of its links: within the racks, on the tier, and the uplinks.
+        A path is as fast as the narrowest of its links: within the racks, on the tier, and the uplinks. What profiles
+        assume sends ``reached`` bytes per second, so that an uplink which carries as much costs nothing.
         """
         of_type = self.bandwidth[type_index]
-        return self.profiled[type_index] / min(of_type[LinkClass.RACK], of_type[tier], uplink_bytes_per_s)
+        by_links = self.profiled[type_index] / min(of_type[LinkClass.RACK], of_type[tier])
+        return max(by_links, self.reached[type_index] / uplink_bytes_per_s)
 
     def tier(self, nodes: Sequence[int]) -> LinkClass:
         """The smallest part of the cluster that holds all of these nodes."""

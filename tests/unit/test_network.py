@@ -72,15 +72,25 @@ def test_uplinks_carry_their_part_of_what_is_below() -> None:
     assert links.limited
     assert links.crossing((0, 1)).uplinks == ()
     assert links.crossing((0, 2)).uplinks == (0, 1)
-    assert links.crossing((0, 2)).path.slowdown == 2.0  # one job alone fills the uplink at half the speed of a rack
+    assert links.crossing((0, 2)).path.slowdown == 1.0  # half of the link is what a V100's collectives reach anyway
     assert links.crossing((0, 4)).uplinks == (0, 2, 3, 4)
 
 
 def test_a_tier_is_as_slow_as_the_path_of_most_nodes_that_cross_it() -> None:
     links = cluster("{zone: 10GB/s, cluster: 8GB/s, rack_uplink: 1.25GB/s, zone_uplink: 312.5MB/s}").links
     assert links.slowdown(LinkClass.RACK, 0) == 1.0
-    assert links.slowdown(LinkClass.ZONE, 0) == links.crossing((1, 2)).path.slowdown == 2.5
-    assert links.slowdown(LinkClass.CLUSTER, 0) == links.crossing((0, 4)).path.slowdown == 10.0
+    assert links.slowdown(LinkClass.ZONE, 0) == links.crossing((1, 2)).path.slowdown == 1.25
+    assert links.slowdown(LinkClass.CLUSTER, 0) == links.crossing((0, 4)).path.slowdown == 5.0
+
+
+def test_efficiency_limits_what_nodes_send_and_not_what_an_uplink_carries() -> None:
+    """Time = max(bytes / (efficiency · link), bytes / uplink)."""
+    types = "gpu_types: {{v100: {{interconnect: {{zone: 3.125GB/s, efficiency: {}}}}}}}\nnetwork: {{rack_uplink: 1GB/s}}\n"
+    slowdowns = [
+        Cluster.from_yaml(types.format(efficiency) + NODES).links.crossing((0, 2)).path.slowdown
+        for efficiency in (1.0, 0.5, 0.2)
+    ]
+    assert slowdowns == [3.125, 1.5625, 1.0]
 
 
 def test_a_zone_is_oversubscribed_over_what_its_racks_send() -> None:
@@ -118,6 +128,6 @@ def test_validate_says_what_the_network_means(tmp_path: Path) -> None:
     told = " ".join(CliRunner().invoke(app, ["validate", str(file)]).output.split())
     as_long = "take this many times as long as over the GPU type's own link within a rack"
     assert f"Gradients in one rack {as_long}: v100 0.312." in told
-    assert f"Gradients across racks {as_long}: v100 1.56." in told
+    assert f"Gradients across racks {as_long}: v100 0.781." in told
     assert f"Gradients across zones {as_long}: v100 3.12." in told
     assert "Uplinks carry 2 GB/s each" in told

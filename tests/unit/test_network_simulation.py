@@ -10,6 +10,7 @@ from pathlib import Path as FilePath
 
 import pytest
 
+from geminid.bench.decisions import in_racks
 from geminid.cluster import Cluster
 from geminid.gputypes import LinkClass
 from geminid.job import Adaptivity
@@ -22,6 +23,7 @@ from geminid.sim.profiles import load_applications
 from geminid.sim.profiles.built_in import built_in_applications
 from geminid.sim.run import Experiment, simulate, sync_sources
 from geminid.sim.simulator import Result, Settings, Simulator
+from geminid.sim.timeuse import iteration_times
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads.generate import built_in_workload
 from geminid.testing.applications import toy_application
@@ -34,7 +36,7 @@ def cluster(uplink: str = "", zone: str = "1GB/s", rack: str = "1GB/s") -> Clust
     """Four racks of two nodes with two slots each; the toy was profiled over 1 GB/s."""
     uplinks = f"rack_uplink: {uplink}" if uplink else ""
     return Cluster.from_yaml(
-        "gpu_types: {v100: {interconnect: {node: 10GB/s, rack: 1GB/s, zone: 1GB/s, cluster: 1GB/s}}}\n"
+        "gpu_types: {v100: {interconnect: {node: 10GB/s, rack: 1GB/s, zone: 1GB/s, cluster: 1GB/s, efficiency: 1}}}\n"
         f"network: {{rack: {rack}, zone: {zone}, {uplinks}}}\n"
         "nodes: [{type: v100, count: 8, slots: 2, nodes_per_rack: 2}]"
     )
@@ -86,6 +88,33 @@ def test_two_equal_jobs_get_half_of_an_uplink_each_and_one_elsewhere_is_unaffect
     assert ends(run(where, alone)) == {"a": 800.0}  # 0.15 s, and 100 MB over 0.4 GB/s
     both = {"a": TWO_RACKS, "b": ((0, 1), (3, 1)), "c": ((4, 1), (6, 1)), "d": ((5, 2),)}
     assert ends(run(where, both)) == {"a": 1000.0, "b": 1000.0, "c": 800.0, "d": 500.0}  # 0.2 GB/s each: 0.5 s a step
+
+
+@pytest.mark.parametrize("application", ["bert-base-squad", "gpt2-124m"])
+def test_two_equal_jobs_of_a_built_in_application_get_half_of_an_uplink_each(application: str) -> None:
+    """Alone, a job that the network limits fills its uplink: NICs of 50 % efficiency do not halve it again."""
+    where = in_racks(Cluster.parse("v100:8x4"), 4, 32.0)
+    capacity = float(where.links.capacity[0])
+    app = built_in_applications()[application]
+    assert app.gradient_bytes is not None
+
+    def sent(wanted: Mapping[str, Allocation]) -> list[float]:
+        """Bytes per second over the uplink of the first rack, by job."""
+        jobs = tuple(
+            TraceJob(name=name, submit_s=0.0, requested_slots=8, application=application, adaptivity=Adaptivity.RIGID)
+            for name in wanted
+        )
+        result = Simulator(
+            Workload("test", jobs), {application: app}, where, ScriptedPolicy.always(wanted), Settings(rescale_s=0.0)
+        ).run()
+        assert app.gradient_bytes is not None
+        iterations_s = [iteration_times(app, job.stints[0])[0] for job in result.jobs]
+        return [2 * 7 / 8 * app.gradient_bytes / iteration_s for iteration_s in iterations_s]
+
+    (alone,) = sent({"a": ((0, 4), (4, 4))})
+    both = sent({"a": ((0, 4), (4, 4)), "b": ((1, 4), (5, 4))})
+    assert 0.8 * capacity < alone <= capacity * (1 + 1e-9)
+    assert both == pytest.approx([capacity / 2, capacity / 2])
 
 
 def test_an_uplink_is_shared_while_both_send_and_no_longer() -> None:

@@ -82,4 +82,4 @@ def _sync_bytes(job: SimJob, stint: Stint, links: Links) -> float:
     if app.gradient_bytes is not None:
         return 2.0 * (slots - 1) / slots * app.gradient_bytes
     accumulation_s, step_s = app.truth[stint.gpu_type].step_times(stint.placement, stint.batch.per_slot)
-    return (step_s - accumulation_s) * links.profiled[links.node_type[stint.allocation[0][0]]]
+    return (step_s - accumulation_s) * links.reached[links.node_type[stint.allocation[0][0]]]

@@ -153,12 +153,11 @@ class _Gpu:
     bandwidth: float
     launch: float
     node_share: float
-    rack_share: float
     pair_factor: float
 
     @classmethod
     def read(cls, name: str, reader: Reader) -> _Gpu:
-        numbers = ("tflops", "launch", "node_share", "rack_share", "pair_factor")
+        numbers = ("tflops", "launch", "node_share", "pair_factor")
         return cls(
             name=name,
             bandwidth=reader.bandwidth("bandwidth"),
@@ -255,7 +254,7 @@ def _parameters(model: _Model, gpu: _Gpu, reference: _Gpu) -> dict[str, float]:
     links = CATALOGUE[gpu.name].interconnect
     gradient_bytes = GRADIENT_BYTES * model.parameters
     volume_node = gradient_bytes / (gpu.node_share * links.node.bandwidth_bytes_per_s)
-    volume_rack = gradient_bytes / (gpu.rack_share * links.rack.bandwidth_bytes_per_s)
+    volume_rack = gradient_bytes / (links.efficiency * links.rack.bandwidth_bytes_per_s)
     return {
         "launch_floor": model.floor_s * gpu.launch,
         "per_sample": model.per_sample_s * slower,
