@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
+from geminid.bench import decisions
 from geminid.cluster import Cluster
 from geminid.fields import InvalidInput
 from geminid.goodput.batchplan import BatchLimits
+from geminid.goodput.profile import Observation
 from geminid.gputypes import LinkClass
 from geminid.job import Adaptivity
 from geminid.policies.base import ClusterView, JobFacts, JobView
@@ -211,6 +213,93 @@ def test_a_starved_job_makes_way_only_where_more_slots_compute_then(slots: int, 
     assert any("makes way for new, which then is on one node" in why for why in result.reasons.counts()) is makes_way
     assert len(spread.stints) == 1 + makes_way
     assert spread.completed_s is not None
+
+
+def view_of(now_s: float, jobs: Sequence[JobView], cluster: Cluster = RACKS) -> ClusterView:
+    slots = tuple(cluster.node_slots.tolist())
+    free = list(slots)
+    for job in jobs:
+        for node, count in job.allocation:
+            free[node] -= count
+    return ClusterView(now_s, cluster, tuple(jobs), slots, tuple(free))
+
+
+def standing(name: str, slots: int, *nodes: int, computes: float = 0.1) -> JobView:
+    """A job that runs on equal parts of some nodes and computes for a part of its time, or waits without nodes."""
+    limits = {"v100": BatchLimits(initial=1, largest=1, smallest_per_slot=1, largest_per_slot=1)}
+    facts = JobFacts(
+        id=name, submitted_s=0.0, requested_slots=slots, min_slots=slots, max_slots=slots, limits=limits, kind="net"
+    )
+    if not nodes:
+        return JobView(facts=facts)
+    each = slots // len(nodes)
+    seen = Observation(
+        nodes=len(nodes), slots=slots, busiest_node_slots=each, per_slot_batch=1, accumulation_s=computes, step_s=1.0
+    )
+    allocation = tuple((node, each) for node in nodes)
+    return JobView(facts=facts, allocation=allocation, slots=slots, gpu_type="v100", started_s=0.0, observed=seen)
+
+
+def test_a_starved_job_gets_a_better_place_before_those_who_wait_and_leaves_them_its_own() -> None:
+    policy = make_policy("dally:auto=false,node=0,rack=0")
+    starved = standing("starved", 4, 0, 2)
+    full = [standing("a", 2, 0, computes=1.0), standing("b", 2, 2, computes=1.0), standing("c", 4, 1, computes=1.0)]
+    waiting = standing("waiting", 4)
+    policy.decide(view_of(0.0, [*full, starved, standing("d", 4, 3, computes=1.0)]))
+    decided = policy.decide(view_of(1000.0, [*full, starved, waiting]))
+    assert decided.assignments == {"starved": ((3, 4),), "waiting": ((0, 2), (2, 2))}
+    early = make_policy("dally:auto=false,node=0,rack=0")
+    early.decide(view_of(0.0, [*full, starved, standing("d", 4, 3, computes=1.0)]))
+    assert early.decide(view_of(599.0, [*full, starved, waiting])).assignments == {"waiting": ((3, 4),)}  # its quantum
+
+
+def test_the_job_that_computes_least_goes_first() -> None:
+    """One node is free for two starved jobs; and one waiting job can have the slots of either."""
+    both = [standing("more", 4, 0, 2, computes=0.4), standing("less", 4, 1, 3, computes=0.1)]
+    rest = [standing(f"r{node}", 2, node, computes=1.0) for node in (0, 1, 2)]
+    policy = make_policy("dally:auto=false,node=0,rack=0")
+    policy.decide(view_of(0.0, [*both, *rest]))
+    swapped = policy.decide(view_of(1000.0, [*both, *rest, standing("r3", 2, 3, computes=1.0), standing("new", 2)]))
+    assert swapped.assignments["less"] == ()
+    assert "more" not in swapped.assignments
+    wider = Cluster.from_yaml("network: {zone: 0.1GB/s}\nnodes: [{type: v100, count: 6, slots: 4, nodes_per_rack: 2}]")
+    policy = make_policy("dally:auto=false,node=0,rack=0")
+    others = [*rest, standing("r3", 2, 3, computes=1.0), standing("r5", 4, 5, computes=1.0)]
+    policy.decide(view_of(0.0, [*both, *others, standing("r4", 4, 4, computes=1.0)], wider))
+    moved = policy.decide(view_of(1000.0, [*both, *others], wider))
+    assert moved.assignments == {"less": ((4, 4),), "more": ((0, 2), (1, 2))}
+
+
+def test_a_waiting_job_takes_the_place_of_a_starved_one_and_no_other() -> None:
+    """A place that it does not accept yet, where nobody has to leave, is no reason to stop somebody."""
+    policy = make_policy("dally:auto=false,node=5000,rack=6000")
+    starved = standing("starved", 2, 0, 2)
+    rest = [standing(name, 3, node, computes=1.0) for name, node in (("a", 0), ("c", 2))]
+    rest += [standing("b", 2, 1, computes=1.0), standing("d", 2, 3, computes=1.0)]
+    policy.decide(view_of(0.0, [starved, *rest]))
+    decided = policy.decide(view_of(1000.0, [replace(starved, facts=replace(starved.facts, requested_slots=4)), *rest]))
+    assert decided.assignments == {}
+    decided = policy.decide(view_of(1000.0, [*rest, standing("three", 3)]))
+    assert decided.assignments == {}
+
+
+def test_jobs_wait_longer_for_a_closer_place_where_their_kind_has_been_seen_to_compute_little() -> None:
+    """With a tenth of the time for computing across racks, a job accepts that after ten times the timer."""
+    policy = Dally(node_s=0.0, rack_s=60.0, preempt=False)
+    seen = standing("seen", 8, 0, 2)
+    rest = [standing("a", 4, 1, computes=1.0)]
+    policy.decide(view_of(0.0, [seen, *rest]))
+    decided = policy.decide(view_of(100.0, [*rest, standing("b", 4, 3, computes=1.0), standing("new", 8)]))
+    assert decided.wake_at_s == pytest.approx(600.0)
+    assert "for 600 s at most" in decided.reasons["new"]
+
+
+def test_a_thousand_jobs_of_which_all_that_run_are_starved_are_decided_about_in_time() -> None:
+    """Places are searched once for each kind of waiting job, not for each job: 2 s before, 0.02 s now."""
+    (row,) = [
+        row for row in decisions.run(policies=["dally"], progress=lambda _: None) if row.policy == decisions.STARVED_ROW
+    ]
+    assert row.later_s < decisions.GOAL_S
 
 
 def test_timers_may_be_infinite_and_nothing_else() -> None:

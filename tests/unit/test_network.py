@@ -85,7 +85,9 @@ def test_a_tier_is_as_slow_as_the_path_of_most_nodes_that_cross_it() -> None:
 
 def test_efficiency_limits_what_nodes_send_and_not_what_an_uplink_carries() -> None:
     """Time = max(bytes / (efficiency · link), bytes / uplink)."""
-    types = "gpu_types: {{v100: {{interconnect: {{zone: 3.125GB/s, efficiency: {}}}}}}}\nnetwork: {{rack_uplink: 1GB/s}}\n"
+    types = (
+        "gpu_types: {{v100: {{interconnect: {{zone: 3.125GB/s, efficiency: {}}}}}}}\nnetwork: {{rack_uplink: 1GB/s}}\n"
+    )
     slowdowns = [
         Cluster.from_yaml(types.format(efficiency) + NODES).links.crossing((0, 2)).path.slowdown
         for efficiency in (1.0, 0.5, 0.2)
