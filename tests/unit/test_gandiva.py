@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
@@ -10,9 +11,12 @@ from geminid.cluster import Cluster
 from geminid.engine.engine import Engine
 from geminid.engine.events import Completed, Reported, Submitted, Tick
 from geminid.engine.models import ModelKeeper
+from geminid.fields import InvalidInput
 from geminid.job import Adaptivity
+from geminid.policies.antman import AntMan
 from geminid.policies.base import JobFacts
 from geminid.policies.gandiva import Gandiva
+from geminid.policies.lucid import Lucid
 from geminid.policies.registry import BUILT_IN
 from geminid.policies.sharing import busy
 from geminid.sim.run import Experiment, simulate
@@ -84,6 +88,62 @@ def test_too_many_jobs_of_a_size_take_turns_of_a_minute_each() -> None:
         engine.handle(Tick(60.0 * minute))
         seen.append(running(engine))
     assert seen == [{"a"}, {"b"}, {"c"}, {"a"}, {"b"}, {"c"}]
+
+
+def test_a_job_that_takes_over_inside_a_slice_has_a_whole_one() -> None:
+    engine = started("v100:1x2", *(job(name, 2) for name in "abc"), growth=False)
+    engine.handle(Completed(59.0, "a"))
+    assert running(engine) == {"b"}
+    assert engine.handle(Tick(60.0)).wake_at_s == 119.0
+    assert running(engine) == {"b"}
+    engine.handle(Tick(119.0))
+    assert running(engine) == {"c"}
+
+
+def test_who_runs_beside_a_newcomer_keeps_its_own_slice() -> None:
+    """Two of four run at a time; the one that takes over at 30 s stays until 90 s, the other one leaves at 60 s."""
+    engine = started("v100:1x2", *(job(name, 1) for name in "abcd"), growth=False)
+    engine.handle(Completed(30.0, "a"))
+    assert running(engine) == {"b", "c"}
+    engine.handle(Tick(60.0))
+    assert running(engine) == {"c", "d"}
+    engine.handle(Tick(90.0))
+    assert running(engine) == {"d", "b"}
+
+
+def test_the_first_start_of_a_waiting_job_does_not_lengthen_slices() -> None:
+    """Live, a job that has never run counts as cold, ten seconds: no reason for slices of 100 s."""
+    engine = started("v100:1x2", job("a", 2), replace(job("b", 2), rescale_s=10.0), growth=False)
+    engine.handle(Tick(60.0))
+    assert running(engine) == {"b"}
+
+
+def test_a_job_of_several_nodes_gets_those_of_one_rack() -> None:
+    nodes = [f"{{type: v100, slots: 4, rack: r{index % 2}, first: {index}}}" for index in range(4)]
+    cluster = Cluster.from_yaml(f"nodes: [{', '.join(nodes)}]")
+    for policy in (Gandiva(), AntMan(), Lucid()):
+        engine = Engine(cluster, policy, ModelKeeper(), debug=True)
+        engine.handle(Submitted(0.0, job("eight", 8)))
+        assert {cluster.node_rack[node] for node, _ in engine.jobs["eight"].allocation} == {0}
+
+
+def test_parts_that_the_published_simulator_leaves_out_may_not_be_asked_for() -> None:
+    trace = Workload("t", (TraceJob(name="a", submit_s=0.0, requested_slots=1, duration_s=10.0),))
+    world = Experiment(workload=trace, cluster=Cluster.parse("v100:1x1"))
+    with pytest.raises(InvalidInput, match=r"packing of gandiva.*published=false"):
+        simulate("gandiva:packing=true", world)
+    for text in ("gandiva:packing=false,growth=false,migration=false", "gandiva:packing=true,published=false"):
+        assert simulate(text, world)["unfinished_jobs"] == 0
+
+
+def test_the_published_simulator_ends_slices_at_full_minutes() -> None:
+    """The published trace does not show it: no look there is at a full minute while anybody waits."""
+    jobs = tuple(TraceJob(name=n, submit_s=0.0, requested_slots=2, duration_s=100.0) for n in "ab")
+    world = Experiment(
+        workload=Workload("t", jobs), cluster=Cluster.parse("v100:1x2"), settings=Settings(rescale_s=0.0)
+    )
+    ends = {job["name"]: job["jct_s"] for job in simulate("gandiva", world)["per_job"]}
+    assert ends == {"a": 160.0, "b": 200.0}
 
 
 def test_slices_are_long_enough_for_restarts_to_be_over() -> None:

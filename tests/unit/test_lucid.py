@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,63 @@ def test_nobody_shares_while_slots_are_free_or_with_packing_off_or_another_size(
     assert all(view.partner is None for view in started("v100:1x2", job("a"), job("b"), sharing=ByKind()).jobs.values())
     assert running(started("v100:1x1", job("a"), job("b"), sharing=ByKind(), packing=False)) == {"a"}
     assert running(started("v100:1x2", job("a", slots=2), job("b"), sharing=ByKind())) == {"a"}
+
+
+def ended(kind: str, took_s: float, *jobs: JobFacts, cluster: str = "v100:1x1", **options: Any) -> Engine:
+    """A cluster on which a job of a kind has taken so long, and on which others arrive right after."""
+    engine = started(cluster, job("before", kind=kind), **options)
+    engine.handle(Completed(took_s, "before"))
+    for each in jobs:
+        engine.handle(Submitted(took_s, replace(each, submitted_s=took_s)))
+    return engine
+
+
+def test_it_is_the_duration_times_the_slots_that_decides_who_is_first() -> None:
+    """Of equal duration, two jobs of one slot go before an older one of two."""
+    engine = started("v100:1x2", job("now", slots=2))
+    for each in (job("wide", slots=2, at_s=1.0), job("narrow", at_s=2.0), job("narrow2", at_s=3.0)):
+        engine.handle(Submitted(each.submitted_s, each))
+    engine.handle(Completed(100.0, "now"))
+    assert running(engine) == {"narrow", "narrow2"}
+
+
+@pytest.mark.parametrize(("longer", "joins"), [(2.0, False), (100.0, True)])
+def test_nobody_joins_a_job_that_is_predicted_to_end_long_before(longer: float, joins: bool) -> None:
+    """A light job of 100 s runs; another kind is predicted to take 1,800 s."""
+    long_kind = job("guest", kind="other", at_s=5000.0)
+    engine = ended("light", 100.0, job("host"), sharing=ByKind(), longer=longer)
+    engine.handle(Submitted(101.0, job("x", kind="other", at_s=101.0)))
+    engine.handle(Completed(200.0, "host"))
+    engine.handle(Completed(5000.0, "x"))
+    engine.handle(Submitted(5000.0, job("host2", at_s=5000.0)))
+    engine.handle(Submitted(5000.0, long_kind))
+    assert (engine.jobs["host2"].partner == "guest") is joins
+
+
+@pytest.mark.parametrize(("slots", "share"), [(8, True), (16, False)])
+def test_jobs_of_more_than_eight_slots_share_with_nobody(slots: int, share: bool) -> None:
+    engine = started(f"v100:1x{slots}", job("a", slots=slots), job("b", slots=slots), sharing=ByKind())
+    assert (engine.jobs["a"].partner == "b") is share
+
+
+def test_a_job_gets_the_fullest_node_that_has_room_for_it() -> None:
+    engine = started("v100:3x4", job("three", slots=3), job("two", slots=2), job("one"), job("more", slots=2))
+    places = {name: view.allocation for name, view in engine.jobs.items()}
+    assert places["one"][0][0] == places["three"][0][0]
+    assert places["more"][0][0] == places["two"][0][0]
+    assert all(len(allocation) == 1 for allocation in places.values())
+
+
+def test_a_job_waits_for_one_node_and_a_large_one_for_whole_nodes() -> None:
+    engine = started("v100:2x4", job("a", slots=3), job("b", slots=2), job("two", slots=2), job("three", slots=3))
+    assert running(engine) == {"a", "b", "two"}
+    engine.handle(Completed(10.0, "a"))
+    assert engine.jobs["three"].allocation == ((0, 3),)
+    large = started("v100:3x4", job("a"), job("six", slots=6), job("eight", slots=8))
+    assert large.jobs["six"].allocation == ((1, 4), (2, 2))
+    assert not large.jobs["eight"].allocation
+    large.handle(Completed(5.0, "six"))
+    assert large.jobs["eight"].allocation == ((1, 4), (2, 4))
 
 
 def test_where_jobs_cannot_share_slots_it_says_so() -> None:

@@ -121,7 +121,7 @@ class AntMan(Policy):
                 continue
             host = job.partner if job.partner in hosts and given[job.partner] == job.allocation else None
             if host is None:
-                alone = free.emptiest_first(job.facts.requested_slots, usable_types(job, free))
+                alone = free.fewest_nodes(job.facts.requested_slots, usable_types(job, free))
                 if alone is not None:
                     given[job.id] = alone
                     continue

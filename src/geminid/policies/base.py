@@ -265,6 +265,11 @@ class Policy(ABC):
         return frozenset()
 
     @property
+    def parts_left_out(self) -> frozenset[str]:
+        """Options, by field, that would switch on what this policy leaves out as it is set up: asking is refused."""
+        return frozenset()
+
+    @property
     def regards_priority(self) -> bool:
         """Whether jobs of a higher priority (``JobFacts.weight``) go before others."""
         return False

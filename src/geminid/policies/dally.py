@@ -16,12 +16,13 @@ Sharma et al., "GPU Cluster Scheduling for Network-Sensitive Deep Learning", 202
   job that would stand closer together on its slots, and have more slots than its own times its score: more slots
   compute then. It waits itself for a better place, with its timers set again. The lowest scores go first.
 
-Inferred and unverified. The abstract and third-party notes name the three parts and the results; the levels, the score
-and the form of the timers are from memory of the paper, everything else is our reading: that timers count from the same
-moment (not one after the other), how many waits the options count for, that sensitive kinds wait longer, when to
-preempt (``below``, ``quantum``) and that the queue is in order of submission. Times of computing are those that jobs report where they stand; of jobs
-without any, all of the time after the pause counts as computing, so that they are never preempted. Where GPU types are
-mixed, a job takes the dearest that has room at the level, as the policies do that know nothing of speeds.
+Inferred and unverified. The abstract and third-party notes name the three parts and the results; the levels, the
+score and the form of the timers are from memory of the paper, everything else is our reading: that timers count from
+the same moment (not one after the other), how many waits the options count for, that sensitive kinds wait longer,
+when to preempt (``below``, ``quantum``) and that the queue is in order of submission. Times of computing are those
+that jobs report where they stand; of jobs without any, all of the time after the pause counts as computing, so that
+they are never preempted. Where GPU types are mixed, a job takes the dearest that has room at the level, as the
+policies do that know nothing of speeds.
 """
 
 from __future__ import annotations

@@ -24,12 +24,14 @@ suspending costs next to nothing, here it costs what a change of slots does.
 
 ``published=true`` repeats the simulator that was published with Tiresias (``gandiva_published.py``), with its defects
 and without everything above but node sets and slices; it is the default for traces of durations, so that they compare
-with published figures. Live, jobs cannot share slots: nobody is packed there.
+with published figures; asking for a part that it leaves out is refused. On its 60-job trace nobody ever loses a slice
+there, and these rules, in which jobs take turns, give a mean JCT 4 % longer. Live, jobs cannot share slots: nobody is
+packed there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -80,7 +82,7 @@ class Gandiva(Policy):
         "packing": "under overload, try two jobs on the same slots (in simulations only)",
         "migration": "move jobs together when others leave",
         "growth": "let jobs have slots of their node that have been idle for a slice",
-        "published": "as the simulator published with Tiresias; true by default for traces of durations",
+        "published": "as the simulator published with Tiresias, which has slices only; true for traces of durations",
     }
 
     slice_s: Positive = 60.0
@@ -98,6 +100,11 @@ class Gandiva(Policy):
     def __post_init__(self) -> None:
         self.needs_reports = self.packing
         self._as_published = PublishedGandiva(self.slice_s) if self.published else None
+
+    @property
+    def parts_left_out(self) -> frozenset[str]:
+        """The published simulator has node sets and slices only."""
+        return frozenset({"packing", "migration", "growth"}) if self.published else frozenset()
 
     def decide(self, view: ClusterView) -> Decision:
         """Bring node sets up to date with who came and went, end slices, and hand out slots."""
@@ -179,20 +186,16 @@ class Gandiva(Policy):
 
     # --- Slices ---
 
-    def _slice_s(self, jobs: Iterable[JobView]) -> float:
-        return max(self.slice_s, SLICE_RESTARTS * max((job.facts.rescale_s for job in jobs), default=0.0))
-
     def _slice_of(self, each: NodeSet, jobs: Mapping[str, JobView]) -> float:
-        return self._slice_s(jobs[job] for unit in each.ring for job in unit)
+        """The slice of a set's jobs; jobs that have never run do not count, their first start is no restart."""
+        started = (jobs[job] for unit in each.ring for job in unit if jobs[job].started_s is not None)
+        return max(self.slice_s, SLICE_RESTARTS * max((job.facts.rescale_s for job in started), default=0.0))
 
     def _turn(self, view: ClusterView, jobs: Mapping[str, JobView]) -> None:
-        """End the slices that are over; where nobody waits, a slice begins when somebody does."""
+        """End the slices that are over."""
         for each in self._nodes.sets:
-            if not each.waiting:
-                each.slice_began_s = view.now_s
-            elif view.now_s >= each.slice_began_s + self._slice_of(each, jobs) - INSTANT_S:
-                each.turn()
-                each.slice_began_s = view.now_s
+            if each.waiting:
+                each.end_slices(view.now_s, self._slice_of(each, jobs) - INSTANT_S)
 
     # --- Packing ---
 
@@ -285,7 +288,9 @@ class Gandiva(Policy):
                     pairs.append((unit[0], unit[1]))
         reasons: dict[str, str] = {}
         self._lodge(view, jobs, free, given, reasons)
-        wake_at_s = [each.slice_began_s + self._slice_of(each, jobs) for each in self._nodes.sets if each.waiting]
+        for each in self._nodes.sets:
+            each.begin_slices(view.now_s)
+        wake_at_s = [each.next_end_s(self._slice_of(each, jobs)) for each in self._nodes.sets if each.waiting]
         wake_at_s += self._ends_of_trials(view, jobs)
         if self.growth:
             wake_at_s += self._grow(view, jobs, free, given, {job for pair in pairs for job in pair}, reasons)

@@ -2,11 +2,12 @@
 
 Hu et al., "Lucid: A Non-intrusive, Scalable and Interpretable Scheduler for Deep Learning Training Jobs", ASPLOS '23.
 
-Waiting jobs are served by predicted duration × slots, the smallest first; who runs is never interrupted. A job for
-which there are no free slots may join one that runs. Every kind of job has a share score from its mean speed beside
-others: 2 below 0.85, 1 below 0.95, else 0. Two may share if their scores add up to at most 2, they ask for equally many
-slots, at most 8, both fit into memory, and the newcomer is predicted to last at most twice as long as the one that
-runs.
+Waiting jobs are served by predicted duration × slots, the smallest first; who runs is never interrupted. A job is
+placed as the published code does: on the fullest node that has room for all of it, or on whole nodes if it is larger
+than any (there: than 8 slots). A job for which there is no such place may join one that runs. Every kind of job has a
+share score from its mean speed beside others: 2 below 0.85, 1 below 0.95, else 0. Two may share if their scores add
+up to at most 2, they ask for equally many slots, at most 8, both fit into memory, and the newcomer is predicted to
+last at most twice as long as the one that runs.
 
 Durations are predicted from the jobs that have ended: the geometric mean of those of the same kind and size, of the
 same kind, or of all. With ``--oracle`` they are known.
@@ -15,7 +16,7 @@ Deviations and what is unverified. The paper predicts durations by a generalised
 (names, owners, times), and which pairs are light by a decision tree over measured utilisations; here scores come from
 the speeds themselves, by the published thresholds, of all kinds that have been seen. It profiles every job for some
 minutes on nodes of their own, which are left out. Its code packs jobs even where slots are free, whenever the forecast
-load of the cluster is high; here nobody shares while there are free slots. The order, the thresholds and the limits are
+load of the cluster is high; here nobody shares while there is a place. The order, the thresholds and the limits are
 read in the published code; from the measured pairs that come with it, the thresholds give 42 of 56 published scores.
 """
 
@@ -59,10 +60,11 @@ def share_score(mean_speed: float) -> int:
 class Lucid(Policy):
     """Waiting jobs are served by predicted duration × slots, the smallest first; nobody is interrupted.
 
-    A job for which no slots are free joins a running one of the same size if neither disturbs the other much, by scores
-    from measured speeds of pairs, and if it is not predicted to last much longer. Durations are predicted from jobs
-    that have ended, by kind and size. It knows durations of the past and speeds of pairs, and changes only who starts.
-    Live, jobs cannot share slots: nobody joins another there, and ``packing`` changes nothing.
+    A job gets slots of the fullest node that has room for it, or whole nodes. One for which there are none joins a
+    running one of the same size if neither disturbs the other much, by scores from measured speeds of pairs, and if
+    it is not predicted to last much longer. Durations are predicted from jobs that have ended, by kind and size. It
+    knows durations of the past and speeds of pairs, and changes only who starts. Live, jobs cannot share slots:
+    nobody joins another there, and ``packing`` changes nothing.
     """
 
     name = "lucid"
@@ -102,7 +104,7 @@ class Lucid(Policy):
                 alone[job.slots].append(job)
         reasons: dict[str, str] = {}
         for job in sorted(waiting, key=lambda job: sizes[job.id]):
-            allocation = free.emptiest_first(job.facts.requested_slots, usable_types(job, free))
+            allocation = free.consolidated(job.facts.requested_slots, usable_types(job, free))
             if allocation is not None:
                 given[job.id] = allocation
                 continue

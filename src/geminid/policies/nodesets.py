@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from geminid.policies.base import Allocation, ClusterView, JobView
+from geminid.policies.packing import of_one_rack
 
 #: Jobs that take turns as one: a single job, or two that share their slots.
 Unit = tuple[str, ...]
@@ -17,14 +18,17 @@ Unit = tuple[str, ...]
 
 @dataclass(slots=True, eq=False)
 class NodeSet:
-    """Nodes for jobs of one size; the first ``room`` units of the ring run, the others wait for their slice."""
+    """Nodes for jobs of one size; the first ``room`` units of the ring run, the others wait for their slice.
+
+    ``slice_began_s`` is when the slice of each running unit began, by its first job.
+    """
 
     gpu_type: str
     size: int
     nodes: tuple[int, ...]
     slots: tuple[int, ...]
     ring: list[Unit] = field(default_factory=list)
-    slice_began_s: float = 0.0
+    slice_began_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
@@ -49,6 +53,22 @@ class NodeSet:
     def turn(self) -> None:
         """The jobs that ran go to the end of the ring."""
         self.ring = [*self.waiting, *self.running]
+
+    def end_slices(self, now_s: float, slice_s: float) -> None:
+        """Whoever has run for a slice goes to the end of the ring; each unit has a whole slice, whenever it began."""
+        ended = [unit for unit in self.running if now_s >= self.slice_began_s.get(unit[0], now_s) + slice_s]
+        self.ring = [*(unit for unit in self.ring if unit not in ended), *ended]
+        for unit in ended:
+            del self.slice_began_s[unit[0]]
+
+    def begin_slices(self, now_s: float) -> None:
+        """Note the slices of units that run from now on; where nobody waits, slices begin when somebody does."""
+        began_s = self.slice_began_s if self.waiting else {}
+        self.slice_began_s = {unit[0]: began_s.get(unit[0], now_s) for unit in self.running}
+
+    def next_end_s(self, slice_s: float) -> float:
+        """When the first slice ends."""
+        return min(self.slice_began_s.values()) + slice_s
 
     def allocation(self) -> Allocation:
         """What one of its units gets."""
@@ -119,6 +139,8 @@ class NodeSets:
             nodes = [min(whole, key=lambda node: (usable[node] % size, usable[node], node))] if whole else []
             if not whole and size > max((usable[n] for n in view.cluster.nodes_of_type[gpu_type]), default=0):
                 left = size
+                if view.cluster.links.several_racks:
+                    free = list(of_one_rack(size, free, usable, view.cluster.node_rack.tolist()))
                 for node in sorted(free, key=lambda node: (-usable[node], node)):
                     nodes.append(node)
                     left -= usable[node]
@@ -127,7 +149,7 @@ class NodeSets:
                 nodes = nodes if left <= 0 else []
             if nodes:
                 slots = tuple(usable[node] for node in nodes)
-                made = NodeSet(gpu_type, size, tuple(nodes), slots, slice_began_s=view.now_s)
+                made = NodeSet(gpu_type, size, tuple(nodes), slots)
                 self.sets.append(made)
                 return made
         return None

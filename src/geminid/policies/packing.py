@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from geminid.policies.base import Allocation, ClusterView, JobView
@@ -13,6 +14,8 @@ class FreeSlots:
     def __init__(self, view: ClusterView, per_node: Sequence[int]) -> None:
         self.per_node = list(per_node)
         self.nodes_of_type = view.cluster.nodes_of_type
+        self._usable = view.usable_slots
+        self._rack = view.cluster.node_rack.tolist() if view.cluster.links.several_racks else None
 
     def of_type(self, gpu_type: str) -> int:
         """Free slots of one GPU type."""
@@ -39,13 +42,33 @@ class FreeSlots:
         """Take ``slots`` from as few nodes as possible, and leave as few free slots behind as possible.
 
         A job that fits on one node gets the fullest that has room for it; a larger one the emptiest nodes, the last of
-        them the fullest that has room for the rest. None if there are not enough slots; among several types, the one
-        with the most free slots is taken.
+        them the fullest that has room for the rest, of one rack if one has enough. None if there are not enough slots;
+        among several types, the one with the most free slots is taken.
         """
         gpu_type = self._roomiest(slots, gpu_types)
         if gpu_type is None:
             return None
-        nodes, left, taken = set(self.nodes_of_type[gpu_type]), slots, []
+        return self._fewest(slots, self.nodes_of_type[gpu_type])
+
+    def consolidated(self, slots: int, gpu_types: Iterable[str]) -> Allocation | None:
+        """Take ``slots`` of one node, the fullest that has them; of whole nodes where no node is large enough.
+
+        None where that is impossible now. Types are tried in the order of their free slots, the most first.
+        """
+        for gpu_type in sorted(gpu_types, key=self.of_type, reverse=True):
+            nodes = self.nodes_of_type[gpu_type]
+            largest = max(self._usable[node] for node in nodes)
+            if slots > largest > 0:
+                nodes = [node for node in nodes if self.per_node[node] == self._usable[node] > 0]
+            elif max(self.per_node[node] for node in nodes) < slots:
+                continue
+            if sum(self.per_node[node] for node in nodes) >= slots:
+                return self._fewest(slots, nodes)
+        return None
+
+    def _fewest(self, slots: int, among: Sequence[int]) -> Allocation:
+        """Take ``slots`` from as few as possible of some nodes, which have enough."""
+        nodes, left, taken = set(self.of_one_rack(slots, among)), slots, []
         while left:
             whole = [n for n in nodes if self.per_node[n] >= left]
             node = min(whole or nodes, key=lambda n: (self.per_node[n] if whole else -self.per_node[n], n))
@@ -56,6 +79,10 @@ class FreeSlots:
         allocation = tuple(sorted(taken))
         self.take(allocation)
         return allocation
+
+    def of_one_rack(self, slots: int, nodes: Sequence[int]) -> Sequence[int]:
+        """Those of some nodes that are in one rack, the fullest that has enough free slots; all if there is none."""
+        return nodes if self._rack is None else of_one_rack(slots, nodes, self.per_node, self._rack)
 
     def _roomiest(self, slots: int, gpu_types: Iterable[str]) -> str | None:
         """The type with the most free slots, if these are enough."""
@@ -87,3 +114,18 @@ def usable_types(job: JobView, free: FreeSlots) -> Sequence[str]:
     """The GPU types of the cluster that a job allows."""
     allowed = job.facts.gpu_types
     return [t for t in free.nodes_of_type if allowed is None or t in allowed]
+
+
+def of_one_rack(slots: int, nodes: Sequence[int], free: Sequence[int], rack: Sequence[int]) -> Sequence[int]:
+    """Those of some nodes that are in one rack, the fullest that has enough free slots; all if there is none.
+
+    A node that has enough by itself is preferred to a fuller rack.
+    """
+    sums: dict[int, int] = defaultdict(int)
+    for node in nodes:
+        sums[rack[node]] += free[node]
+    enough = [each for each, slots_free in sums.items() if slots_free >= slots]
+    if not enough or any(free[node] >= slots for node in nodes):
+        return nodes
+    chosen = min(enough, key=lambda each: (sums[each], each))
+    return [node for node in nodes if rack[node] == chosen]

@@ -185,6 +185,7 @@ def make_policy(
             problems.append(Problem(f"option {key} of {policy.name}", raw, f"must be {describe(option.kind)}"))
     if problems:
         raise InvalidInput(problems)
+    asked = dict(values)
     for field, value in defaults.items():
         if any(option.field == field for option in available.values()):
             values.setdefault(field, value)
@@ -193,6 +194,11 @@ def make_policy(
     except Exception as error:
         where = f"policy {policy.name}"
         raise InvalidInput([Problem(where, NOT_SHOWN, f"cannot be made ({type(error).__name__}: {error})")]) from error
+    left_out = [name for name, option in available.items() if option.field in built.parts_left_out]
+    asked_for = [name for name in left_out if asked.get(available[name].field)]
+    if asked_for:
+        why = "has no effect with published=true, the default for traces of durations: add published=false"
+        raise InvalidInput([Problem(f"option {name} of {policy.name}", True, why) for name in asked_for])
     interval_s: object = built.interval_s
     if interval_s is not None and not (isinstance(interval_s, int | float) and 0 < interval_s < float("inf")):
         raise InvalidInput([Problem(f"interval_s of {policy.name}", interval_s, "must be a number above 0 or None")])
