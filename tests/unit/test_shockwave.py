@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from geminid.cluster import Cluster
+from geminid.policies.base import ClusterView, JobFacts, JobView
 from geminid.policies.shockwave import BENDS, LOG_AT_BENDS, FairFinish, Outlook, Shockwave, plan_window
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import TraceJob, Workload
@@ -74,6 +75,31 @@ def test_late_jobs_run_before_others() -> None:
     )
     ends = {job.facts.id: job.completed_s or np.inf for job in world.run().jobs}
     assert ends["old"] < max(ends[f"n{i}"] for i in range(6))
+
+
+def rounds_planned(age_s: float, **options: float) -> dict[str, int]:
+    """Rounds of 120 s in a window of four on one slot: an old job that has done 520 of 1,000 s, and a new long one.
+
+    On half of the slot the old job would take 2,000 s.
+    """
+    old = JobFacts(id="old", submitted_s=5000.0 - age_s, requested_slots=1, max_slots=1)
+    new = JobFacts(id="new", submitted_s=5000.0, requested_slots=1, max_slots=1)
+    jobs = (JobView(facts=old, executed_before_s=520.0), JobView(facts=new))
+    policy = Shockwave(window=4, k=0.0, **options)  # type: ignore[arg-type]
+    view = ClusterView(5000.0, Cluster.parse("v100:1x1"), jobs, (1,), (1,))
+    policy._plan(view, np.array([480.0, 2000.0]))
+    return policy._rounds_left
+
+
+def test_a_job_gets_the_rounds_that_it_needs_to_finish_in_fair_time() -> None:
+    """With 520 s to spare after the window it needs two of four rounds, though the new job's progress counts more."""
+    assert rounds_planned(age_s=1000.0) == {"old": 2, "new": 2}
+    assert rounds_planned(age_s=1000.0, rhomax=2.0) == {"old": 0, "new": 4}
+
+
+def test_a_job_that_cannot_finish_in_fair_time_counts_more_by_a_power_of_how_late_it_is() -> None:
+    assert rounds_planned(age_s=2500.0) == {"old": 4, "new": 0}
+    assert rounds_planned(age_s=2500.0, boost=0.0)["new"] > 0
 
 
 def test_the_fair_time_is_the_mean_of_what_it_was_over_time() -> None:

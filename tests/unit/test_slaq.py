@@ -59,6 +59,13 @@ def test_recent_points_weigh_more() -> None:
     assert float(fits.falls_by(np.array([[1.0]]))[0, 0]) < 0.01
 
 
+def test_what_a_point_weighs_falls_with_its_age() -> None:
+    """A kink in the middle: without weights the drop of the next step is predicted as 0.048 of the range seen."""
+    kinked = [(float(x), 10.0 - 0.2 * min(x, 10) - 0.8 * max(x - 10, 0)) for x in range(1, 21)]
+    predicted = float(fit_losses([kinked]).falls_by(np.array([[1.0]]))[0, 0])
+    assert 0.052 < predicted < 0.8 / 9.8
+
+
 def test_losses_that_do_not_fall_and_few_points_promise_nothing() -> None:
     rising = [(float(x), 1.0 + x) for x in range(10)]
     fits = fit_losses([rising, [(1.0, 2.0), (2.0, 1.0)], []])
@@ -137,6 +144,13 @@ def test_losses_of_different_units_compare() -> None:
     """The same curve in other units: drops are relative to the largest that each job has seen."""
     got = shares({"a": STEEP, "b": [(x, 1000.0 * loss) for x, loss in STEEP]})
     assert abs(got["a"] - got["b"]) <= 1
+
+
+def test_drops_are_relative_to_the_largest_drop_seen_since_the_beginning() -> None:
+    """Of two equal recent histories, that of a job which has come a long way counts less."""
+    before = [(5.0 * x, 100.0 - x) for x in range(1, 16)]
+    got = shares({"far": [*before, *STEEP], "near": STEEP})
+    assert got["near"] > got["far"] >= 1
 
 
 def test_a_job_whose_loss_has_stopped_falling_gets_its_smallest_size() -> None:

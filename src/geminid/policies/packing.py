@@ -56,7 +56,7 @@ class FreeSlots:
         None where that is impossible now. Types are tried in the order of their free slots, the most first.
         """
         for gpu_type in sorted(gpu_types, key=self.of_type, reverse=True):
-            nodes = self.nodes_of_type[gpu_type]
+            nodes: Sequence[int] = self.nodes_of_type[gpu_type]
             largest = max(self._usable[node] for node in nodes)
             if slots > largest > 0:
                 nodes = [node for node in nodes if self.per_node[node] == self._usable[node] > 0]
