@@ -14,7 +14,7 @@ Sharma et al., "GPU Cluster Scheduling for Network-Sensitive Deep Learning", 202
   got its slots: low where synchronising or pausing takes most of it. A job with a low score that stands further apart
   than it need moves to a better place if one is free, before waiting jobs are served; else it makes way for a waiting
   job that would stand closer together on its slots, and have more slots than its own times its score: more slots
-  compute then. It waits itself for a better place, with its timers set again. The lowest scores go first.
+  compute then. It waits itself for a better place, with its timers reset. The lowest scores go first.
 
 Inferred and unverified. The abstract and third-party notes name the three parts and the results; the levels, the
 score and the form of the timers are from memory of the paper, everything else is our reading: that timers count from
@@ -154,7 +154,7 @@ class Dally(Policy):
         assignments: dict[str, Allocation],
         reasons: dict[str, str],
     ) -> list[JobView]:
-        """Place whoever finds a place at a level that it accepts by now; returns the others."""
+        """Place the jobs that find a place at a level that they accept by now; returns the others."""
         hopeless: set[tuple[Kind, LinkClass]] = set()
         left = []
         for job in waiting:
