@@ -64,6 +64,31 @@ def test_a_job_whose_checkpoints_are_all_damaged_is_held_until_somebody_decides(
         assert "from its last checkpoint" in " ".join(live.run("show", job).stdout.split())
 
 
+def test_a_job_whose_checkpoints_are_gone_is_held_until_somebody_decides():
+    with Live(slots=1) as live:
+        job = live.patient("a", slots=1)
+        folder = live.home / "jobs" / job
+        live.until(job, lambda job: job["durable_samples"] > 0)
+        assert live.run("pause", job).returncode == 0
+        live.until(job, lambda job: job["phase"] == "paused")
+        kept = live.home / "kept"
+        folder.rename(kept)
+        assert live.run("resume", job).returncode == 0
+        live.until(job, lambda job: job["phase"] == "paused" and "are gone" in job["reason"])
+        told = " ".join(live.run("explain", job).stdout.split())
+        assert f"geminid resume {job} --from-scratch" in told
+        shutil.copytree(kept / "checkpoints", folder / "checkpoints")
+        assert live.run("resume", job).returncode == 0
+        again = live.until(job, lambda job: job["phase"] == "running" and job["samples"] > 0)
+        assert any("from its last checkpoint" in line["text"] for line in again["story"])
+
+        assert live.run("pause", job).returncode == 0
+        live.until(job, lambda job: job["phase"] == "paused")
+        shutil.rmtree(folder)
+        assert live.run("resume", job, "--from-scratch").returncode == 0
+        live.hurry(job, "a")
+
+
 WRITE_FOR_EVER = """
 import sys, itertools, pathlib, torch
 from geminid.clock import Clock

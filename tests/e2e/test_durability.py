@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import sys
+import tarfile
 import tempfile
 from pathlib import Path
 
@@ -128,6 +129,45 @@ def test_a_backup_of_a_running_service_is_restored_elsewhere(tmp_path):
         assert Path(replaced["aside"], "jobs", later).is_dir()
         live.up()
         assert int(live.submit("true").removeprefix("j")) == int(later.removeprefix("j")) + 1
+
+
+def test_a_job_started_after_a_backup_continues_from_its_newest_checkpoint_when_that_is_restored(tmp_path):
+    """Neither a restore nor files that were put back by hand end a job, or begin it from zero, without a word."""
+    copy = tmp_path / "copy.tar"
+    with Live(slots=1, policy="fifo") as live:
+        blocker = live.submit("sleep", "600", slots=1)
+        live.until(blocker, lambda job: job["phase"] == "running")
+        job = live.patient("a", slots=1)
+        assert live.run("backup", copy).returncode == 0
+        live.client.post(f"jobs/{blocker}/cancel")
+        saved = live.until(job, lambda job: job["durable_samples"] > 200)["durable_samples"]
+        pids = live.worker_pids(job)
+        live.kill()
+        refused = live.run("restore", copy, "--replace")
+        assert refused.returncode == 1
+        assert f"{job} has been started since it was made" in refused.stderr
+        assert all(map(alive, pids))
+        with tarfile.open(copy) as tar:  # as if somebody had put the files back by hand
+            for path in live.home.glob("geminid.db-*"):
+                path.unlink()
+            for name in ("geminid.db", "geminid.seq"):
+                (live.home / name).write_bytes(tar.extractfile(name).read())
+        refused = live.run("up", "--detach", *live.options)
+        assert refused.returncode == 1
+        assert f"{job} (runs, has checkpoints)" in refused.stderr
+        assert "`geminid recover`" in refused.stderr
+        seen = json.loads(live.run("recover", "--dry-run", "--json").stdout)
+        assert (seen["jobs_ahead"], seen["running"]) == ([job], [job])
+        assert all(map(alive, pids)), "nothing is ended before somebody has decided"
+        done = live.run("restore", copy, "--replace", "--yes")
+        assert done.returncode == 0, done.stderr
+        assert job in done.stdout
+        live.up()
+        live.client.post(f"jobs/{blocker}/cancel")
+        again = live.until(job, lambda job: job["samples"] > 0)
+        assert again["samples"] > saved, "it began from the beginning"
+        assert any("from its newest checkpoint" in line["text"] for line in again["story"])
+        live.hurry(job, "a")
 
 
 def test_a_backup_that_is_damaged_or_something_else_changes_nothing(tmp_path):

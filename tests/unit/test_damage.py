@@ -5,6 +5,7 @@ Never is anything lost without a word, and no job ever gets the number of anothe
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import re
@@ -21,6 +22,7 @@ import pytest
 from effort import examples
 from geminid.configuration import Placement
 from geminid.job import JobSpec
+from geminid.process.identity import identity_of
 from geminid.serve import records as r
 from geminid.serve.backup import backup, restore
 from geminid.serve.inspection import inspect
@@ -92,7 +94,8 @@ def opened(home: Path) -> ServiceState:
 def damage(home: Path, earlier: Path, chance: random.Random) -> str:
     """Do something to the files of a log; what it was."""
     files = [home / name for name in (DATABASE, f"{DATABASE}-wal", SEQUENCE)]
-    what = chance.choice(["flip", "flip", "flip", "flips", "truncate", "zero", "remove", "older", "older all"])
+    ways = ["flip", "flip", "flip", "flips", "truncate", "zero", "remove", "older", "older all", "all older"]
+    what = chance.choice(ways)
     file = chance.choice(files)
     raw = bytearray(file.read_bytes())
     if what in ("flip", "flips"):
@@ -109,8 +112,8 @@ def damage(home: Path, earlier: Path, chance: random.Random) -> str:
         file.unlink()
     elif what == "older":
         shutil.copy(earlier / file.name, file)
-    else:
-        for one in files[:2]:
+    else:  # without the sequence file, or with it: then only the folders of jobs show that something is missing
+        for one in files[: 2 if what == "older all" else 3]:
             shutil.copy(earlier / one.name, one)
     return f"{what} {file.name}"
 
@@ -199,6 +202,88 @@ def test_jobs_that_run_are_not_ended_by_a_restore_unless_that_is_confirmed(kille
     assert [folder.name for folder in ended] == [last]
     assert (done.aside / "jobs" / last).is_dir()
     assert opened(home).submitted == JOBS + 1, "its number is not given again"
+
+
+WAITING = f"j{JOBS + 1}"
+
+
+@pytest.fixture
+def put_back(killed, tmp_path):
+    """A home whose log was put back to the moment before its last job was started; and a copy of that moment.
+
+    The folders are as they were when the job had run: that of the last job is there, as the log knows it.
+    """
+    home = shutil.copytree(killed / "killed", tmp_path / "home")
+    home.chmod(0o700)
+    with Store(home) as store:
+        spec = JobSpec(name="waiting", command=("python", "train.py"))
+        submitted = r.JobSubmitted(job_id=WAITING, spec=spec, elastic=True)
+        store.append(store.load().at_s + 1.0, [submitted], store.load().seq)
+    copy = tmp_path / "copy.tar"
+    backup(home, copy)
+    folder = home / "jobs" / WAITING
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "checkpoints" / "checkpoint-00000001.safetensors").write_bytes(b"weights")
+    return home, copy
+
+
+def lives(folder: Path) -> None:
+    """Have a live process in the folder of a job: this one."""
+    (folder / "plain.json").write_text(json.dumps(identity_of(os.getpid())))
+
+
+def test_a_log_put_back_with_its_sequence_file_is_refused_if_jobs_have_run_since(put_back):
+    home, _ = put_back
+    before = {path.name: path.read_bytes() for path in home.iterdir() if path.is_file()}
+    told = rf"ahead of the log.*{WAITING} \(has run, has checkpoints\).*`geminid recover`"
+    with pytest.raises(StoreDamaged, match=told):
+        Store(home)
+    lives(home / "jobs" / WAITING)
+    with pytest.raises(StoreDamaged, match=rf"{WAITING} \(runs, has checkpoints\).*left alone"):
+        Store(home)
+    assert {path.name: path.read_bytes() for path in home.iterdir() if path.name in before} == before
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_a_job_ahead_of_the_log_continues_from_its_checkpoints_after_a_recovery(put_back, alive):
+    home, _ = put_back
+    folder = home / "jobs" / WAITING
+    if alive:
+        lives(folder)
+    (ahead,) = salvage(home).ahead
+    assert (ahead.job_id, ahead.runs, ahead.has_checkpoints) == (WAITING, alive, True)
+    ended = []
+    recover(home, lambda one: (ended.append(one), (one / "plain.json").unlink()))
+    assert ended == ([folder] if alive else [])
+    job = opened(home).jobs[WAITING]
+    assert job.state.first_started_at_s is not None, "its folder would be moved aside when it is started"
+    assert "from its newest checkpoint" in job.story[-1].text
+    assert list((folder / "checkpoints").iterdir()), "its checkpoints stay where they are"
+
+
+def test_a_restore_does_not_end_jobs_that_were_started_since_the_backup_unless_that_is_confirmed(put_back):
+    home, copy = put_back
+    lives(home / "jobs" / WAITING)
+    with pytest.raises(StoreProblem, match=f"{WAITING} has been started since.*nothing was changed"):
+        restore(home, copy, replace=True)
+    done = restore(
+        home,
+        copy,
+        replace=True,
+        may_end=[WAITING].__eq__,
+        end_processes=lambda folder: (folder / "plain.json").unlink(),
+    )
+    assert done.continued == (WAITING,)
+    assert opened(home).jobs[WAITING].state.first_started_at_s is not None
+
+
+def test_a_plain_command_that_ended_after_the_log_was_written_is_not_run_again_silently(put_back):
+    home, _ = put_back
+    shutil.rmtree(home / "jobs" / WAITING / "checkpoints")
+    assert opened(home).jobs[WAITING].phase.value == "pending", "an empty folder shows nothing"
+    (home / "jobs" / WAITING / "exit.json").write_text('{"code": 0, "problem": ""}')
+    with pytest.raises(StoreDamaged, match=rf"{WAITING} \(has run, has no checkpoints\)"):
+        Store(home)
 
 
 def test_nothing_is_recovered_or_restored_into_a_home_that_others_can_write(killed, tmp_path):

@@ -56,7 +56,7 @@ def restore(
     from geminid.serve.store import StoreProblem
 
     def may_end(job_ids: list[str]) -> bool:
-        question = f"{_some(job_ids)} run and are not in {file}: end them?"
+        question = f"{_some(job_ids)} run, and {file} does not know that: end their processes?"
         return yes or (not as_json and sys.stdin.isatty() and typer.confirm(question))
 
     try:
@@ -65,9 +65,15 @@ def restore(
         give_up(str(problem))
     if as_json:
         aside = None if done.aside is None else str(done.aside)
-        print_json({"home": str(home()), "seq": done.seq, "jobs": done.jobs, "aside": aside})
+        continued = list(done.continued)
+        print_json(
+            {"home": str(home()), "seq": done.seq, "jobs": done.jobs, "aside": aside, "continued_jobs": continued}
+        )
         return
     console.print(f"{home()} restored: {done.jobs} jobs up to record {done.seq}", soft_wrap=True)
+    if done.continued:
+        told = "ran after the backup was made: elastic ones continue from their newest checkpoints, others begin again"
+        console.print(f"{_some(list(done.continued))} {told}", soft_wrap=True)
     if done.aside is not None:
         console.print(f"what was there before is in {done.aside}", soft_wrap=True)
 
@@ -80,7 +86,8 @@ def recover(
     """Continue with what is left of a damaged log; damaged files are moved aside, and never deleted."""
     from geminid.fields import InvalidInput, Problem
     from geminid.serve.client import home
-    from geminid.serve.executors.local import end_all
+    from geminid.serve.executors.folders import JOBS
+    from geminid.serve.executors.local import end_all, runs
     from geminid.serve.recovery import recover as continue_with_the_rest
     from geminid.serve.recovery import salvage
     from geminid.serve.store import StoreProblem
@@ -96,10 +103,13 @@ def recover(
             "jobs": [job.id for job in jobs],
             "lost": findings.lost(),
             "unknown_folders": list(found.unknown_folders),
+            "jobs_ahead": [job.job_id for job in found.ahead],
+            "running": [name for name in found.unknown_folders if runs(home() / JOBS / name)]
+            + [job.job_id for job in found.ahead if job.runs],
         }
         if not as_json:
             _tell(report, [f"{job.id} {job.phase.value}" for job in jobs])
-        if not findings.damage:
+        if not found.is_needed:
             if as_json:
                 print_json(report)
             return
@@ -116,16 +126,24 @@ def recover(
 
 
 def _tell(report: dict[str, object], jobs: list[str]) -> None:
-    damage, folders = report["damage"], report["unknown_folders"]
+    damage, folders, ahead, running = (report[name] for name in ("damage", "unknown_folders", "jobs_ahead", "running"))
     assert isinstance(damage, list)
     assert isinstance(folders, list)
+    assert isinstance(ahead, list)
+    assert isinstance(running, list)
+    nothing = "none in the log" if ahead else "none: there is nothing to recover"
+    continues = (
+        "ran without the log knowing it; elastic ones continue from their newest checkpoints, others begin again"
+    )
     facts = {
-        "damage": "; ".join(damage) or "none: there is nothing to recover",
+        "damage": "; ".join(damage) or nothing,
         "saved": f"records up to {report['last_record']}, and {len(jobs)} jobs: {_some(jobs)}",
         "lost": str(report["lost"]) or "nothing that is known of",
         "folders": f"{_some(folders)}: no record, so they are moved aside, and their processes ended"
         if folders
         else "",
+        "ahead": f"{_some(ahead)}: {continues}" if ahead else "",
+        "running": f"{_some(running)}: their processes are ended" if running else "",
     }
     for name, fact in facts.items():
         if fact:

@@ -22,10 +22,11 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from geminid import __version__
+from geminid.serve.ahead import jobs_ahead
 from geminid.serve.aside import move_aside, new_aside
 from geminid.serve.inspection import DATABASE, JOBS, highest_job_folder, inspect, reading
 from geminid.serve.privacy import check_private
-from geminid.serve.recovery import DATABASE_FILES, replace_log, set_floor, unknown_folders
+from geminid.serve.recovery import DATABASE_FILES, end_ahead, replace_log, set_floor, unknown_folders
 from geminid.serve.sequence import SEQUENCE, DamagedSequence, Mark, read_sequence, write_sequence
 from geminid.serve.state import ServiceState
 from geminid.serve.store import LOCK, Store, StoreDamaged, StoreProblem, make_home, take_lock
@@ -165,11 +166,15 @@ def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a home was made of: the last record, its jobs, and where what was there before is now, if anything was."""
+    """What a home was made of: the last record, its jobs, and where what was there before is now, if anything was.
+
+    ``continued`` are jobs that have run since the copy was made, and continue from what their folders hold.
+    """
 
     seq: int
     jobs: int
     aside: Path | None
+    continued: tuple[str, ...] = ()
 
 
 def restore(
@@ -184,7 +189,8 @@ def restore(
     """Make a home of a copy. What is there already is moved aside (``replace``), and never deleted.
 
     Folders of jobs that the copy knows stay where they are, and what they hold is newer than what is in the copy.
-    Processes of jobs that the copy does not know (``runs``) are ended if ``may_end`` allows it.
+    Processes of jobs that the copy does not know (``runs``), or that were started since, are ended if ``may_end``
+    allows it; the latter jobs continue from their newest checkpoints.
 
     Raises:
         StoreProblem: the file is no whole copy, a service runs on the home, it is not empty, or jobs run that may not
@@ -206,17 +212,32 @@ def restore(
             state = _checked(path, unpacked, inspect(home).highest_job)
             unknown = unknown_folders(home, state)
             running = [name for name in unknown if runs(home / JOBS / name)]
-            if running and not may_end(running):
-                sentence = f"{', '.join(running)} {'is' if len(running) == 1 else 'are'} running and not in {path}"
-                raise StoreProblem(f"{sentence}: nothing was changed; --yes ends their processes")
+            behind = [job.job_id for job in jobs_ahead(home, state) if job.runs]
+            if (running or behind) and not may_end(running + behind):
+                raise StoreProblem(f"{_still_running(running, behind, path)}: nothing was changed; --yes ends them")
             for name in unknown:
                 end_processes(home / JOBS / name)
+            continued = end_ahead(home, unpacked, state, end_processes)
+            (unpacked / LOCK).unlink(missing_ok=True)
             aside = _put_in_place(home, unpacked, unknown) if occupied else _put_in_place(home, unpacked, None)
     except OSError as problem:
         raise StoreProblem(f"{path} could not be restored: {problem}; nothing was deleted") from problem
     finally:
         os.close(lock)
-    return Restored(state.seq, len(state.jobs), aside)
+    return Restored(state.seq, len(state.jobs), aside, tuple(job.job_id for job in continued))
+
+
+def _still_running(unknown: list[str], behind: list[str], path: Path) -> str:
+    """Which jobs run that a copy does not know, or does not know to run, in words."""
+    parts = []
+    if unknown:
+        parts.append(f"{', '.join(unknown)} {'is' if len(unknown) == 1 else 'are'} running and not in {path}")
+    if behind:
+        started = "has been started since it was made, and continues from its newest checkpoint if its process is ended"
+        if len(behind) > 1:
+            started = "have been started since it was made, and continue from their newest checkpoints if ended"
+        parts.append(f"{', '.join(behind)} {started}")
+    return "; ".join(parts)
 
 
 def _is_empty(path: Path) -> bool:

@@ -33,6 +33,9 @@ OLD_SCHEMA = 1
 #: A service takes the next epoch whenever it starts; one that is this far ahead of the log was not counted.
 MAX_EPOCHS_AHEAD = 1_000_000
 
+#: What every refusal ends with.
+UNTOUCHED = "Nothing was changed, and jobs that run were left alone: `geminid recover` continues"
+
 _ROWS = "SELECT seq, at_s, kind, job_id, body, {chain} FROM events NOT INDEXED ORDER BY seq"
 
 
@@ -126,7 +129,7 @@ def refusal(folder: Path, found: Findings) -> str:
     until = f" (the log is intact up to record {found.last.seq}{_when(found.last_at_s)})" if found.last.seq else ""
     said = f"{lost} of {folder} {'is' if ' ' not in lost.split(' ', 1)[-1] else 'are'} lost{until}" if lost else ""
     known = said or f"it is not known that anything is lost{until}"
-    return f"{problems}: {known}. Nothing was changed, and jobs that run were left alone: `geminid recover` continues"
+    return f"{problems}: {known}. {UNTOUCHED}"
 
 
 def highest_job_folder(folder: Path) -> int:

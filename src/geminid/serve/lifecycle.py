@@ -53,6 +53,15 @@ def submitted(record: r.JobSubmitted, at_s: float, like: LiveJob | None) -> Live
     return job.with_story(at_s, f"taken to be as fast as {like.id} until it is measured itself")
 
 
+def continued(job: LiveJob, at_s: float) -> LiveJob:
+    """A job that ran although the log does not know it: it has been started, and its folder is its own."""
+    state = job.state
+    if state.first_started_at_s is None:
+        job = replace(job, state=replace(state, first_started_at_s=state.phase_since_s))
+    restart = "begins again" if job.kind is JobKind.PLAIN else "continues from its newest checkpoint, if it has one"
+    return job.with_story(at_s, f"the log was recovered and does not know how far this job had come: it {restart}")
+
+
 def changed(job: LiveJob, at_s: float, record: r.Record, gpu_types: Mapping[str, str]) -> LiveJob:
     """The job after a record about it. ``gpu_types`` are those of the nodes, by name."""
     state = job.state
@@ -314,8 +323,11 @@ def _held(job: LiveJob, at_s: float, record: r.JobHeld) -> LiveJob:
 
 def _requested(job: LiveJob, at_s: float, record: r.JobWished) -> LiveJob:
     """The job after its owner, an operator or its budget asked it to run, to pause or to be cancelled."""
-    state = job.state
     text = f"{REQUESTS[record.wish]} by {record.by}"
+    if record.from_scratch and job.phase is JobPhase.PAUSED:
+        none_left = replace(job.state, progress_samples=0.0, durable_samples=0.0)
+        job, text = replace(job, state=none_left, samples=0, saved_samples=0), f"{text}, from the beginning"
+    state = job.state
     if record.over_budget:
         text = f"its gpu_time_budget of {job.spec.budget_gpu_s:g} slot-seconds is used up"
     if record.wish == "run" and state.phase is JobPhase.PAUSED:

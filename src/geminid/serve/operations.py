@@ -99,8 +99,8 @@ class Operations:
         spec = replace(spec, owner=owner)
         return replace(spec, max_slots=spec.min_slots) if spec.max_slots is None and plain else spec
 
-    def request(self, job_id: str, request: str, by: str) -> Future[LiveJob]:
-        """Ask a job to ``run``, to ``pause`` or to ``cancel``."""
+    def request(self, job_id: str, request: str, by: str, *, from_scratch: bool = False) -> Future[LiveJob]:
+        """Ask a job to ``run`` (if it is paused, perhaps ``from_scratch``), to ``pause`` or to ``cancel``."""
 
         def make(state: ServiceState) -> list[r.Record]:
             job = _existing(state, job_id)
@@ -110,7 +110,8 @@ class Operations:
                 raise _is_over(job)
             if job.wish == "cancel" and request != "cancel":
                 raise Refused(409, f"job {job_id} is being cancelled")
-            return [] if job.wish == request else [r.JobWished(job_id=job_id, wish=request, by=by)]
+            record = r.JobWished(job_id=job_id, wish=request, by=by, from_scratch=from_scratch)
+            return [] if job.wish == request else [record]
 
         return self._ask(make, lambda state: state.jobs[job_id])
 

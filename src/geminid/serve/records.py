@@ -196,12 +196,16 @@ class JobQuarantined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobWished:
-    """A job is asked to ``run``, to ``pause`` or to ``cancel``; or it is cancelled because it is ``over_budget``."""
+    """A job is asked to ``run``, to ``pause`` or to ``cancel``; or it is cancelled because it is ``over_budget``.
+
+    With ``from_scratch`` it is to run from the beginning: nothing that it has saved counts any more.
+    """
 
     job_id: str
     wish: str
     by: str
     over_budget: bool = False
+    from_scratch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -328,11 +332,13 @@ class Noted:
 class LogRecovered:
     """An operator continued with what was left of a log, or with an older copy of it; ``lost`` says what is missing.
 
-    No job gets a number up to ``submitted`` any more: there were jobs of these numbers, known or not.
+    No job gets a number up to ``submitted`` any more: there were jobs of these numbers, known or not. ``continued`` are
+    jobs that had run although the log does not know it: they continue from their newest checkpoints.
     """
 
     submitted: int
     lost: str
+    continued: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

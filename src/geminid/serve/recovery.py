@@ -12,10 +12,11 @@ import os
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from geminid.serve.ahead import JobAhead, jobs_ahead
 from geminid.serve.aside import move_aside, new_aside
 from geminid.serve.chain import Link, seal
 from geminid.serve.inspection import DATABASE, JOBS, MAX_EPOCHS_AHEAD, Findings, inspect, reading, rows
@@ -31,11 +32,20 @@ DATABASE_FILES = (f"{DATABASE}-wal", f"{DATABASE}-shm", DATABASE)
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """What can be saved of a home: the records up to ``last_seq``, these jobs, and folders that belong to none."""
+    """What can be saved of a home: the records up to ``last_seq``, these jobs, and folders that belong to none.
+
+    ``ahead`` are jobs of the log that have run without the log knowing it.
+    """
 
     findings: Findings
     state: ServiceState
     unknown_folders: tuple[str, ...]
+    ahead: tuple[JobAhead, ...] = ()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether anything has to be decided."""
+        return bool(self.findings.damage or self.ahead)
 
 
 def salvage(folder: Path) -> Salvage:
@@ -55,7 +65,7 @@ def salvage(folder: Path) -> Salvage:
 def _salvage(folder: Path, found: Findings) -> Salvage:
     with tempfile.TemporaryDirectory(prefix="geminid-") as made:
         state = _rebuilt(folder, Path(made), found)
-    return Salvage(found, state, tuple(unknown_folders(folder, state)))
+    return Salvage(found, state, tuple(unknown_folders(folder, state)), jobs_ahead(folder, state))
 
 
 def unknown_folders(folder: Path, state: ServiceState) -> list[str]:
@@ -67,7 +77,8 @@ def unknown_folders(folder: Path, state: ServiceState) -> list[str]:
 def recover(folder: Path, end_processes: Callable[[Path], None]) -> Path:
     """Continue with what can be saved of a home; where everything else was moved to.
 
-    ``end_processes`` is called with the folder of every job that the log does not know.
+    ``end_processes`` is called with the folder of every job that the log does not know, and of every job that runs
+    without the log knowing it: such a job continues from its newest checkpoint.
 
     Raises:
         StoreProblem: a service runs on it, or something cannot be written; nothing is lost then.
@@ -79,6 +90,7 @@ def recover(folder: Path, end_processes: Callable[[Path], None]) -> Path:
         found = inspect(folder)
         with tempfile.TemporaryDirectory(prefix=".recovering-", dir=folder) as made:
             state = _rebuilt(folder, Path(made), found)
+            end_ahead(folder, Path(made), state, end_processes)
             aside = new_aside(folder)
             replace_log(folder, Path(made), aside)
         for name in unknown_folders(folder, state):
@@ -137,11 +149,29 @@ def _rebuilt(folder: Path, to: Path, found: Findings) -> ServiceState:
     return set_floor(to, found.highest_job, sentence)
 
 
-def set_floor(folder: Path, highest_job: int, lost: str) -> ServiceState:
-    """Have a log say that it goes on after something was lost; no job gets a number up to this one any more."""
+def end_ahead(
+    home: Path, log: Path, state: ServiceState, end_processes: Callable[[Path], None]
+) -> tuple[JobAhead, ...]:
+    """End the processes of jobs that run without a log knowing it, and have the log (in ``log``) say that they ran."""
+    in_log = jobs_ahead(log, state)  # a backup may hold checkpoints that are newer than its log
+    ahead = jobs_ahead(home, state)
+    ahead += tuple(job for job in in_log if job.job_id not in {one.job_id for one in ahead})
+    for job in ahead:
+        if job.runs:
+            end_processes(home / JOBS / job.job_id)
+    if ahead:
+        set_floor(log, state.submitted, "", [job.job_id for job in ahead])
+    return ahead
+
+
+def set_floor(folder: Path, highest_job: int, lost: str, continued: Sequence[str] = ()) -> ServiceState:
+    """Have a log say that it goes on after something was lost; no job gets a number up to this one any more.
+
+    ``continued`` are jobs that have run although the log does not know it.
+    """
     with Store(folder) as store:
         state = store.load()
-        record = LogRecovered(submitted=max(highest_job, state.submitted), lost=lost)
+        record = LogRecovered(submitted=max(highest_job, state.submitted), lost=lost, continued=list(continued))
         for entry in store.append(max(time.time(), state.at_s), [record], state.seq):
             state.apply(entry.seq, entry.at_s, entry.record)
         return state

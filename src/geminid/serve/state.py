@@ -181,6 +181,8 @@ class ServiceState:
                 self._forget(record.job_ids)
             case r.LogRecovered():
                 self.submitted = max(self.submitted, record.submitted)
+                known = [job_id for job_id in record.continued if job_id in self.jobs]
+                self.jobs.update({job_id: lifecycle.continued(self.jobs[job_id], at_s) for job_id in known})
                 text = f"the log was recovered; {record.lost}" if record.lost else "the log was recovered"
                 self.notes = (*self.notes, (at_s, "warning", text))[-MAX_NOTES:]
             case r.JobQuarantined():

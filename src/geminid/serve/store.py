@@ -23,9 +23,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from geminid.serve.ahead import jobs_ahead, told_ahead
 from geminid.serve.chain import Link, Row, seal
 from geminid.serve.inspection import DATABASE as DATABASE
-from geminid.serve.inspection import Findings, first_link, inspect, reading, refusal, rows, sealed_snapshots
+from geminid.serve.inspection import (
+    UNTOUCHED,
+    Findings,
+    first_link,
+    inspect,
+    reading,
+    refusal,
+    rows,
+    sealed_snapshots,
+)
 from geminid.serve.quarantine import unreadable
 from geminid.serve.records import (
     KINDS,
@@ -117,6 +127,8 @@ class Store:
             found = inspect(folder)
             if found.damage:
                 raise StoreDamaged(refusal(folder, found))
+            if found.last.seq and not found.is_old and (ahead := jobs_ahead(folder, _state_of(folder))):
+                raise StoreDamaged(f"{told_ahead(ahead)}. {UNTOUCHED}")
             self._last, self._last_at_s, self._submitted = found.last, found.last_at_s, found.submitted
             mark = Mark(link=found.last, at_s=found.last_at_s, submitted=found.submitted)
             try:
@@ -235,16 +247,7 @@ class Store:
         Raises:
             StoreProblem: a record cannot be read, or some are missing.
         """
-        state = ServiceState()
-        for snapshot in sealed_snapshots(self._database):
-            with contextlib.suppress(Exception):  # an older one, or the whole log, will do
-                state = ServiceState.from_dict(json.loads(snapshot.body))
-                break
-        for entry in self.entries(after=state.seq):
-            if entry.seq != state.seq + 1:
-                raise StoreProblem(f"record {state.seq + 1} is missing from {self.folder / DATABASE}")
-            state.apply(entry.seq, entry.at_s, entry.record)
-        return state
+        return _loaded(self._database, self.folder)
 
     def entries(self, after: int = 0, limit: int = -1, job_id: str | None = None) -> Iterator[Entry]:
         """Records in order; see :func:`read_entries`."""
@@ -268,6 +271,26 @@ class Store:
             if isinstance(problem, sqlite3.Error | OSError):
                 raise StoreProblem(_told(self.folder / DATABASE, problem)) from problem
             raise
+
+
+def _loaded(database: sqlite3.Connection, folder: Path) -> ServiceState:
+    """The state that a log leads to; see :meth:`Store.load`."""
+    state = ServiceState()
+    for snapshot in sealed_snapshots(database):
+        with contextlib.suppress(Exception):  # an older one, or the whole log, will do
+            state = ServiceState.from_dict(json.loads(snapshot.body))
+            break
+    for entry in read_entries(database, after=state.seq):
+        if entry.seq != state.seq + 1:
+            raise StoreProblem(f"record {state.seq + 1} is missing from {folder / DATABASE}")
+        state.apply(entry.seq, entry.at_s, entry.record)
+    return state
+
+
+def _state_of(folder: Path) -> ServiceState:
+    """The state of a home whose log is intact, read without changing anything."""
+    with reading(folder / DATABASE) as database:
+        return _loaded(database, folder)
 
 
 def read_entries(

@@ -15,6 +15,11 @@ PREFIX = "checkpoint-"
 ASIDE = "set-aside-"
 
 
+def has_checkpoints(folder: Path) -> bool:
+    """Whether there are checkpoints in a folder, intact or damaged."""
+    return any(folder.glob(f"{PREFIX}*"))
+
+
 def set_checkpoints_aside(place: Path | str) -> str | None:
     """Move all checkpoints in a folder, or below an fsspec URL, into a new folder there; its name, if there were any.
 

@@ -175,11 +175,14 @@ async def resume(context: Context, caller: Caller, job: OwnJob, from_scratch: bo
     """Let a paused job run again; with ``from_scratch`` from the beginning: its checkpoints are set aside."""
     if from_scratch:
         await asyncio.to_thread(_set_checkpoints_aside, context.service, job)
-    return await _with_request(context, caller, job, "run")
+    return await _with_request(context, caller, job, "run", from_scratch=from_scratch)
 
 
-async def _with_request(context: ApiContext, caller: Identity, job: LiveJob, wish: str) -> JSONResponse:
-    changed = await asyncio.wrap_future(context.service.operations.request(job.id, wish, caller.user))
+async def _with_request(
+    context: ApiContext, caller: Identity, job: LiveJob, wish: str, *, from_scratch: bool = False
+) -> JSONResponse:
+    request = context.service.operations.request(job.id, wish, caller.user, from_scratch=from_scratch)
+    changed = await asyncio.wrap_future(request)
     return JSONResponse(context.views.summary(changed))
 
 

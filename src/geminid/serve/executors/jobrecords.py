@@ -23,6 +23,10 @@ MOVE_RETRY_MAX_S = 600.0
 MAX_REASON_CHARS = 500
 
 
+class CheckpointsGone(ValueError):
+    """A job has saved checkpoints, and they are gone; one sentence says what to do."""
+
+
 def progressed(job_id: str, report: Progress, nodes: int, link_slowdown: float = 1.0) -> r.JobProgressed:
     """What a leader reported; ``nodes`` is their number."""
     return r.JobProgressed(
@@ -84,6 +88,8 @@ def ended_early(*, initialised: bool, slots: int, times: int = 1) -> str:
 
 def not_started(job_id: str, problem: Exception) -> r.Record:
     """A job could not be started: it is tried again, as after any other crash; a shortage does not count as one."""
+    if isinstance(problem, CheckpointsGone):
+        return r.JobEnded(job_id=job_id, how="held", reason=str(problem)[:MAX_REASON_CHARS])
     how = "unstarted" if getattr(problem, "errno", None) in SHORTAGES else "crashed"
     text = str(problem)
     if isinstance(problem, OSError) and problem.strerror is not None:

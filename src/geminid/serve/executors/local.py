@@ -37,8 +37,7 @@ from geminid.serve.executors.plain import (
     end_workers,
     exit_of,
     forget_exit,
-    live_pid,
-    live_workers,
+    has_processes,
     slots_of,
 )
 from geminid.serve.executors.provider import AgentPlace, NodeEvent, NodeProvider, NodeSeen, Seat
@@ -297,7 +296,7 @@ def _may_be_python(spec: JobSpec, where: Path | None) -> bool:
 
 def runs(folder: Path) -> bool:
     """Whether processes that an earlier service started live in a job's folder."""
-    return bool(live_workers(folder)) or live_pid(folder) is not None
+    return has_processes(folder)
 
 
 def end_all(folder: Path) -> None:

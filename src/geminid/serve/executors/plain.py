@@ -168,6 +168,18 @@ def live_pid(folder: Path) -> int | None:
     return identity["pid"] if still_runs(identity) and is_running(identity["pid"]) else None
 
 
+def has_processes(folder: Path) -> bool:
+    """Whether the command or the workers of a folder still run, as far as its files tell; nothing is changed."""
+    try:
+        document = json.loads((folder / PROCESS).read_text(encoding="utf-8"))
+        identity = {"pid": int(document["pid"]), "started_at": document["started_at"]}
+        if still_runs(identity) and is_running(identity["pid"]):
+            return True
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return bool(live_workers(folder))
+
+
 def slots_of(folder: Path) -> tuple[str, ...]:
     """The slots that the command of a folder was started for; none if it does not run, or cannot be asked."""
     pid = live_pid(folder)

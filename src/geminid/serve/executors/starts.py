@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from geminid.job import JobKind
 from geminid.serve.aside import move_aside, new_aside
@@ -11,12 +12,14 @@ from geminid.serve.executors.base import ExecutorEvent
 from geminid.serve.executors.commands import Command, Commands
 from geminid.serve.executors.elasticjob import ElasticJob
 from geminid.serve.executors.folders import JOBS
+from geminid.serve.executors.jobrecords import CheckpointsGone
 from geminid.serve.executors.jobtable import RunningJob
 from geminid.serve.executors.launching import Launching
 from geminid.serve.executors.plainjob import PlainJob
 from geminid.serve.livejob import LiveJob
 from geminid.supervise import events as j
 from geminid.supervise.handover import forget_end
+from geminid.supervise.setaside import has_checkpoints
 from geminid.supervise.supervisor import Supervisor
 
 
@@ -55,6 +58,19 @@ class CommandEnded:
 JobEvent = SupervisorEvent | CommandStarted | StartFailed | CommandEnded
 
 
+def check_checkpoints(job: LiveJob, place: Path | str) -> None:
+    """Keep a job that has saved checkpoints from beginning at sample 0 because they are gone.
+
+    Raises:
+        CheckpointsGone: they are not in their folder; storage is not looked at.
+    """
+    if job.kind is JobKind.PLAIN or not job.saved_samples or isinstance(place, str) or has_checkpoints(place):
+        return
+    gone = f"its checkpoints in {place} are gone, and {job.saved_samples:,} samples with them"
+    again = f"begin again with 'geminid resume {job.id} --from-scratch'"
+    raise CheckpointsGone(f"{gone}: put one of them back there and resume it, or {again}")
+
+
 class Starts:
     """What is to be started or resized. What comes of it is passed to ``post``, in any thread."""
 
@@ -67,8 +83,10 @@ class Starts:
 
         Raises:
             OSError, ValueError: it cannot be started.
+            CheckpointsGone: it has saved checkpoints, and they are not there.
         """
         folders = self._launching.folders
+        check_checkpoints(job, folders.checkpoints_of(job.id))
         folder = folders.folder_of(job.id)
         if job.state.first_started_at_s is None and folder.exists():
             move_aside(folder, new_aside(folders.home) / JOBS)  # it is not known to be of this job
