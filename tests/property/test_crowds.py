@@ -9,7 +9,7 @@ from test_equal_jobs import Service
 from geminid.cluster import Cluster
 from geminid.policies.base import JobFacts
 from geminid.policies.registry import make_policy
-from geminid.serve.crowds import SHOWN_BY_ORDER, Crowds, crowd_of, ranks_of
+from geminid.serve.crowds import MAX_SHOWN, SHOWN_BY_ORDER, Crowds, crowd_of, ranks_of
 
 FACTS = st.builds(
     JobFacts,
@@ -72,3 +72,43 @@ def test_what_a_decision_looks_at_does_not_grow_with_a_queue_of_all_kinds_of_job
         service.end(0, "succeeded")
         service.end(0, "succeeded")
     assert len(started) == 400
+
+
+@given(st.integers(1, 4000), st.integers(1, 300), st.integers(1, 3), st.randoms(use_true_random=False))
+@settings(max_examples=15, deadline=None)
+def test_no_more_are_shown_than_the_limit_however_many_owners_and_queues_there_are(owners, queues, each, chance):
+    """Whoever is first by any order of all is among them, and everybody gets a turn."""
+    shown: set[str] = set()
+    crowds = Crowds(shown.add, shown.remove)
+    waiting: dict[str, JobFacts] = {}
+    for number in range(min(owners * each, 6000)):
+        facts = JobFacts(
+            id=f"j{number}",
+            submitted_s=float(number),
+            requested_slots=1,
+            weight=chance.choice([0.5, 1.0, 2.0]),
+            deadline_s=chance.choice([None, float(chance.randrange(1000))]),
+            owner=f"u{number % owners}",
+            queue=f"q{number % queues}",
+        )
+        crowds.put(facts.id, crowd_of(facts, (), by_owner=True), ranks_of(facts), 2)
+        waiting[facts.id] = facts
+        if number % 500 == 0:
+            crowds.refresh()
+    turns = 0
+    while waiting:
+        crowds.refresh()
+        assert shown == {job_id for job_id in waiting if not crowds.hides(job_id)}
+        assert 0 < len(shown) <= MAX_SHOWN
+        stands_for = {job_id: shown_for for job_id, _, shown_for in crowds.hidden()}
+        assert stands_for.keys() == waiting.keys() - shown
+        assert set(stands_for.values()) <= shown
+        for order in range(5):
+            best = min(ranks_of(facts)[order] for facts in waiting.values())
+            assert any(ranks_of(waiting[job_id])[order] == best for job_id in shown)
+        for job_id in list(shown)[: max(1, len(shown) // 2)]:
+            crowds.discard(job_id)
+            shown.discard(job_id)
+            del waiting[job_id]
+        turns += 1
+    assert turns < 100

@@ -66,8 +66,13 @@ def mixed_job(number: int) -> JobSpec:
     return replace(equal_job(number), name=f"short{number}", owner=owner, priority=priority, deadline_s=deadline_s)
 
 
+def owners_job(number: int) -> JobSpec:
+    """A mixed job whose owner has no other, in one of many queues."""
+    return replace(mixed_job(number), owner=f"user{number}", queue=f"queue{number % 300}")
+
+
 #: What the queue is made of.
-KINDS: Mapping[str, Callable[[int], JobSpec]] = {"equal": equal_job, "mixed": mixed_job}
+KINDS: Mapping[str, Callable[[int], JobSpec]] = {"equal": equal_job, "mixed": mixed_job, "many-owner": owners_job}
 
 
 def queue_writer(specs: Sequence[JobSpec]) -> Callable[[Path], None]:
