@@ -15,7 +15,7 @@ from pathlib import Path
 
 from geminid.serve.client import Client, ServiceError
 from geminid.serve.livejob import LiveJob
-from geminid.serve.records import JobFormed, Noted, Planned
+from geminid.serve.records import JobFormed, JobWished, Noted, Planned
 from geminid.serve.state import ServiceState
 from geminid.serve.store import last_entries
 from waiting import until
@@ -160,7 +160,8 @@ def check_invariants(home: Path) -> ServiceState:
             after = state.jobs[job_id]
             assert not job.phase.is_terminal or after == job, "an end is final"
             damaged = isinstance(entry.record, JobFormed) and (entry.record.samples or 0) < job.saved_samples
-            if not (damaged and entry.record.restored and entry.record.job_id == job_id):
+            again = isinstance(entry.record, JobWished) and entry.record.from_scratch
+            if not (again or (damaged and entry.record.restored and entry.record.job_id == job_id)):
                 assert after.state.progress_samples >= min(job.state.progress_samples, job.state.durable_samples)
             if after.target is not None and after.target != job.target:  # also where nodes have gone
                 most, slots = after.spec.max_slots, after.target.num_slots

@@ -59,9 +59,10 @@ class AgentPool:
         """The engine has a node no more: its agent ends everything, if it can be reached, or that is waited for."""
         self._links.do(lambda: self._links.give_up(node))
 
-    def doubt(self, node: str) -> None:
+    def doubt(self, node: str) -> bool:
         """A node is not there, and processes of an earlier service may run on it."""
         self._links.do(lambda: self._links.doubts.add(node, None))
+        return True
 
     def leave(self, node: str) -> None:
         """A node's agent is about to end, as it should: disconnect, and report nothing."""

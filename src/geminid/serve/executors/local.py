@@ -177,8 +177,9 @@ class LocalAgents:
     def forget(self, node: str) -> None:
         """This machine does not go away."""
 
-    def doubt(self, node: str) -> None:
+    def doubt(self, node: str) -> bool:
         """Nothing runs elsewhere."""
+        return False
 
     def hold(self, node: str) -> None:
         """Slots need no holder."""

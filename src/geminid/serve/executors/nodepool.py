@@ -232,7 +232,8 @@ class NodePool:
     def _doubt_missing(self) -> None:
         """Wait for what may run on nodes that the provider does not have either; others may still come."""
         for name in self.fences.nodes - self.seen.keys() - self.up:
-            self._agents.doubt(name)
+            if not self._agents.doubt(name):
+                self.fences.lift(name)
 
     def _taken_record(self, taken: p.SlotsTaken) -> r.Record:
         return r.SlotsTaken(node=taken.node, slots=list(taken.slots), reason=taken.reason)

@@ -165,8 +165,8 @@ class Agents(Launcher, Protocol):
     def forget(self, node: str) -> None:
         """The engine has a node no more: what may still run there is ended, or waited for."""
 
-    def doubt(self, node: str) -> None:
-        """A node is not there, and processes of an earlier service may run on it: report when that is over."""
+    def doubt(self, node: str) -> bool:
+        """A node is not there; whether processes of an earlier service may run on it. Reports when that is over."""
 
     def hold(self, node: str) -> None:
         """Have a node's agent know who holds its slots."""
