@@ -1,6 +1,6 @@
-"""Screenshots of the web page for README and docs, from a real run: ``python benchmarks/screenshots.py``.
+"""The screenshot of the web page for README and docs, from a real run: ``python benchmarks/screenshots.py``.
 
-Starts a service on this machine, submits the examples as ``geminid demo`` does, and saves pictures to docs/figures.
+Starts a service on this machine, submits the examples as ``geminid demo`` does, and saves the picture to docs/figures.
 Needs Chromium and the package's extra ``dev``; takes about a minute.
 """
 
@@ -30,14 +30,14 @@ SUBMISSIONS = (
     (34.0, "language", 20),
 )
 
-#: When pictures are taken.
-PICTURES_AT_S = 48.0
+#: When the picture is taken, in seconds from the start.
+PICTURE_AT_S = 48.0
 
 POLICY = "geminid:gap=2,refresh=10,fill=true"
 
 
 def main() -> None:
-    """Run the jobs and take the pictures."""
+    """Run the jobs and take the picture."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "figures")
     parser.add_argument("--slots", type=int, default=6)
@@ -48,18 +48,12 @@ def main() -> None:
         page = browser.new_page(viewport={"width": 1240, "height": 900})
         page.goto(client.post("login-links")["url"])
         began_s = time.monotonic()
-        jobs = []
         for due_s, name, epochs in SUBMISSIONS:
             time.sleep(max(began_s + due_s - time.monotonic(), 0.0))
             command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--epochs", str(epochs)]
-            jobs.append(client.post("jobs", {"name": name, "command": command, "working_dir": str(EXAMPLES)})["id"])
-        time.sleep(max(began_s + PICTURES_AT_S - time.monotonic(), 0.0))
+            client.post("jobs", {"name": name, "command": command, "working_dir": str(EXAMPLES)})
+        time.sleep(max(began_s + PICTURE_AT_S - time.monotonic(), 0.0))
         page.screenshot(path=given.out / "dashboard-now.png", clip={"x": 0, "y": 0, "width": 1240, "height": 760})
-        running = [job for job in client.get("jobs") if job["rescales"]] or client.get("jobs")
-        page.goto(f"{client.url}/jobs/{running[0]['id']}")
-        page.wait_for_selector("section.chart canvas")
-        time.sleep(2.0)
-        page.screenshot(path=given.out / "dashboard-job.png", full_page=True)
         browser.close()
 
 
