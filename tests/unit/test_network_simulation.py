@@ -212,13 +212,26 @@ BEFORE_THE_NETWORK = {
 }
 
 
-@pytest.mark.parametrize("policy", BEFORE_THE_NETWORK)
-def test_in_one_rack_everything_is_as_before_whatever_its_network(policy: str) -> None:
+def in_one_rack(policy: str, load: float) -> list[dict[str, object]]:
+    """The results of the workload `small` in one rack, without a network and with one that is narrow between racks."""
     narrow = "network: {zone: 1MB/s, cluster: 1MB/s, rack_uplink: 1MB/s, zone_uplink: 1MB/s}\n"
     nodes = "nodes: [{type: v100, count: 4, slots: 4}]"
     results = []
     for where in (Cluster.parse("v100:4x4"), Cluster.from_yaml(narrow + nodes)):
-        told = simulate(policy, Experiment(workload=built_in_workload("small"), cluster=where, timings=False))
-        results.append({key: value for key, value in told.items() if key != "setup"})
+        workload = built_in_workload("small", load=load)
+        result = simulate(policy, Experiment(workload=workload, cluster=where, timings=False))
+        results.append({key: value for key, value in result.items() if key != "setup"})
+    return results
+
+
+@pytest.mark.parametrize("policy", ["sia", "geminid"])
+def test_in_one_rack_policies_with_models_decide_the_same_whatever_its_network(policy: str) -> None:
+    plain, networked = in_one_rack(policy, load=0.2)
+    assert plain == networked
+
+
+@pytest.mark.parametrize("policy", BEFORE_THE_NETWORK)
+def test_in_one_rack_everything_is_as_before_whatever_its_network(policy: str) -> None:
+    results = in_one_rack(policy, load=1.0)
     assert results[0] == results[1]
     assert (results[0]["avg_jct_s"], results[0]["makespan_s"]) == pytest.approx(BEFORE_THE_NETWORK[policy], rel=1e-12)

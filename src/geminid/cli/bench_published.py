@@ -123,8 +123,8 @@ def fidelity(
 ) -> None:
     """Mean JCTs and makespans of the policies on their authors' own workloads, beside the published ones.
 
-    And what else their papers claim, without being judged: Shockwave's table, AntMan's and SLAQ's figures. Exits with 1
-    if any is further off than allowed.
+    And what else their papers claim, without being judged: Shockwave's table, and figures of AntMan, SLAQ, Dally and of
+    Gandiva with slices. Exits with 1 if any that is judged is further off than allowed.
     """
     from geminid.bench.claims import claims
     from geminid.bench.fidelity import QUICK_WORKLOAD, has, run
