@@ -152,7 +152,7 @@ def repaired_gandiva(peers: Path) -> Iterator[Claim]:
 
 
 def shockwave_table(peers: Path, only: str | None, progress: Callable[[str], None]) -> Iterator[Claim]:
-    """Shockwave's comparison, with jobs that keep their first batch size: their regimes were not published."""
+    """Shockwave's comparison, with jobs that keep their first batch size: the data here lack their regimes."""
     workload, table = load_workload(peers / SHOCKWAVE_TRACE), load_throughputs(peers / SHOCKWAVE_TABLE)
     with (peers / SHOCKWAVE / "reference_summary.csv").open(encoding="utf-8", newline="") as file:
         rows = {row["policy"]: row for row in csv.DictReader(file) if row["group"] == "tacc_32gpus"}
