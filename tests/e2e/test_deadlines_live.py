@@ -16,6 +16,7 @@ def test_a_deadline_that_cannot_be_met_is_told_by_every_command():
         assert live.run("wait", "j1").returncode == 0
         tried = live.run("submit", *SLOW, "--deadline", "1s", "--dry-run", "--", "sleep", "4").stdout
         assert "its deadline cannot be met" in tried
+        assert "earliest finish: " in tried
         assert "→ submit it with a later deadline" in tried
         in_time = live.run("submit", *SLOW, "--deadline", "1h", "--dry-run", "--", "sleep", "4").stdout
         assert "deadline" not in in_time

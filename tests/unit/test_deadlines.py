@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_forecast import CLUSTER, job, submitted
 
+from geminid.cli.jobs import about_deadline
 from geminid.configuration import Placement
 from geminid.engine.hints import Levers, Rivals
 from geminid.job import FoundKind, JobKind
@@ -266,3 +267,11 @@ def test_a_job_of_unknown_kind_is_judged_by_the_elastic_one_before_it():
     waits = replace(runs, state=state, elastic=False, kind=JobKind.UNKNOWN, target=None, limits=limits, samples=0)
     told = told_of(forecaster(runs, waits), waits)
     assert told["why"].startswith("even alone, on as many slots as it may have, it would take")
+
+
+def test_the_commands_print_the_earliest_finish_of_a_job_that_misses_its_deadline():
+    missed = {"verdict": "cannot be met", "why": "it takes too long", "help": ["ask for more time"]}
+    lines = about_deadline({"deadline": missed | {"earliest_finish_at_s": 1_800_000_000.0}})
+    assert lines[0].startswith("its deadline cannot be met: it takes too long (earliest finish: 2027-01-1")
+    without = about_deadline({"deadline": missed | {"earliest_finish_at_s": None}})
+    assert without == ["its deadline cannot be met: it takes too long", "→ ask for more time"]

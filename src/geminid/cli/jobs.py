@@ -56,7 +56,11 @@ def about_deadline(job: dict[str, Any], whose: str = "its") -> list[str]:
     deadline = job.get("deadline")
     if deadline is None or deadline["verdict"] == "can be met":
         return []
-    lines = [f"{whose} deadline {deadline['verdict']}: {deadline['why']}"]
+    earliest = ""
+    if deadline["earliest_finish_at_s"] is not None:
+        at = time.localtime(deadline["earliest_finish_at_s"])
+        earliest = time.strftime(" (earliest finish: %Y-%m-%d %H:%M:%S)", at)
+    lines = [f"{whose} deadline {deadline['verdict']}: {deadline['why']}{earliest}"]
     return [*lines, *(f"→ {text}" for text in deadline["help"])]
 
 
