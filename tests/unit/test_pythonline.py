@@ -78,13 +78,17 @@ def test_the_interpreter_of_another_environment_is_another_one_though_it_is_the_
         (["env", "A=1", "python3", "-uW", "ignore", "-c", "import geminid"], "the code of python -c is not looked at"),
         (["python", "train.py", "-c", "x"], "train.py does not import geminid"),
         (["python", "-m", "train", "-c", "x"], "train does not import geminid"),
-        (["sleep", "-c"], "its command runs no Python script"),
+        (
+            ["sleep", "-c"],
+            "its command names no Python script; if it calls geminid.init(), submit it with --kind elastic",
+        ),
+        (["bash", "-c", "exec python train.py"], "its command names no Python script; if it calls geminid.init()"),
         (["python", "-X", "-c", "train.py"], "train.py does not import geminid"),
-        (["python", "-"], "its command runs no Python script"),
+        (["python", "-"], "its command names no Python script"),
     ],
 )
 def test_the_reason_for_a_plain_kind_says_what_was_looked_at(command, why):
     found = kind_of(JobSpec.from_dict({"name": "a", "command": command}))
     assert found.kind is JobKind.PLAIN
     assert found.reason.startswith(why)
-    assert ("--kind elastic" in found.reason) == ("-c is not" in why)
+    assert "if it calls geminid.init(), submit it with --kind elastic" in found.reason

@@ -16,6 +16,9 @@ from geminid.process.python_command import PythonLine, runs_inline_code
 #: Scripts are read up to this size to see whether they use the training library.
 MOST_SCRIPT_BYTES = 1 << 20
 
+#: What to do about a job that is taken for plain although something that it runs uses the training library.
+IF_ELASTIC = "if it calls geminid.init(), submit it with --kind elastic"
+
 #: What follows from an unknown kind.
 UNTIL_INIT = "it becomes elastic when it calls geminid.init()"
 
@@ -35,9 +38,10 @@ def kind_of(spec: JobSpec) -> FoundKind:
 def _why_plain(command: Sequence[str]) -> str:
     """Why nothing in a command shows that it uses the training library."""
     if runs_inline_code(command):
-        return "the code of python -c is not looked at; if it calls geminid.init(), submit it with --kind elastic"
+        return f"the code of python -c is not looked at; {IF_ELASTIC}"
     script = _script(command)
-    return "its command runs no Python script" if script is None else f"{script} does not import geminid"
+    seen = "its command names no Python script" if script is None else f"{script} does not import geminid"
+    return f"{seen}; {IF_ELASTIC}"
 
 
 def _script(command: Sequence[str]) -> str | None:
