@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import stat
 
@@ -89,3 +90,20 @@ def test_a_home_that_cannot_be_made_is_told_in_one_sentence(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreProblem, match=r"file/home cannot be the folder of a service \(Not a directory\)"):
         Store(tmp_path / "file" / "home")
+
+
+def test_the_sequence_file_is_synced_before_the_next_batch_is_written(tmp_path, monkeypatch):
+    """Its mark on disk is never more than one batch behind the log, also if the machine stops."""
+    synced: list[int] = []
+    written: list[int] = []
+    sync = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda file: (sync(file), synced.append(file)))
+    note = r.Noted(level="info", text="x")
+    with Store(
+        tmp_path, before_write=lambda point: written.append(len(synced)) if point == "commit" else None
+    ) as store:
+        before = len(synced)
+        for seq in range(5):
+            store.append(1.0, [note], seq)
+        assert written[1:] == sorted(set(written[1:])), "a batch was committed before the one before it was synced"
+    assert len(synced) >= before + 5
