@@ -173,6 +173,14 @@ def test_sizes_that_are_set_before_init_take_effect_after_it(live, tmp_path):
     assert live.over(job_id)["phase"] == "succeeded"
 
 
+def test_a_plain_job_whose_script_calls_init_says_that_it_is_not_resized(live, tmp_path):
+    (tmp_path / "helper.py").write_text("import geminid\nrun = geminid.init()\n")
+    said = submit(live, tmp_path, "import helper")
+    job_id = said.split()[1]
+    assert live.over(job_id)["phase"] == "succeeded"
+    assert "submitted as a plain command" in live.run("logs", job_id).stdout
+
+
 def test_the_kind_that_is_given_counts(live, tmp_path):
     said = submit(live, tmp_path, FLAGGED, "--kind", "plain", "--slots", 2)
     assert "plain: --kind plain" in said

@@ -144,6 +144,15 @@ def test_jobs_are_reachable_by_keyboard_and_follow_the_chosen_policy(report):
     assert report.complaints == []
 
 
+def test_jobs_are_coloured_by_what_is_chosen(report):
+    names = {"slots": "1 slot", "useful": "under 20 %", "communication": "under 10 %"}
+    for value, first in names.items():
+        report.page.locator("#colour").select_option(value)
+        report.settle()
+        assert first in report.page.locator("#timeline-legend").inner_text()
+    report.check()
+
+
 def test_a_column_sorts_the_table(report):
     names = "[...document.querySelectorAll('#policies tbody th')].map(e => e.textContent)"
     report.evaluate("document.querySelectorAll('#policies .sort')[1].click()")

@@ -55,6 +55,10 @@ OPTIONS = (
 )
 
 
+#: Set for plain commands that the service runs: how many slots they have.
+SLOT_COUNT = "GEMINID_SLOT_COUNT"
+
+
 def init(
     *,
     seed: int = 0,
@@ -85,6 +89,13 @@ def init(
         environment.pop(own, None)
     if identity is not None:
         keep_printing()
+    elif SLOT_COUNT in environment:
+        print(
+            "geminid: warning: this job was submitted as a plain command, so this script trains alone in one process "
+            "and is not resized; submit it with --kind elastic, with the script as its command",
+            file=sys.stderr,
+            flush=True,
+        )
     folder = environment.get(channel.CHECKPOINTS) or checkpoint_dir
     reports = environment.get(channel.REPORTS)
     options = _options(environment.get(channel.OPTIONS))

@@ -12,6 +12,7 @@ const COLOURS = [
   ["slots", "Number of slots"],
   ["type", "GPU type"],
   ["useful", "Useful share of time"],
+  ["communication", "Share of work in communication"],
 ];
 
 const view = { sort: "submission", colour: "slots", application: -1, filter: "", order: [], rows: [0, 0], box: null };
@@ -72,6 +73,18 @@ function palette(lines) {
   }
   if (view.colour === "tier") {
     return { colours: tierColours(), names: tiersShown(), level: (i) => tierOf(lines.allocations[lines.at[i]]) };
+  }
+  if (view.colour === "communication") {
+    const names = ["under 10 %", "10 to 25 %", "25 to 50 %", "50 to 75 %", "over 75 %"];
+    const shares = data.table(state.policy).communication;
+    const limits = [100, 250, 500, 750];
+    const jobOf = new Int32Array(lines.start.length);
+    for (let job = 0; job + 1 < lines.first.length; job++) jobOf.fill(job, lines.first[job], lines.first[job + 1]);
+    return {
+      colours: names.map((_, k) => rampColour(k / 4)),
+      names,
+      level: (i) => limits.filter((limit) => (shares[jobOf[i]] ?? 0) >= limit).length,
+    };
   }
   if (view.colour === "useful") {
     const names = ["under 20 %", "20 to 40 %", "40 to 60 %", "60 to 80 %", "over 80 %"];
