@@ -139,8 +139,8 @@ def test_strangers_see_the_log_in_and_come_back_to_where_they_wanted(live, brows
     tab.check("401")
 
 
-def ask(live: Live, method: str, path: str, headers: dict[str, str]) -> int:
-    request = urllib.request.Request(f"{live.client.url}{path}", method=method, headers=headers, data=b"{}")
+def ask(live: Live, method: str, path: str, headers: dict[str, str], body: bytes = b"{}") -> int:
+    request = urllib.request.Request(f"{live.client.url}{path}", method=method, headers=headers, data=body)
     try:
         with urllib.request.urlopen(request) as answer:
             return int(answer.status)
@@ -338,7 +338,8 @@ def test_users_and_what_if(live, browser):
 
 
 def test_a_lost_worker_is_marked_and_the_pointer_shows_what_is_on_a_slot(live, browser):
-    live.until("j1", lambda job: job["slots"] > 0)
+    live.client.post("jobs/j3/pause")  # it has the higher priority
+    live.until("j1", lambda job: job["slots"] > 0 and job["phase"] == "running")
     os.kill(max(live.worker_pids("j1")), signal.SIGKILL)
     until(lambda: any("was killed" in fault[2] for fault in live.client.get("lanes")["faults"]))
     live.until("j1", lambda job: job["slots"] > 0 and job["phase"] == "running")
@@ -359,6 +360,24 @@ def test_a_lost_worker_is_marked_and_the_pointer_shows_what_is_on_a_slot(live, b
     tab.page.mouse.click(box["x"] + box["width"] - 12, box["y"] + 12)
     expect(tab.page.get_by_role("heading", name="j1 nasty")).to_be_visible()
     tab.check()
+
+
+def test_a_what_if_runs_no_file_of_anybody(live, tmp_path):
+    """A policy in a file is code: it would run as the service's own user, for viewers too."""
+    marker = tmp_path / "ran"
+    (tmp_path / "policy.py").write_text(f"open({str(marker)!r}, 'w')\nclass X: pass\n")
+    token = live.run("token", "victor", "--role", "viewer").stdout.strip()
+    for change in (
+        {"policy": f"{tmp_path / 'policy.py'}:X"},
+        {"policy": ["fifo"]},
+        {"policy": "x" * 1000},
+        {"job": 3},
+        {"cluster": "nonsense"},
+        {"surprise": 1},
+    ):
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        assert ask(live, "POST", "/api/v1/what-if", headers, json.dumps(change).encode()) == 422, change
+    assert not marker.exists()
 
 
 # --- Live updates ---

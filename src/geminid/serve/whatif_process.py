@@ -77,6 +77,8 @@ def scenarios(snapshot: Mapping[str, Any], change: Mapping[str, Any]) -> tuple[S
     if change.get("policy"):
         after = replace(after, policy=str(change["policy"]))
     if (job := change.get("job")) is not None:
+        if not isinstance(job, dict):
+            raise ValueError("job must be an object with slots and seconds")
         slots, seconds = job.get("slots"), job.get("seconds")
         if not isinstance(slots, int) or not 1 <= slots <= MAX_EXTRA_SLOTS:
             raise ValueError(f"job.slots must be a whole number from 1 to {MAX_EXTRA_SLOTS:,}")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from geminid.policies.registry import make_policy
 from geminid.serve import schemas
 from geminid.serve.api.context import Caller, Context
 from geminid.serve.api.requests import JsonBody, body_schema
@@ -18,6 +19,9 @@ from geminid.serve.inbox import Refused
 
 #: Time that a simulation may take.
 TIME_LIMIT_S = 60.0
+
+#: Longest policy with its options, in characters.
+MAX_POLICY_LENGTH = 500
 
 #: What can be changed.
 CHANGES = ("policy", "cluster", "job")
@@ -37,11 +41,28 @@ async def what_if(context: Context, caller: Caller, given: JsonBody) -> JSONResp
     if not isinstance(given, dict) or not given or not given.keys() <= set(CHANGES):
         raise Refused(422, f"what can be changed is {', '.join(CHANGES)}: at least one of them")
     question = {"snapshot": snapshot_document(context, caller), "change": given}
+    if "policy" in given:
+        _check_policy(given["policy"])
     async with _turn:
         answer = await _simulated(question)
     if "error" in answer:
         raise Refused(422, str(answer["error"]))
     return JSONResponse(answer)
+
+
+def _check_policy(text: Any) -> None:
+    """Refuse anything but a built-in policy: a policy in a file is code, and options may name files to read.
+
+    Raises:
+        Refused, InvalidInput: it is not built in, or its options are wrong.
+    """
+    if not isinstance(text, str) or len(text) > MAX_POLICY_LENGTH:
+        raise Refused(422, f"policy must be a text of at most {MAX_POLICY_LENGTH} characters")
+
+    def refuse(path: str) -> NoReturn:
+        raise Refused(422, "policy must be one that is built in, without options that name files")
+
+    make_policy(text, refuse, refuse)
 
 
 async def _simulated(question: dict[str, Any]) -> dict[str, Any]:
