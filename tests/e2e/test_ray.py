@@ -235,8 +235,13 @@ def test_ranks_follow_the_racks_and_an_agent_that_dies_with_code_on_its_way_fail
     assert said == {f"{rank} of n2,n4,n1,n3" for rank in range(4)}
     job = ray.counting("k", "--samples", 100, "--epochs", 2, "--max-batch", 64, "--where", **whole)
     assert ray.over(job)["phase"] == "succeeded"
-    said = [line.partition("rank ")[2].split(" on ") for line in ray.run("logs", job).stdout.splitlines()]
-    nodes = [node for rank, node in sorted(words for words in said if len(words) == 2)]
+
+    def said() -> list[list[str]]:
+        words = [line.partition("rank ")[2].split(" on ") for line in ray.run("logs", job).stdout.splitlines()]
+        return sorted(found for found in words if len(found) == 2)
+
+    ray.wait_for(lambda: len(said()) == 8)  # what was printed on other nodes is brought here
+    nodes = [node for rank, node in said()]
     racks = (["n1", "n1", "n3", "n3"], ["n2", "n2", "n4", "n4"])
     assert nodes in (racks[0] + racks[1], racks[1] + racks[0])  # whichever of them has the leader
 

@@ -9,6 +9,7 @@ import { Nodes } from "./pages/nodes.js";
 import { Now } from "./pages/now.js";
 import { Users } from "./pages/users.js";
 import { WhatIf } from "./pages/whatif.js";
+import { Problem } from "./parts.js";
 import { Link, go, useAddress } from "./router.js";
 import { begin, store, useStore } from "./store.js";
 import { timeZone } from "./text.js";
@@ -24,8 +25,8 @@ const PLACES = [
 const CONNECTIONS = { live: "live", broken: "reconnecting", connecting: "connecting" };
 
 function page(path) {
-  const job = path.match(/^\/jobs\/([^/]+)$/);
-  if (job) return [`${decodeURIComponent(job[1])}`, html`<${Job} key=${job[1]} id=${decodeURIComponent(job[1])} />`];
+  const job = path.match(/^\/jobs\/([\w.-]+)$/);
+  if (job) return [job[1], html`<${Job} key=${job[1]} id=${job[1]} />`];
   if (path === "/nodes") return ["Nodes", html`<${Nodes} />`];
   if (path === "/users") return ["Users", html`<${Users} />`];
   if (path === "/what-if") return ["What if", html`<${WhatIf} />`];
@@ -55,7 +56,7 @@ function useKeys(dialog) {
       if (event.key === "/") {
         document.getElementById("find")?.focus();
         event.preventDefault();
-      } else if (event.key === "?") dialog.current.showModal();
+      } else if (event.key === "?") dialog.current?.showModal();
       else if (before === "g") {
         const place = PLACES.find(([, , key]) => key === event.key);
         if (place) go(place[0]);
@@ -70,7 +71,7 @@ function useKeys(dialog) {
 function App() {
   useStore();
   const { path } = useAddress();
-  const [ready, setReady] = useState(false);
+  const [problem, setProblem] = useState("");
   const dialog = useRef(null);
   useKeys(dialog);
   useEffect(() => {
@@ -82,16 +83,26 @@ function App() {
       }
     };
     addEventListener("geminid-logged-out", out);
-    if (location.pathname === "/login") setReady(true);
-    else {
-      begin()
-        .catch((problem) => {
-          if (problem.status === 401) out();
-        })
-        .finally(() => setReady(true));
-    }
     return () => removeEventListener("geminid-logged-out", out);
   }, []);
+  // Without a session, ask for it: at the first page, and when somebody comes back from the log-in.
+  useEffect(() => {
+    if (path === "/login" || store.session) return undefined;
+    let timer = 0;
+    const enter = () =>
+      begin()
+        .then(() => setProblem(""))
+        .catch((trouble) => {
+          if (trouble.status === 401) dispatchEvent(new CustomEvent("geminid-logged-out"));
+          else {
+            const hint = trouble.status === 403 ? " (geminid up --public-url names the address that you use)" : "";
+            setProblem(trouble.message + hint);
+            timer = setTimeout(enter, 2000);
+          }
+        });
+    enter();
+    return () => clearTimeout(timer);
+  }, [path]);
   const [title, shown] = page(path);
   useEffect(() => {
     document.title = path === "/login" ? "Log in · Geminid" : `${title} · Geminid`;
@@ -113,7 +124,7 @@ function App() {
         <button type="button" aria-label="Keys" onClick=${() => dialog.current.showModal()}>?</button>
       </span>
     </header>
-    <main id="content">${ready && store.session ? shown : html`<p class="note">Reading …</p>`}</main>
+    <main id="content">${store.session ? shown : html`<p class="note">Reading …</p><${Problem} text=${problem} />`}</main>
     <${Help} dialog=${dialog} />
   `;
 }

@@ -15,6 +15,7 @@ export function Table({ label, columns, rows, empty, onOpen, windowed = true, so
   const first = windowed ? Math.max(Math.floor(top / ROW_PX) - SPARE_ROWS, 0) : 0;
   const last = windowed ? Math.min(first + Math.ceil(tall / ROW_PX) + 2 * SPARE_ROWS, rows.length) : rows.length;
   const keys = (event) => {
+    if (event.target !== event.currentTarget) return; // a heading or a link of the table has the focus
     const step = { j: 1, ArrowDown: 1, k: -1, ArrowUp: -1 }[event.key];
     if (step) {
       const next = Math.min(Math.max(chosen + step, 0), rows.length - 1);
@@ -26,7 +27,7 @@ export function Table({ label, columns, rows, empty, onOpen, windowed = true, so
           box.current.scrollTop = y - box.current.clientHeight + 3 * ROW_PX;
       }
       event.preventDefault();
-    } else if (event.key === "Enter" && chosen >= 0 && onOpen) onOpen(rows[chosen]);
+    } else if (event.key === "Enter" && rows[chosen] && onOpen) onOpen(rows[chosen]);
   };
   const heading = (column) => {
     const by = sorting?.[0] === column.key ? sorting[1] : 0;
@@ -122,7 +123,7 @@ export function useAnswer(path, everyMs = 0) {
 }
 
 // A button that asks before it acts, and shows the command that does the same.
-export function Action({ title, question, command, method = "POST", path, body, danger, done, children, disabled }) {
+export function Action({ title, question, command, method = "POST", path, body, danger, done, opened, children, disabled }) {
   const dialog = useRef(null);
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
@@ -141,6 +142,7 @@ export function Action({ title, question, command, method = "POST", path, body, 
   };
   const open = () => {
     setProblem("");
+    opened?.();
     dialog.current.showModal();
   };
   const shown = typeof command === "function" ? command() : command;

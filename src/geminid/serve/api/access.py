@@ -74,7 +74,7 @@ async def check_access(request: Request, call_next: Callable[[Request], Awaitabl
     if request.url.path == PROOF or begins_session:
         return await call_next(request)
     try:
-        identity, by_cookie = _sender(request)
+        identity, by_cookie = sender_of(request)
         context.audit_token_changes()
     except DamagedTokens as problem:
         return error_response(503, str(problem))
@@ -84,7 +84,7 @@ async def check_access(request: Request, call_next: Callable[[Request], Awaitabl
     if by_cookie and not reads and not by_own_page:
         return refuse(request, 403, "a browser may change something only from a page of this service")
     if identity.is_viewer and not reads and request.url.path not in FOR_VIEWERS:
-        return error_response(403, f"{identity.user} may look at everything and change nothing (role viewer)")
+        return error_response(403, f"{identity.user} may look and change nothing (role viewer)")
     connection = getattr(request.state, CONNECTION, None)
     if connection is not None and not connection.identified(identity.user):
         most = connection.all_connections.limits.per_user
@@ -96,7 +96,7 @@ async def check_access(request: Request, call_next: Callable[[Request], Awaitabl
     return await call_next(request)
 
 
-def _sender(request: Request) -> tuple[Identity | None, bool]:
+def sender_of(request: Request) -> tuple[Identity | None, bool]:
     """Who sends a request, None if nobody knows; and whether a cookie says so."""
     context = context_of(request)
     scheme, _, token = request.headers.get("authorization", "").partition(" ")

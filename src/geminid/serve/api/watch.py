@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from geminid.serve import documents, schemas
+from geminid.serve.api.access import sender_of
 from geminid.serve.api.context import Context
 from geminid.serve.observe.rows import COLUMNS
 
@@ -41,6 +42,7 @@ async def rows(context: Context, all: bool = False) -> JSONResponse:
 @router.get("/stream", response_class=StreamingResponse)
 async def stream(
     context: Context,
+    request: Request,
     last_event_id: Annotated[str | None, Header(max_length=64)] = None,
     after: Annotated[str | None, Query(max_length=64)] = None,
 ) -> StreamingResponse:
@@ -51,6 +53,7 @@ async def stream(
     the last event that the client has seen. An event ``reset`` says that it has missed some: read ``/rows`` again.
     """
     context.forecaster.begin()
-    events = context.broadcast.watch(last_event_id or after)
+    # The token may be revoked and the session ended while somebody watches.
+    events = context.broadcast.watch(last_event_id or after, lambda: sender_of(request)[0] is not None)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     return StreamingResponse(events, media_type="text/event-stream", headers=headers)

@@ -149,15 +149,15 @@ class Broadcast:
             self._wake()
         return self._changes.last_id, list(self._changes.rows.values())
 
-    async def watch(self, last_id: str | None) -> AsyncIterator[bytes]:
-        """What to send to one watcher, from the change after ``last_id`` on."""
+    async def watch(self, last_id: str | None, may_watch: Callable[[], bool]) -> AsyncIterator[bytes]:
+        """What to send to one watcher, from the change after ``last_id`` on, as long as it may watch."""
         news = asyncio.Event()
         self._watchers.add(news)
         if self._task is None:
             self._task = asyncio.create_task(self._compare())
         try:
             yield b"retry: 1000\n\n"
-            while not self._is_over():
+            while not self._is_over() and may_watch():
                 changes = self._changes.since(last_id)
                 if changes is None:
                     last_id = self._changes.last_id

@@ -1,6 +1,6 @@
 // One job: its curves, why it has the size it has, its logs and history, and what can be done about it.
 
-import { get } from "../api.js";
+import { get, query } from "../api.js";
 import { Curves } from "../curves.js";
 import { html, useEffect, useMemo, useRef, useState } from "../dom.js";
 import { Action, Meter, Phase, Problem, useAnswer } from "../parts.js";
@@ -9,6 +9,7 @@ import { ahead, count, duration, moment, number, percent, plural, slotRange } fr
 
 const REFRESH_MS = 2000;
 const LOG_LIMIT = 400_000; // characters kept of a followed log
+const LOG_EVERY_MS = 1500;
 
 export function Job({ id }) {
   const store = useStore();
@@ -74,10 +75,10 @@ function Actions({ job, done }) {
   return html`<div class="bar" role="group" aria-label="Actions">
     <${Action} title="Pause" disabled=${over || job.wish === "pause"} question=${`Pause ${job.id}? It saves a checkpoint, stops and waits until it is resumed.`} command=${`geminid pause ${job.id}`} path=${`${path}/pause`} done=${done} />
     <${Action} title="Resume" disabled=${over || job.wish !== "pause"} question=${`Let ${job.id} run again?`} command=${`geminid resume ${job.id}`} path=${`${path}/resume`} done=${done} />
-    <${Action} title="Priority" disabled=${over} question=${`Change the priority of ${job.id}? Higher goes first.`} command=${() => `geminid set ${job.id} --priority ${priority}`} method="PATCH" path=${path} body=${() => ({ priority: Number(priority) })} done=${done}>
+    <${Action} title="Priority" disabled=${over} opened=${() => setPriority(job.priority)} question=${`Change the priority of ${job.id}? Higher goes first.`} command=${() => `geminid set ${job.id} --priority ${priority}`} method="PATCH" path=${path} body=${() => ({ priority: Number(priority) })} done=${done}>
       <label>priority <input type="number" min="-1000" max="1000" value=${priority} onInput=${(event) => setPriority(event.currentTarget.value)} /></label>
     <//>
-    <${Action} title="Size limits" disabled=${over} question=${`Change how many slots ${job.id} may have?`} command=${() => `geminid set ${job.id} --min-slots ${least}${most === "" ? "" : ` --max-slots ${most}`}`} method="PATCH" path=${path} body=${sizes} done=${done}>
+    <${Action} title="Size limits" disabled=${over} opened=${() => (setLeast(job.min_slots), setMost(job.max_slots ?? ""))} question=${`Change how many slots ${job.id} may have?`} command=${() => `geminid set ${job.id} --min-slots ${least}${most === "" ? "" : ` --max-slots ${most}`}`} method="PATCH" path=${path} body=${sizes} done=${done}>
       <div class="bar">
         <label>at least <input type="number" min="1" value=${least} onInput=${(event) => setLeast(event.currentTarget.value)} /></label>
         <label>at most <input type="number" min="1" value=${most} onInput=${(event) => setMost(event.currentTarget.value)} /></label>
@@ -139,22 +140,34 @@ function Logs({ job }) {
   const [follow, setFollow] = useState(job.finished_at_s === null);
   const [find, setFind] = useState("");
   const box = useRef(null);
+  // New output is asked for again and again: an open connection for every tab would use up the browser's six.
   useEffect(() => {
     const control = new AbortController();
+    const positions = {};
+    let timer = 0;
     setText("");
-    (async () => {
-      const answer = await get(`jobs/${job.id}/logs?tail=2000${follow ? "&follow=true" : ""}`, { raw: true, signal: control.signal });
-      const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
-      for (;;) {
-        const { value, done } = await reader.read();
-        if (done) break;
-        setText((old) => (old + value).slice(-LOG_LIMIT));
+    const read = async () => {
+      try {
+        if (!document.hidden) {
+          const at = Object.entries(positions).map(([log, end]) => `${log}:${end}`).join(",");
+          const asked = query({ frames: true, ...(at ? { at } : { tail: 2000 }) });
+          const answer = await get(`jobs/${job.id}/logs?${asked}`, { raw: true, signal: control.signal });
+          const more = framed(new Uint8Array(await answer.arrayBuffer()), positions);
+          if (more) setText((old) => (old + more).slice(-LOG_LIMIT));
+          setProblem("");
+        }
+      } catch (trouble) {
+        if (trouble.name === "AbortError") return;
+        setProblem(trouble.message);
       }
-    })().catch((trouble) => {
-      if (trouble.name !== "AbortError") setProblem(trouble.message);
-    });
-    return () => control.abort();
-  }, [job.id, follow]);
+      if (follow && !control.signal.aborted) timer = setTimeout(read, LOG_EVERY_MS);
+    };
+    read();
+    return () => {
+      control.abort();
+      clearTimeout(timer);
+    };
+  }, [job.id, follow, job.finished_at_s]);
   useEffect(() => {
     if (follow && !find && box.current) box.current.scrollTop = box.current.scrollHeight;
   }, [text, follow]);
@@ -170,6 +183,21 @@ function Logs({ job }) {
     <${Problem} text=${problem} />
     <pre class="log" ref=${box} tabindex="0" role="log" aria-label=${`Output of ${job.id}`}>${lines ? lines.map((line) => html`${marked(line, wanted)}${"\n"}`) : text || (problem ? "" : "Nothing was printed yet.")}</pre>
   </div>`;
+}
+
+// Pieces of logs, each after a line that says which log it is from, how long it is and where it ends there.
+function framed(bytes, positions) {
+  const decoder = new TextDecoder();
+  let text = "";
+  for (let at = 0; at < bytes.length; ) {
+    const end = bytes.indexOf(10, at);
+    if (end < 0) break;
+    const head = JSON.parse(decoder.decode(bytes.subarray(at, end)));
+    text += decoder.decode(bytes.subarray(end + 1, end + 1 + head.bytes));
+    positions[head.log] = head.end;
+    at = end + 1 + head.bytes;
+  }
+  return text;
 }
 
 function marked(line, wanted) {
