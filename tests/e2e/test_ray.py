@@ -233,15 +233,16 @@ def test_ranks_follow_the_racks_and_an_agent_that_dies_with_code_on_its_way_fail
     assert ray.over(gang)["phase"] == "succeeded", ray.job(gang)
     said = {line.partition("] ")[2] or line for line in ray.run("logs", gang).stdout.splitlines() if " of " in line}
     assert said == {f"{rank} of n2,n4,n1,n3" for rank in range(4)}
-    job = ray.counting("k", "--samples", 100, "--epochs", 2, "--max-batch", 64, "--where", **whole)
+    # Of a known kind, so that all workers begin together; long enough for each of them to have samples of a step.
+    job = ray.counting("k", "--samples", 400, "--epochs", 4, "--max-batch", 64, "--where", kind="elastic", **whole)
     assert ray.over(job)["phase"] == "succeeded"
 
-    def said() -> list[list[str]]:
+    def places() -> dict[str, str]:
         words = [line.partition("rank ")[2].split(" on ") for line in ray.run("logs", job).stdout.splitlines()]
-        return sorted(found for found in words if len(found) == 2)
+        return dict(found for found in words if len(found) == 2)
 
-    ray.wait_for(lambda: len(said()) == 8)  # what was printed on other nodes is brought here
-    nodes = [node for rank, node in said()]
+    ray.wait_for(lambda: len(places()) == 8)  # what was printed on other nodes is brought here
+    nodes = [node for _, node in sorted(places().items())]
     racks = (["n1", "n1", "n3", "n3"], ["n2", "n2", "n4", "n4"])
     assert nodes in (racks[0] + racks[1], racks[1] + racks[0])  # whichever of them has the leader
 
