@@ -15,7 +15,8 @@ from requirements import PEERS
 
 def test_whole_decisions_are_measured_for_every_policy() -> None:
     rows = decisions.run(jobs=30, cluster="v100:4x8", progress=lambda _: None)
-    assert [row.policy for row in rows] == list(decisions.POLICIES)
+    assert [row.policy for row in rows if row.policy != "dally, all starved"] == list(decisions.POLICIES)
+    assert len(rows) == len(decisions.POLICIES) + 1  # and the case in which Dally preempts
     assert all(row.slots == 32 and row.first_s > 0 and row.later_s > 0 for row in rows)
 
 
