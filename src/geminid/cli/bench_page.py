@@ -7,7 +7,7 @@ from dataclasses import asdict
 from geminid.cli import ends_when_terminated
 from geminid.cli.bench import Json, Quick, Target, conclude, titled
 from geminid.cli.client import reporting_trouble
-from geminid.cli.output import error_console, print_json, print_table
+from geminid.cli.output import WideOption, error_console, print_json, print_table
 
 #: What each figure is, for people.
 TITLES = {
@@ -21,7 +21,7 @@ TITLES = {
 }
 
 
-def page(quick: Quick = False, json: Json = False) -> None:
+def page(quick: Quick = False, wide: WideOption = False, json: Json = False) -> None:
     """The web page in this machine's Chromium: how soon it shows jobs, how it scrolls, and what watching costs."""
     from geminid.bench.page import TARGETS, NoBrowser, measure
 
