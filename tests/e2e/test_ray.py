@@ -84,6 +84,17 @@ def ray(cluster):
         yield made
 
 
+@pytest.fixture(autouse=True)
+def no_job_is_left(ray):
+    """A test that fails leaves its jobs behind: end them, so that the next test has all slots."""
+    yield
+    with contextlib.suppress(Exception):  # the last test ends the service
+        for job in ray.client.get("jobs"):
+            if job["phase"] not in ("succeeded", "failed", "cancelled"):
+                ray.run("cancel", job["id"])
+                ray.over(job["id"], timeout_s=60.0)
+
+
 def test_jobs_spread_over_nodes_and_their_logs_are_here(ray):
     job = ray.unhurried("a", 5)
     plain = ray.submit("sh", "-c", "echo on $GEMINID_NODE; ulimit -d", name="hello", slots=2)

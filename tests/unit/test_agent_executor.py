@@ -104,6 +104,14 @@ def cluster(tmp_path):
     return made
 
 
+def test_a_node_that_goes_before_the_service_begins_is_recorded_as_gone(tmp_path):
+    made = Cluster(tmp_path)
+    made.join("n")
+    made.executor.handle(AgentGone("n"))
+    gone = made.executor.nodes.begin()
+    assert gone == [r.NodeLeft(node="n", reason="node n is gone")]
+
+
 def test_an_executor_has_at_most_eight_methods():
     names = [name for name in vars(Executor) if not name.startswith("_")]
     methods = [name for name in names if not isinstance(vars(Executor)[name], property)]

@@ -458,6 +458,32 @@ def test_flapping_slots_change_the_plan_far_less_often_than_they_flap(tmp_path):
         assert len(plans) - planned < 20
 
 
+def test_a_node_whose_agent_answers_only_while_jobs_are_taken_over_keeps_its_jobs(tmp_path):
+    class Adopting(PretendExecutor):
+        nodes = 2
+
+        @property
+        def cluster(self) -> Cluster:
+            return Cluster.parse(f"cpu:{self.nodes}x2")
+
+        def open(self, post, jobs) -> list[r.Record]:
+            super().open(post, [])
+            self.nodes, self.running = 2, {job.id: job.state.placement for job in jobs}
+            return []
+
+    with Running(tmp_path, executor=Adopting()) as running:
+        job = running.submit(min_slots=4)
+        placement = running.until(lambda jobs: jobs[job].phase is JobPhase.RUNNING)[job].state.placement
+    late = Adopting()
+    late.nodes = 1
+    with Running(tmp_path, executor=late) as again:
+        taken_over = again.service.published.state.jobs[job]
+        assert (taken_over.phase, taken_over.target) == (JobPhase.RUNNING, placement)
+        assert not any("gone" in line.text for line in taken_over.story)
+        assert again.submit(min_slots=1)  # decided with both nodes
+        assert {node.name for node in again.service.cluster.nodes} == {"cpu-0", "cpu-1"}
+
+
 def test_a_service_that_fails_ends_and_turns_everybody_away(tmp_path):
     class Broken(PretendExecutor):
         broken = False

@@ -107,19 +107,21 @@ class Service:
     # --- For other threads ---
 
     def start(self) -> None:
-        """Take over what an earlier service has left, and begin."""
-        nodes, journal = self.cluster.nodes, self._journal
+        """Take over what an earlier service has left, and begin with the nodes that there are then."""
+        journal = self._journal
+        jobs = list(journal.state.jobs.values())
+        recovered = self.executor.open(lambda event: self._inbox.put(Posted(event)), jobs)
+        self.cluster = self.executor.cluster
+        nodes = self.cluster.nodes
         cluster = {
             "gpu_types_by_node": {node.name: node.gpu_type for node in nodes},
             "slots": {node.name: node.slots for node in nodes},
         }
         epoch = journal.store.epoch
         started = r.ServiceStarted(epoch=epoch, version=__version__, policy=self.policy_text, cluster=cluster)
-        jobs = list(journal.state.jobs.values())
-        recovered = self.executor.open(lambda event: self._inbox.put(Posted(event)), jobs)
         if not journal.commit([started, *recovered]):
             raise StoreProblem(journal.trouble)
-        self._planner.start_over()
+        self._planner.follow(self.cluster)
         journal.touch_active_jobs()
         self._thread.start()
 

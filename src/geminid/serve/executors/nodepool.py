@@ -105,7 +105,8 @@ class NodePool:
         self._doubt_missing()
         self._ends_strangers, self._cluster = True, None
         taken = [self._taken_record(taken) for node, taken in self._taken.items() if node in self.up and taken.slots]
-        return [*taken, *(r.NodeLeaving(node=node, leaving=True) for node in sorted(self._leaving))]
+        gone = [r.NodeLeft(node=node, reason=f"node {node} is gone") for node in sorted(self._known.keys() - self.up)]
+        return [*gone, *taken, *(r.NodeLeaving(node=node, leaving=True) for node in sorted(self._leaving))]
 
     # --- Events ---
 
