@@ -1,22 +1,26 @@
 """The objective of the geminid policy: what every configuration is worth to every job, as one matrix.
 
-For jobs of known sizes whose speed grows with a power of their slots, the allocation of least mean completion time
-(heSRPT: Berg, Vesilo, Harchol-Balter, 2020) depends on sizes only by their order: work on a job is worth the more the
-more jobs would be done after it, and that grows like a power of its rank. So a job's speed-up counts with its rank
-among all jobs, the one with the longest time left first, to a power. The speed-up itself counts with
-``speed_power`` below one: real jobs stop scaling where models say they go on, and slots are worth more to many jobs
-than to one.
+For job j and configuration c, with s the goodput on c over the goodput on the job's slowest configuration:
 
-A change of slots costs a pause. It is weighed against the time for which the new slots will be had: until the job is
-done, its pause included, but no longer than a horizon, after which something else will have happened (and the policy
-looks as far ahead as nobody has come: who has seen no arrival for an hour expects none in the next). Jobs that have
-often been changed are changed less gladly.
+    weight_j · max(rank_j, r)^p · s_jc^q · (1 − pause/horizon)^½ · (share not paused)        q = 0.5
 
-The longest jobs are not worth ever less the more others there are: a rank counts as some least rank at least. The order
-by rank is right for the mean, and the few longest are the ones that everybody looks at in the end.
+**Rank.** For jobs of known size whose speed is a power of their slots, the allocation of least mean completion time
+(heSRPT: Berg, Vesilo, Harchol-Balter, 2020) depends on sizes only by their order: work on a job is worth more the more
+jobs would be done after it. Ranks go from 1/n for the job with the longest time left to 1 for the shortest. Ranks below
+r count as r: smaller weights gain nothing for the mean, and cost p99 and makespan.
 
-To follow the order closely is to change slots whenever it changes. How closely depends on what that costs: the power
-and the least rank go from one pair of values, where changes are free, to another, where they cost half a minute.
+**Speed-up.** q is below one because real jobs stop scaling where models say they go on, and slots are worth more to
+many jobs than to one.
+
+**p and r** depend on the median pause of the active jobs. To follow the order closely means to change slots whenever it
+changes, so they go from one pair of values, where changes are free, to another, where they cost half a minute.
+
+**The pause** is weighed against the time for which the new slots will be used: the pause plus the time until the job is
+done (at least 60 s), at most the largest of 600 s, six pauses and the time since the last arrival. A policy that has
+seen no arrival for an hour expects none in the next.
+
+**Share not paused**, 1 − restarts·pause/(age + longest horizon), applies to changes: it spares jobs that were
+changed often.
 """
 
 from __future__ import annotations
@@ -76,7 +80,7 @@ def ranking_by_pauses(dear: Ranking, free: Ranking, rescale_s: Array) -> Ranking
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """The constants of the objective; what they are and why is in docs/policy.md."""
+    """The constants of the objective; the docstring of the module explains them."""
 
     ranking: Ranking
     speed_power: float = 0.5

@@ -1,10 +1,21 @@
 """One job's supervisor: starts its workers, resizes the group while they train, and brings them through failures.
 
-    spec = WorkerSpec(command=("python", "train.py"), folder=Path("jobs/17"))
-    with Supervisor(spec, on_event=print) as job:
-        job.resize(["cpu0"])
-        job.resize(["cpu0", "cpu1"])          # live: the first worker keeps its process and its state
-        job.wait(lambda status: status.phase.over)
+    spec = WorkerSpec(
+        command=("python", "train.py"),
+        folder=Path("jobs/17"),  # socket, checkpoints, logs
+        slot_environment=lambda slot: {"CUDA_VISIBLE_DEVICES": slot},
+        options={"max_batch_size": 4096},  # overrides what the script says
+    )
+    launcher = Zygote(preload="geminid.train.preload")
+    with launcher, Supervisor(spec, on_event=handle, launcher=launcher) as job:
+        job.resize(["0"])  # start on slot 0
+        job.resize(["0", "1"])  # live: slot 0's process continues
+        job.retune(Plan(per_slot_batch=64))  # fix the batch plan; None lets the job choose again
+        job.wait(lambda status: status.phase.over)  # or job.stop(): save and end
+
+A ``Zygote`` forks workers, of any number of jobs, from a process that has imported PyTorch. ``resize`` replaces the
+last request. Workers on several machines need ``WorkerSpec(address=…)``, which all of them can reach, and
+``checkpoints`` that all of them see.
 
 A state machine (``state.py``) in a thread of its own (``loop.py``) decides what happens. The methods may be called from
 any thread and return at once, except ``wait``, ``wait_for_end`` and ``detach``. ``on_event`` is called in the
