@@ -127,6 +127,18 @@ def test_a_job_starts_when_its_slots_are_leased_and_grows_when_others_are(cluste
     assert cluster.lease("n/1") == [r.JobRescaling(job_id="j1", placement=Placement.of({"n": [0, 1]}))]
 
 
+def test_two_jobs_that_are_to_swap_their_slots_do_not_wait_for_each_other(cluster):
+    for number, job_id in enumerate(("j1", "j2")):
+        cluster.run(job_id, n=[number])
+        cluster.lease(f"n/{number}")
+        cluster.executor.flush()
+        supervisor = cluster.executor.jobs.running[job_id].supervisor
+        cluster.executor.handle(SupervisorEvent(job_id, supervisor, WorkerStarted("w1", f"n/{number}", 1)))
+    assert cluster.run("j1", n=[1]) == []  # j2 is expected to leave
+    stopping = [record for record in cluster.run("j2", n=[0]) if isinstance(record, r.JobStopping)]
+    assert [record.job_id for record in stopping] == ["j1"]
+
+
 def test_a_job_that_loses_its_node_waits_until_nothing_of_it_runs_there(cluster):
     cluster.join("m")
     cluster.run("j1", n=[0])

@@ -268,9 +268,11 @@ class AgentExecutor:
         records: list[r.Record] = []
         for job_id in job_ids:
             if job_id in self.jobs.wanted:
-                for action in reconcile([self._desired(job_id)], self.jobs.around(job_id)):
+                chain = self.jobs.waiting_chain(job_id)
+                for action in reconcile(list(map(self._desired, chain)), self.jobs.around(chain)):
                     records += self._carry_out(action)
-                self.jobs.account(job_id)
+                for one in chain:
+                    self.jobs.account(one)
         return records
 
     def _reconcile_stirred(self) -> list[r.Record]:

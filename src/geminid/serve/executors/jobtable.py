@@ -58,10 +58,19 @@ class JobTable:
         stirred, self.stirred = self.stirred, set()
         return self.claimants(sorted(stirred))
 
-    def around(self, job_id: str) -> dict[str, Actual]:
-        """A job and all others that hold slots that it is wanted on, as they are now."""
-        near = {*self.holders(self.wanted[job_id][1]), job_id}
-        return {one: actual(self.running[one]) for one in near if one in self.running}
+    def waiting_chain(self, job_id: str) -> list[str]:
+        """A wanted job and, if it runs where it is not wanted any more, the jobs it may wait for, and so on."""
+        chain = [job_id]
+        for one in chain:
+            running, (_, slots) = self.running.get(one), self.wanted[one]
+            if running is not None and running.holds.isdisjoint(slots):
+                chain += [other for other in self.holders(slots) if other in self.wanted and other not in chain]
+        return chain
+
+    def around(self, job_ids: Iterable[str]) -> dict[str, Actual]:
+        """Some wanted jobs and all others that hold slots that these are wanted on, as they are now."""
+        near = {one for job_id in job_ids for one in (*self.holders(self.wanted[job_id][1]), job_id)}
+        return {one: actual(self.running[one]) for one in sorted(near) if one in self.running}
 
     def used_slots(self) -> Set[str]:
         """All slots that jobs hold."""

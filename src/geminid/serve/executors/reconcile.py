@@ -1,12 +1,13 @@
 """From the slots that jobs are to have to what is to be done next: a pure function.
 
 A slot belongs to the job that has a live process there, or may start one. No action ever gives a slot to a second job:
-a job waits for slots that others hold, on those that it can have already if it is elastic.
+a job waits for slots that others hold, on those that it can have already if it is elastic. Jobs that would wait for
+each other forever, because each is to have only slots that others of them hold, are resolved by stopping the smallest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -64,7 +65,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class StopToMove:
-    """Stop the job: it cannot be resized, and is to run elsewhere."""
+    """Stop the job, which is to run elsewhere: it cannot be resized, or it and others wait for each other."""
 
     job_id: str
 
@@ -72,10 +73,11 @@ class StopToMove:
 Action = Acquire | Start | Resize | StopToMove
 
 
-def reconcile(desired: Iterable[Desired], actual: Mapping[str, Actual]) -> list[Action]:
+def reconcile(desired: Sequence[Desired], actual: Mapping[str, Actual]) -> list[Action]:
     """What brings each job closer to its desired slots, one job after the other.
 
-    ``actual`` has the jobs themselves and all that hold any of their slots.
+    ``actual`` has the jobs themselves and all that hold any of their slots. Jobs that wait for each other are found if
+    all of them are in ``desired``.
     """
     now = dict(actual)
     actions: list[Action] = []
@@ -83,7 +85,25 @@ def reconcile(desired: Iterable[Desired], actual: Mapping[str, Actual]) -> list[
         for action in _closer(job, now):
             actions.append(action)
             now |= _after(action, now)
+    while blocked := deadlocked(desired, now):
+        smallest = StopToMove(min(blocked, key=lambda job_id: (len(now[job_id].holds), job_id)))
+        actions.append(smallest)
+        now |= _after(smallest, now)
     return actions
+
+
+def deadlocked(desired: Iterable[Desired], actual: Mapping[str, Actual]) -> set[str]:
+    """Running jobs that can never move: each of their desired slots is held by another job of this set."""
+    holder = {slot: one.job_id for one in actual.values() for slot in one.holds}
+    waits_for = {job.job_id: {holder.get(slot, "") for slot in job.slots} for job in desired if job.job_id in actual}
+    blocked = {
+        job_id
+        for job_id, others in waits_for.items()
+        if actual[job_id].resizable and not actual[job_id].stopping and job_id not in others
+    }
+    while free := {job_id for job_id in blocked if not waits_for[job_id] <= blocked}:
+        blocked -= free
+    return blocked
 
 
 def _closer(job: Desired, actual: Mapping[str, Actual]) -> list[Action]:
