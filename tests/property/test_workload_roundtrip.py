@@ -13,6 +13,7 @@ from effort import examples
 from geminid.fields import InvalidInput, check_text
 from geminid.job import Adaptivity
 from geminid.policies.gavel.problem import MOST_WEIGHT
+from geminid.sim.application import LossCurve
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads import FORMATS, load_workload, write_native
 from geminid.sim.workloads.generate import Arrivals, generate_workload
@@ -22,6 +23,15 @@ names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", fullmatch=True)
 labels = st.text(min_size=1, max_size=20).map(str.strip).filter(lambda text: text and not check_text("", text))
 amounts = st.floats(min_value=1e-9, max_value=1e10)
 counts = st.integers(1, 10**15)
+loss_curves = st.builds(
+    lambda end, drop, steepness, exponential: LossCurve(
+        start=end + drop, end=end, steepness=steepness, exponential=exponential
+    ),
+    end=st.floats(0.0, 1e3),
+    drop=st.floats(1e-3, 1e3),
+    steepness=st.floats(1e-6, 1e6),
+    exponential=st.booleans(),
+)
 
 
 @st.composite
@@ -42,6 +52,7 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         slo_factor=draw(st.none() | amounts) if relative else None,
         owner=draw(st.just("") | labels),
         opportunistic=draw(st.booleans()),
+        loss=draw(st.none() | loss_curves),
     )
 
 

@@ -12,6 +12,7 @@ from geminid.job import JobSpec
 from geminid.nodes import NodeGroup
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
+from geminid.policies.slaq import Slaq
 from geminid.serve import records as r
 from geminid.serve.planner import Planner
 from geminid.serve.protection import standing_now
@@ -653,3 +654,23 @@ def test_a_policy_that_gives_nothing_is_the_reason_why_a_job_waits_beside_free_s
     assert hint in told().suggestions[0]
     scene.submit("j2", slots=1)  # something has changed: there will be another decision
     assert "the next decision will consider it" in told().reason
+
+
+def test_the_losses_that_live_jobs_report_are_what_slaq_decides_by():
+    policy = Slaq()
+    scene = Scene(nodes(a="cpu"), policy)
+    clock = by_hand(scene)
+    scene.submit("j1", elastic=True, max_slots=1)
+    place = scene.plan()["j1"]
+    limits = {"initial_batch": 32, "largest_batch": 32, "smallest_per_slot": 1, "largest_per_slot": 32}
+    scene.tell(r.JobStarting(job_id="j1", placement=place))
+    scene.tell(r.JobReady(job_id="j1", parameter_count=10, dataset_samples=1000, work_samples=10_000, **limits))
+    scene.tell(r.JobFormed(job_id="j1", placement=place))
+    where = {"slots": 1, "nodes": 1, "per_slot_batch": 32, "accumulation_steps": 0}
+    for step, loss in ((10, 3.0), (11, 3.0), (12, 2.5), (13, "nan")):
+        seen = {"progress": 100.0 * step, "samples": 100 * step, "step": step, "epoch": 0, "metrics": {"loss": loss}}
+        scene.tell(r.JobProgressed(job_id="j1", accumulation_s=0.09, step_s=0.1, **seen, **where))
+        clock.sleep(policy.interval_s)
+        scene.plan()
+    assert scene.planner.live.engine.jobs["j1"].loss == 2.5
+    assert policy._histories["j1"].points == [(1000.0, 3.0), (1200.0, 2.5)]

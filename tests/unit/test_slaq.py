@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -194,3 +195,38 @@ def test_a_simulated_workload_is_finished_and_jobs_with_and_without_losses_share
         Settings(rescale_s=1.0, debug=True),
     )
     assert all(job.completed_s is not None for job in world.run().jobs)
+
+
+def test_loss_curves_of_a_workload_decide_who_gets_slots() -> None:
+    """Jobs that differ in nothing but the loss that the workload gives them: 8 slots are 4, 2 and 2 for three jobs."""
+    curves = {"a": 1e4, "b": 1e4, "improves": 1.0}
+    jobs = tuple(
+        TraceJob(
+            name=name,
+            submit_s=0.0,
+            requested_slots=1,
+            application="lstm-wikitext2",
+            loss=LossCurve(start=5.0, end=1.0, steepness=steepness),
+        )
+        for name, steepness in curves.items()
+    )
+
+    def first(policy: Slaq) -> str:
+        world = Simulator(
+            Workload("w", jobs), built_in_applications(), Cluster.parse("v100:1x8"), policy, Settings(rescale_s=0.0)
+        )
+        return min(world.run().jobs, key=lambda job: job.completed_s or math.inf).facts.id
+
+    assert first(Slaq()) == "improves"
+    assert first(Slaq(share="fair")) != "improves"
+
+
+def test_a_loss_that_a_job_repeats_until_the_next_epoch_counts_once() -> None:
+    history = History(4.0, [(100.0, 4.0)], 100.0, last_loss=4.0)
+    for progress in (110.0, 150.0, 190.0):
+        history.report(progress, 4.0)
+    history.report(200.0, 3.0)
+    assert history.points == [(100.0, 4.0), (200.0, 3.0)]
+    for progress in (300.0, 400.0, 800.0):  # it does not fall any more
+        history.report(progress, 3.0)
+    assert history.points[2:] == [(400.0, 3.0), (800.0, 3.0)]

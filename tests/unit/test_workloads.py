@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from geminid.fields import InvalidInput
 from geminid.job import Adaptivity
+from geminid.sim.application import LossCurve
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads import FORMATS, guess_format, load_workload, write_native
 from geminid.sim.workloads import tables as tables_module
@@ -484,6 +486,29 @@ def test_the_same_mistakes_in_a_native_csv_file_are_reported_with_line_and_colum
         "w.csv, line 9, column name is '', but must be a name of up to 63 letters, digits, '.', '_' and '-' that "
         "starts with a letter or digit.",
         "w.csv, line 9, column slots is 0, but must be a whole number, at least 1 and at most 1000000.",
+    ]
+
+
+def test_a_native_job_carries_its_loss_curve_in_both_forms(folder: Folder) -> None:
+    curve = LossCurve(start=2.3, end=0.1, steepness=20.0)
+    fields = "name: a, submit: 0, slots: 1, application: bert"
+    (job,) = folder.load("w.yaml", f"jobs: [{{{fields}, loss: {{start: 2.3, end: 0.1, steepness: 20}}}}]").jobs
+    assert job.loss == curve
+    rows = "a,0,1,bert,2.3 0.1 20\nb,0,1,bert,2.3 0.1 20 exponential\nc,0,1,bert,\n"
+    jobs = folder.load("w.csv", "name,submit,slots,application,loss\n" + rows).jobs
+    assert [job.loss for job in jobs] == [curve, replace(curve, exponential=True), None]
+
+
+def test_mistakes_in_loss_curves_say_what_would_be_right(folder: Folder) -> None:
+    fields = "name: a, submit: 0, slots: 1, application: bert"
+    assert folder.refusal("w.yaml", f"jobs: [{{{fields}, loss: {{start: 1, end: 2, steepness: 20}}}}]") == [
+        "w.yaml, jobs[0].loss.end is 2.0, but must be less than start, which is 1.",
+    ]
+    rows = "a,0,1,bert,1 2 20\nb,0,1,bert,2 1\nc,0,1,bert,2 1 20 linear\n"
+    expected = "but must be start, end and steepness of a loss curve, as in 2.3 0.1 20, or 2.3 0.1 20 exponential."
+    assert folder.refusal("w.csv", "name,submit,slots,application,loss\n" + rows) == [
+        f"w.csv, line {line}, column loss is '{cell}', {expected}"
+        for line, cell in ((2, "1 2 20"), (3, "2 1"), (4, "2 1 20 linear"))
     ]
 
 

@@ -22,7 +22,7 @@ from geminid.policies.slaq import Slaq
 from geminid.sim.profiles import load_throughputs
 from geminid.sim.profiles.built_in import built_in_applications
 from geminid.sim.run import Experiment, applications_of, policy_of, simulate
-from geminid.sim.simjob import SimJob
+from geminid.sim.simjob import SimJob, loss_curve
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import Workload
 from geminid.sim.workloads import load_workload
@@ -330,7 +330,7 @@ def _losses_over_time(share: Literal["quality", "fair"]) -> _LossesOverTime:
 
     def normalised(job_id: str, progress: float) -> float:
         job = by_id[job_id]
-        curve = applications[job.trace.application or ""].loss
+        curve = loss_curve(job)
         assert curve is not None
         return (curve.at(progress / job.work) - curve.end) / (curve.start - curve.end)
 

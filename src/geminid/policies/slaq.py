@@ -20,6 +20,7 @@ is the mean of the reports since the last point, and a curve is fitted again whe
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
@@ -34,6 +35,10 @@ from geminid.policies.options import Positive
 
 #: A point is remembered when a job has got on by this part since the last one: fits need points that differ.
 SPACING = 0.05
+
+#: A loss that is the same to the last digit counts as measured again when the job has this many times the progress:
+#: scripts report a loss once per epoch, and the job repeats it with every report of its progress.
+REPEATED_UNTIL = 2.0
 
 #: Time for which a job keeps changed slots, in pauses of its own.
 SETTLE_PAUSES = 10.0
@@ -55,7 +60,8 @@ NO_FIT = fit_losses([[]])
 class History:
     """What a job has reported: its first loss, and its latest points (progress, loss), each the mean of some reports.
 
-    ``fit`` is the curve through the points, None if it has to be fitted again.
+    ``last_progress`` and ``last_loss`` are those of the last report that counts. ``fit`` is the curve through the
+    points, None if it has to be fitted again.
     """
 
     first_loss: float
@@ -63,12 +69,14 @@ class History:
     last_progress: float
     pending: list[tuple[float, float]] = field(default_factory=list)
     fit: LossFits | None = None
+    last_loss: float = math.nan
 
     def report(self, progress: float, loss: float) -> None:
         """Take in a loss; reports between two points are averaged, which takes out some of their noise."""
-        if progress <= self.last_progress:
+        repeated = loss == self.last_loss and progress < REPEATED_UNTIL * self.last_progress
+        if progress <= self.last_progress or repeated:
             return
-        self.last_progress = progress
+        self.last_progress, self.last_loss = progress, loss
         self.pending.append((progress, loss))
         if progress > (1.0 + SPACING) * self.points[-1][0]:
             done, losses = zip(*self.pending, strict=True)
@@ -138,7 +146,8 @@ class Slaq(Policy):
             if job.id in self._histories:
                 self._histories[job.id].report(job.progress, job.loss)
             else:
-                self._histories[job.id] = History(job.loss, [(job.progress, job.loss)], job.progress)
+                points = [(job.progress, job.loss)]
+                self._histories[job.id] = History(job.loss, points, job.progress, last_loss=job.loss)
 
     def _fits(self, jobs: Sequence[JobView]) -> LossFits:
         """The curves of all jobs; those with new points are fitted again, all at the same time."""

@@ -14,6 +14,7 @@ from geminid.goodput.fit import ThroughputFit
 from geminid.goodput.profile import Observation
 from geminid.network import WITHIN_RACK, Crossing
 from geminid.policies.base import Allocation, JobFacts
+from geminid.sim.application import LossCurve
 from geminid.sim.rates import Array, ByIdentity, epoch_gains, epoch_gradients, epoch_rates
 from geminid.sim.tuner import Batch, Tuner, for_total, untuned
 from geminid.sim.workload import TraceJob
@@ -270,8 +271,8 @@ class SimJob:
     # --- What it measures, and how it tunes itself ---
 
     def loss(self) -> float | None:
-        """Training loss at the current progress, if the application has a loss curve."""
-        curve = None if self.application is None else self.application.value.loss
+        """Training loss at the current progress, if there is a loss curve."""
+        curve = loss_curve(self)
         return None if curve is None else curve.at(self.progress / self.total)
 
     def gradient(self) -> GradientStats | None:
@@ -333,3 +334,10 @@ class SimJob:
         if tuner is None or not known or tuner.fitted is not fitted or tuner.limits is not limits:
             tuner = self._tuner = Tuner(fitted, limits, placement, link_slowdown)
         return tuner.best(gradient, current)
+
+
+def loss_curve(job: SimJob) -> LossCurve | None:
+    """The loss curve of a job: the one that the workload gives it, else that of its application."""
+    if job.trace.loss is not None or job.application is None:
+        return job.trace.loss
+    return job.application.value.loss

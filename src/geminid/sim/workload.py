@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from geminid.job import Adaptivity
+from geminid.sim.application import LossCurve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class TraceJob:
     A deadline counts from the submission: ``slo_s`` seconds, or ``slo_factor`` times as long as the job takes when it
     has the slots that it asked for to itself (Gavel). None of both means no deadline. Where ``requested_batch`` is
     None, the user asked for the application's initial batch size. ``opportunistic`` jobs take what others leave.
+    ``loss`` is the training loss that this job reports, in place of that of its application.
     """
 
     name: str
@@ -33,6 +35,7 @@ class TraceJob:
     slo_factor: float | None = None
     owner: str = ""
     opportunistic: bool = False
+    loss: LossCurve | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from geminid.fields import (
 from geminid.job import Adaptivity
 from geminid.nodes import MAX_SLOTS
 from geminid.policies.gavel.problem import MOST_WEIGHT
+from geminid.sim.application import LossCurve
 from geminid.sim.csvfile import MAX_PROBLEMS, Column, Row
 from geminid.sim.workload import TraceJob, Workload
 from geminid.sim.workloads.tables import MAX_COUNT, MAX_SECONDS, Table, TextFile, in_order, raise_first
@@ -91,6 +92,7 @@ def _job(values: Mapping[str, Any]) -> TraceJob:
         slo_factor=given.get("slo_factor"),
         owner=given.get("owner", ""),
         opportunistic=given.get("opportunistic", False),
+        loss=given.get("loss"),
     )
 
 
@@ -153,6 +155,24 @@ def _true_or_false(text: str) -> bool:
     return text.lower() == "true"
 
 
+#: The fourth word of a loss curve in CSV that falls exponentially.
+_EXPONENTIAL: Final = "exponential"
+
+
+def _loss_of_cell(text: str) -> LossCurve:
+    """A loss curve from its three numbers, and the word exponential where it is that."""
+    start, end, steepness, *family = text.split()
+    if family not in ([], [_EXPONENTIAL]):
+        raise ValueError
+    return LossCurve(start=float(start), end=float(end), steepness=float(steepness), exponential=bool(family))
+
+
+def _cell_of_loss(curve: LossCurve) -> str:
+    words = [repr(curve.start), repr(curve.end), repr(curve.steepness)]
+    return " ".join([*words, _EXPONENTIAL] if curve.exponential else words)
+
+
+_A_LOSS_CURVE: Final = "must be start, end and steepness of a loss curve, as in 2.3 0.1 20, or 2.3 0.1 20 exponential"
 _A_WHOLE_NUMBER: Final = (int, "must be a whole number")
 _A_NUMBER: Final = (float, "must be a number")
 _DURATION: Final = (parse_duration, f"must be {A_DURATION}")
@@ -171,6 +191,7 @@ COLUMNS: Final = {
     "slo_factor": _optional(*_A_NUMBER),
     "owner": _optional(str, ""),
     "opportunistic": _optional(_true_or_false, "must be true or false"),
+    "loss": _optional(_loss_of_cell, _A_LOSS_CURVE),
 }
 
 
@@ -179,7 +200,7 @@ def _from_row(row: Row) -> TraceJob:
 
 
 def _to_csv(workload: Workload) -> str:
-    rows = [_plain(job, _plain_seconds) for job in workload.jobs]
+    rows = [_plain(job, _plain_seconds, _cell_of_loss) for job in workload.jobs]
     used = {name for row in rows for name in row}
     output = io.StringIO()
     writer = csv.DictWriter(output, [name for name in COLUMNS if name in used], lineterminator="\n")
@@ -249,6 +270,7 @@ def _read_job(reader: Reader) -> TraceJob:
         "slo_factor": reader.number("slo_factor", None),
         "owner": reader.text("owner", None),
         "opportunistic": reader.boolean("opportunistic", None),
+        "loss": None if (curve := reader.nested("loss")) is None else LossCurve.read(curve),
     }
     return _job(fields)
 
@@ -257,10 +279,12 @@ def _to_yaml(workload: Workload) -> str:
     data: dict[str, Any] = {"name": workload.name}
     if workload.notes:
         data["notes"] = list(workload.notes)
-    return dump_yaml({**data, "jobs": [_plain(job, format_duration) for job in workload.jobs]})
+    return dump_yaml({**data, "jobs": [_plain(job, format_duration, LossCurve.to_dict) for job in workload.jobs]})
 
 
-def _plain(job: TraceJob, write_seconds: Callable[[float], object]) -> dict[str, Any]:
+def _plain(
+    job: TraceJob, write_seconds: Callable[[float], object], write_loss: Callable[[LossCurve], object]
+) -> dict[str, Any]:
     """A job's fields by their names in files, without those that have their usual value."""
 
     def seconds(value: float | None) -> object:
@@ -280,6 +304,7 @@ def _plain(job: TraceJob, write_seconds: Callable[[float], object]) -> dict[str,
         "slo_factor": job.slo_factor,
         "owner": job.owner or None,
         "opportunistic": job.opportunistic or None,
+        "loss": None if job.loss is None else write_loss(job.loss),
     }
     plain = {name: value for name, value in plain.items() if value is not None}
     if job.adaptivity is _usual_adaptivity(plain):
