@@ -29,6 +29,17 @@ def test_gandiva_as_published_with_tiresias() -> None:
     result = simulate("gandiva:packing=false,growth=false,migration=false", world)
     assert result["avg_jct_s"] == pytest.approx(787.18, rel=0.01)
     assert result["makespan_s"] == pytest.approx(4879.0, rel=0.01)
+    assert result["rescales_per_job"] == 0.0, "no slice ever ends in the published schedule"
+
+
+@pytest.mark.needs_peers(TIRESIAS)
+def test_gandiva_with_slices_that_end_takes_a_little_longer_than_published() -> None:
+    workload = load_workload(PEERS / TIRESIAS)
+    world = Experiment(workload=workload, cluster=Cluster.parse("v100:2x4"), settings=Settings(rescale_s=0.0))
+    result = simulate("gandiva:packing=false,growth=false,migration=false,published=false", world)
+    assert result["rescales_per_job"] > 0.5
+    assert result["avg_jct_s"] == pytest.approx(787.18, rel=0.05)
+    assert result["makespan_s"] == pytest.approx(4879.0, rel=0.02)
 
 
 POLLUX_EVALUATION = {

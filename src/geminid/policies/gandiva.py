@@ -24,9 +24,11 @@ suspending costs next to nothing, here it costs what a change of slots does.
 
 ``published=true`` repeats the simulator that was published with Tiresias (``gandiva_published.py``), with its defects
 and without everything above but node sets and slices; it is the default for traces of durations, so that they compare
-with published figures; asking for a part that it leaves out is refused. On its 60-job trace nobody ever loses a slice
-there, and these rules, in which jobs take turns, give a mean JCT 4 % longer. Live, jobs cannot share slots: nobody is
-packed there.
+with published figures; asking for a part that it leaves out is refused. Its mean JCT on the 60-job trace, 787 s, is
+that of a schedule in which no slice ever ends: slices end only at looks on a full minute, and no look is on one while
+jobs wait. Where slices end, none of the times between looks (1 to 20 s), starts of slices and orders of the queue that
+we tried meets both the published mean and makespan: the mean is 1 to 15 % longer, with these rules 4 %. Live, jobs
+cannot share slots: nobody is packed there.
 """
 
 from __future__ import annotations
