@@ -9,6 +9,7 @@ from geminid.cli import (
     bench_network,
     bench_page,
     bench_paper,
+    bench_plans,
     bench_published,
     bench_service,
     bench_simulation,
@@ -17,7 +18,7 @@ from geminid.cli import (
 
 app = bench.app
 for command in (
-    *(bench_model.model, bench_model.table, bench_model.fit, bench_model.estimation),
+    *(bench_model.model, bench_model.table, bench_model.fit, bench_model.estimation, bench_plans.plans),
     *(bench_simulation.simulator, bench_decisions.solver, bench_decisions.policies, bench_published.quality),
     *(bench_published.fidelity, bench_simulation.sharing, bench_simulation.entities, bench_simulation.objectives),
     *(bench_network.consolidation, bench_paper.paper),

@@ -10,5 +10,8 @@
 ``batchplan``          the best batch plan on one configuration: the definition
 ``table``              the same for all jobs and configurations at once
 ``transfer``           carrying a fit over to another GPU type
+``planmodel``          step times under execution plans: sharded, split, checkpointed, offloaded
+``planfit``            that model fitted to measurements, with what similar jobs know
+``memory``             which plans and batches fit a slot
 =====================  ===================================================================================
 """
