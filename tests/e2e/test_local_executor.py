@@ -37,6 +37,7 @@ from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
 from geminid.supervise import events as j
 from geminid.supervise.handover import Handover
+from geminid.supervise.protocol import Plan, Progress
 from waiting import until
 
 PLACE = Placement.of({NODE: [0]})
@@ -249,14 +250,7 @@ def test_a_job_that_is_taken_over_while_it_forms_has_not_crashed(tmp_path):
     around = surroundings(tmp_path)
     supervisor = SimpleNamespace(status=SimpleNamespace(slots=("0", "1"), ready=None))
     running = ElasticJob("j1", supervisor, workers={"w1": "0", "w2": "1"}, target=("0", "1"))
-    progress = SimpleNamespace(
-        **dict.fromkeys(("progress", "samples", "step", "epoch", "accumulation_s", "step_s"), 0),
-        **dict.fromkeys(("squared_gradient", "variance", "learning_rate_factor"), 1.0),
-        size=2,
-        plan=SimpleNamespace(per_slot_batch=1, accumulation_steps=0),
-        metrics={},
-    )
-    told = running.handle(j.Reported(progress), around).records
+    told = running.handle(progress(), around).records
     formed = j.GroupFormed(
         generation=2, slots=("0", "1"), step=0, pause_s=None, restored=True, stopped_at_s=None, resumed_at_s=0.0
     )
@@ -593,13 +587,9 @@ class Crowd:
         self.hear(job_id, j.Resized(tuple(map(str, slots))))
 
 
-def progress() -> SimpleNamespace:
-    return SimpleNamespace(
-        **dict.fromkeys(("progress", "samples", "step", "epoch", "accumulation_s", "step_s"), 0),
-        **dict.fromkeys(("squared_gradient", "variance", "learning_rate_factor"), 1.0),
-        size=2,
-        plan=SimpleNamespace(per_slot_batch=1, accumulation_steps=0),
-        metrics={},
+def progress() -> Progress:
+    return Progress(
+        generation=1, step=0, epoch=0, samples=0, progress=0.0, size=2, plan=Plan(per_slot_batch=1), total_batch=2
     )
 
 
@@ -611,7 +601,7 @@ def test_whoever_waits_for_a_slot_is_led_when_it_becomes_free_and_nobody_else_is
     assert crowd.run("j4", 1) == []
     assert crowd.run("j5", 2) == []
 
-    crowd.hear("j1", j.Reported(progress()))
+    crowd.hear("j1", progress())
     assert crowd.led == []  # as all do every second: it is nobody's business
     crowd.hear("j3", j.WorkerStarted("w9", "3", 0))
     assert crowd.led == ["j3"]

@@ -19,7 +19,6 @@ from geminid.supervise.events import (
     InitCalled,
     JobEnded,
     JobPhase,
-    Reported,
     WorkerEnded,
     WorkerStarted,
 )
@@ -283,7 +282,7 @@ def test_metrics_of_a_report_are_averaged_over_the_members():
     world = training("ab")
     world.handle(inputs.MessageReceived("w2", protocol.Metrics(generation=1, metrics={"loss": 3.0})))
     world.handle(inputs.MessageReceived("w1", progress(5, metrics={"loss": 1.0})))
-    assert of_kind(world, Reported)[-1].progress.metrics == {"loss": 2.0}
+    assert of_kind(world, protocol.Progress)[-1].metrics == {"loss": 2.0}
 
 
 def test_a_worker_that_reconnects_gets_the_order_that_it_has_missed():

@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from geminid.serve.executors.base import ExecutorEvent
@@ -20,6 +19,7 @@ from geminid.serve.executors.ray.provider import BridgeAnswer
 from geminid.serve.executors.starts import SupervisorEvent
 from geminid.serve.livejob import LiveJob
 from geminid.supervise import events as j
+from geminid.supervise.protocol import Plan, Progress
 from geminid.testing.ray_doubles import ConnectedAgents, GrantingBridge, PretendSupervisor, seen_node
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class ManyJobs:
     def report(self, job_ids: Iterable[str]) -> None:
         """Have jobs report their progress."""
         for job_id in job_ids:
-            self._handle(job_id, j.Reported(cast("Any", _PROGRESS)))
+            self._handle(job_id, _PROGRESS)
 
     def tick(self) -> None:
         """One periodic call of the executor, without its look at log files."""
@@ -161,13 +161,15 @@ def _formed(slots: tuple[str, ...]) -> j.GroupFormed:
 
 
 #: A progress report as a supervisor passes it on.
-_PROGRESS = SimpleNamespace(
+_PROGRESS = Progress(
+    generation=1,
     progress=1000.0,
     samples=1000,
     step=100,
     epoch=0,
     size=4,
-    plan=SimpleNamespace(per_slot_batch=32, accumulation_steps=0),
+    plan=Plan(per_slot_batch=32, accumulation_steps=0),
+    total_batch=128,
     accumulation_s=0.18,
     step_s=0.2,
     squared_gradient=1.0,

@@ -77,13 +77,6 @@ class CouldNotGrow:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
-    """The leader reported step times, noise, progress and metrics."""
-
-    progress: Progress
-
-
-@dataclass(frozen=True, slots=True)
 class CheckpointWritten:
     """A checkpoint is on disk."""
 
@@ -131,6 +124,7 @@ class JobPhase(StrEnum):
         return self in (JobPhase.FINISHED, JobPhase.STOPPED, JobPhase.FAILED)
 
 
+#: ``Progress`` is the leader's own report, with the metrics of all workers averaged.
 JobEvent = (
     WorkerStarted
     | InitCalled
@@ -139,7 +133,7 @@ JobEvent = (
     | GroupFormed
     | FirstStepDone
     | CouldNotGrow
-    | Reported
+    | Progress
     | CheckpointWritten
     | JobEnded
 )

@@ -416,7 +416,7 @@ class SupervisedJob:
                 others = [self.workers[one] for one in self.group.current.members if one in self.workers]
                 metrics = [message.metrics, *(other.metrics for other in others if other is not known)]
                 self.reports.progress = replace(message, metrics=protocol.averaged(metrics))
-                self._instructions.append(Emit(events.Reported(self.reports.progress)))
+                self._instructions.append(Emit(self.reports.progress))
             case protocol.Metrics():
                 known.metrics = message.metrics if message.generation == self.group.current.number else {}
             case protocol.Checkpointed():

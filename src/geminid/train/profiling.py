@@ -25,7 +25,7 @@ from geminid.goodput.fit import ThroughputFit, fit
 from geminid.goodput.profile import Observation, Profile
 from geminid.goodput.throughput import Shape
 from geminid.process.zygote import Zygote
-from geminid.supervise.events import JobEvent, JobPhase, Reported
+from geminid.supervise.events import JobEvent, JobPhase
 from geminid.supervise.protocol import Plan, Progress, Ready
 from geminid.supervise.spec import Patience, WorkerSpec
 from geminid.supervise.supervisor import Supervisor
@@ -151,8 +151,8 @@ def profile_script(
     clock, reports = Clock(), list[Progress]()
 
     def on_event(event: JobEvent) -> None:
-        if isinstance(event, Reported):
-            reports.append(event.progress)
+        if isinstance(event, Progress):
+            reports.append(event)
 
     with tempfile.TemporaryDirectory(prefix="geminid-") as folder, Zygote(preload="geminid.train.preload") as launcher:
         spec = WorkerSpec(

@@ -23,6 +23,7 @@ from geminid.serve.executors.jobrecords import (
 from geminid.serve.executors.provider import SlotNames
 from geminid.serve.livejob import LiveJob
 from geminid.supervise import events as j
+from geminid.supervise.protocol import Progress
 from geminid.supervise.supervisor import Supervisor
 
 #: Time between two progress records of a job in its first seconds on new slots.
@@ -220,10 +221,10 @@ class ElasticJob:
                 self.refusal = reason
             case j.FirstStepDone():
                 around.refusals.trained(self.job_id, len(self.formed))
-            case j.Reported(progress=progress):
+            case Progress():
                 nodes = around.nodes(self.formed)
                 slowdown = link_slowdown(around.cluster, nodes & around.cluster.node_index.keys())
-                self.progress.latest = progressed(self.job_id, progress, len(nodes) or 1, slowdown)
+                self.progress.latest = progressed(self.job_id, event, len(nodes) or 1, slowdown)
                 formed = self._formed_before(around)
                 return Outcome((*self._ready(), *formed, *self.progress.due(around.now_s)))
             case j.CheckpointWritten(checkpoint=checkpoint):

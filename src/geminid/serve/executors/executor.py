@@ -38,8 +38,8 @@ from geminid.serve.executors.reconcile import Acquire, Action, Desired, Resize, 
 from geminid.serve.executors.starts import CommandEnded, CommandStarted, JobEvent, StartFailed, Starts, SupervisorEvent
 from geminid.serve.executors.takeover import Takeover, replanned
 from geminid.serve.livejob import LiveJob
-from geminid.supervise import events as j
 from geminid.supervise.handover import Handover
+from geminid.supervise.protocol import Progress
 
 #: Time between two looks at the sizes of logs.
 LOGS_EVERY_S = 1.0
@@ -351,7 +351,7 @@ class AgentExecutor:
         match event:
             case SupervisorEvent() if isinstance(running, ElasticJob) and running.supervisor is event.supervisor:
                 records = self._settle(running, running.handle(event.event, self._surroundings(event.job_id)))
-                if isinstance(event.event, j.Reported):  # as every job does every second: it changes no slot
+                if isinstance(event.event, Progress):  # once a second from every job, and it changes no slot
                     return records
             case CommandStarted() if running is not None:
                 placement = self._surroundings(event.job_id).placed(running.holds)
