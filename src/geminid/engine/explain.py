@@ -220,6 +220,11 @@ def _waiting(
     levers: Levers,
     last: LastDecision | None,
 ) -> tuple[str, list[str], list[Hint]]:
+    """Why a job has no slots: the reason, numbers, and what would help. The first of these that holds is the reason.
+
+    Too few slots are in service; a quota is smaller than the job; a quota is used up; what the decision said; enough
+    slots are free, but no decision has given it any; the slots are held by others.
+    """
     need, types, room = job.facts.least_slots, job.facts.gpu_types, room_for(job, view, cordoned)
     total, usable, free = room.total, room.usable, room.free
     holders = [other for other in view.jobs if other.allocation and (types is None or other.gpu_type in types)]
@@ -346,6 +351,11 @@ def _names(jobs: Sequence[JobView]) -> str:
 def _running(
     job: JobView, view: ClusterView, sizes: Sequence[Size], quotas: Sequence[Quota], levers: Levers
 ) -> tuple[str, list[str], list[Hint]]:
+    """Why a job has the slots that it has: the reason, numbers, and what would help. The first that holds is given.
+
+    Its size is fixed; fewer would do as well; it has all, or the most that it may have; a quota is used up; its speed
+    does not matter to the policy, or is unknown; more would not help, or not yet; the others need the rest.
+    """
     facts = job.facts
     of_type = view.cluster.nodes_of_type.get(job.gpu_type or "", ())
     usable = sum(view.usable_slots[node] for node in of_type)

@@ -1,10 +1,11 @@
-"""The seam to an execution engine: a provider supplies nodes and leases of their slots, and nothing about jobs.
+"""What an execution engine has to supply: nodes, and leases of their slots. A provider knows nothing about jobs.
 
 Everything about jobs is done by the executor (``executor.py``) with the agents of the nodes (``node/agent.py``). A new
-engine needs one :class:`NodeProvider`, and a function that makes an ``AgentExecutor`` with it.
+engine needs a :class:`NodeProvider`, an implementation of ``base.Submissions``, and a function that makes an
+``AgentExecutor`` with them (``ray/executor.py`` is the model).
 
-A provider is called in the service's thread only. What it learns in threads of its own it passes to ``post``, and gets
-it back through ``handle``, which says what it means as node events.
+A provider is called in the service's thread only. What it learns in threads of its own it passes to ``post``; the
+executor then calls ``handle`` with it, which returns what it means for nodes and slots as node events.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class AgentPlace(Struct, frozen=True):
 
 
 class Seat(Struct, frozen=True):
-    """A leased slot: its devices, and the process that holds it, if that is known yet."""
+    """A leased slot: its devices, and the engine's process that holds the lease, if that is known yet."""
 
     devices: list[str] = field(default_factory=list)
     holder: Identity | None = None
@@ -55,7 +56,7 @@ class CodePlace(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class NodeSeen:
-    """The engine has a node. It is used once its agent answers, or at once if that ``rests`` until it is needed."""
+    """The engine has a node. It is used once its agent answers; at once if the agent ``rests`` until it is needed."""
 
     node: NodeGroup
     agent: AgentPlace | None = None
@@ -64,14 +65,14 @@ class NodeSeen:
 
 @dataclass(frozen=True, slots=True)
 class NodeGone:
-    """The engine has a node no more."""
+    """The engine no longer has a node."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeLeaving:
-    """The engine is going to take a node away, or after all not; jobs should leave it."""
+    """The engine is going to take a node away, so jobs should leave it; or no longer is (``leaving`` is false)."""
 
     node: str
     leaving: bool
@@ -86,7 +87,7 @@ class AgentStopped:
 
 @dataclass(frozen=True, slots=True)
 class SlotsTaken:
-    """These slots of a node, and no others, are not for our jobs now: others have them, or they cannot be used."""
+    """All slots of a node that our jobs cannot have now: others use them, or they are broken."""
 
     node: str
     slots: tuple[int, ...]
@@ -103,14 +104,14 @@ class SlotsLost:
 
 @dataclass(frozen=True, slots=True)
 class SlotsChanged:
-    """Jobs that wait for these slots may be able to go on; None: jobs that wait for any slot."""
+    """Leases of these slots (None: of any) have changed: jobs that wait for them are looked at again."""
 
     slots: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CodeUndeliverable:
-    """A job's code cannot be brought to its nodes, and if that is ``certain``, to no others either."""
+    """A job's code cannot be brought to its nodes; if that is ``certain``, to no other nodes either."""
 
     job_id: str
     reason: str
@@ -157,19 +158,19 @@ class Agents(Launcher, Protocol):
     """The agents of all nodes: a launcher whose processes run where their slot is."""
 
     def know(self, node: str, host: str, port: int, token: str) -> bool:
-        """A node's agent is there: connect with it. Whether that is done at once; otherwise an event says when."""
+        """Connect to the agent of a node at this address. True if that is done at once; otherwise an event follows."""
 
     def leave(self, node: str) -> None:
         """A node's agent is about to end, as it should: disconnect, and report nothing."""
 
     def forget(self, node: str) -> None:
-        """The engine has a node no more: what may still run there is ended, or waited for."""
+        """The engine no longer has a node: what may still run there is ended, or waited for."""
 
     def doubt(self, node: str) -> bool:
         """A node is not there; whether processes of an earlier service may run on it. Reports when that is over."""
 
     def hold(self, node: str) -> None:
-        """Have a node's agent know who holds its slots."""
+        """Send a node's agent the processes that hold its slots (``Seat.holder``)."""
 
     def host(self, node: str) -> str:
         """The address at which other nodes reach a node."""
@@ -178,10 +179,10 @@ class Agents(Launcher, Protocol):
         """Whether a process of an earlier service still runs."""
 
     def end_unknown(self, jobs: Collection[str], keys: Set[str]) -> None:
-        """End processes of earlier services that are not these, nor of these jobs."""
+        """End processes of earlier services, except these and those of these jobs."""
 
     def end_strangers(self, node: str) -> None:
-        """End the processes of a node that nobody here watches."""
+        """End the processes of a node that this service does not watch."""
 
 
 class NodeProvider(ABC):
@@ -202,15 +203,18 @@ class NodeProvider(ABC):
 
     @abstractmethod
     def handle(self, event: ExecutorEvent) -> list[NodeEvent]:
-        """What something that was posted means for nodes and slots."""
+        """What a posted event means for nodes and slots."""
 
     @abstractmethod
     def lease(self, job_id: str, code: str, slots: Sequence[str]) -> None:
-        """Have these slots leased for us, and a job's code where they are, if they are not yet."""
+        """Begin to lease these slots, and to bring a job's code there; those that are leased already stay so.
+
+        Returns at once. When a lease is there, ``handle`` or ``tick`` returns ``SlotsChanged``.
+        """
 
     @abstractmethod
     def seat(self, slot: str) -> Seat | None:
-        """A slot that is leased for us; None if it is not."""
+        """The lease of a slot; None if it is not leased for us."""
 
     @abstractmethod
     def release(self, slots: Collection[str]) -> None:
@@ -221,7 +225,7 @@ class NodeProvider(ABC):
         """Give all slots back, or leave them to the next service (``detach``)."""
 
     def tick(self, needed: Callable[[], Set[str]], jobs: Callable[[str], bool]) -> list[NodeEvent]:
-        """Look at the clock. ``needed`` tells which slots jobs use or wait for, and ``jobs`` whether one does."""
+        """Do what is due. ``needed`` returns the slots that jobs use or wait for, ``jobs`` whether a job exists."""
         return []
 
     def is_ready(self, job_id: str, code: str, slot: str) -> bool:
