@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from geminid.cluster import Cluster
@@ -261,7 +262,9 @@ def circumstances(job: LiveJob, state: ServiceState, now_s: float) -> list[str]:
     return lines
 
 
-def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]]:
+def node_documents(
+    state: ServiceState, cluster: Cluster, agent_versions: Mapping[str, str] = MappingProxyType({})
+) -> list[dict[str, Any]]:
     """Every node with its slots and the jobs on them."""
     holders = {
         slot: job.id for job in state.jobs.values() if job.state.placement for slot in job.state.placement.slots()
@@ -279,6 +282,7 @@ def node_documents(state: ServiceState, cluster: Cluster) -> list[dict[str, Any]
             "down": node.name in state.down,
             "taken": sorted(slot for owner, slot in state.taken if owner == node.name),
             "unfit": state.unfit.get(node.name, ""),
+            "agent_version": agent_versions.get(node.name, ""),
             "cordoned": sorted(slot for owner, slot in state.cordoned if owner == node.name),
             "jobs": [holders.get((node.name, slot)) for slot in range(node.slots)],
             "planned": [planned.get((node.name, slot)) for slot in range(node.slots)],

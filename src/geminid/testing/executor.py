@@ -44,6 +44,11 @@ class PretendExecutor:
         return Cluster.parse(f"cpu:1x{self.slots}")
 
     @property
+    def agent_versions(self) -> Mapping[str, str]:
+        """There are no agents."""
+        return {}
+
+    @property
     def submissions(self) -> Self:
         """What is asked before a job is accepted."""
         return self

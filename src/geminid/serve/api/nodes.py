@@ -16,7 +16,10 @@ router = APIRouter()
 @router.get("/nodes", response_model=list[schemas.Node])
 async def nodes(context: Context) -> JSONResponse:
     """The nodes and which jobs are on their slots."""
-    return JSONResponse(documents.node_documents(context.service.published.state, context.service.cluster))
+    service = context.service
+    return JSONResponse(
+        documents.node_documents(service.published.state, service.cluster, service.executor.agent_versions)
+    )
 
 
 @router.post("/nodes/{node}/drain", response_model=schemas.Drain)

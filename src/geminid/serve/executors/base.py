@@ -57,6 +57,10 @@ class Executor(Protocol):
         """The slots that there are. It may change whenever ``handle`` reports that nodes joined or left."""
 
     @property
+    def agent_versions(self) -> Mapping[str, str]:
+        """The version of Geminid that the agent of each node has reported. In any thread."""
+
+    @property
     def submissions(self) -> Submissions:
         """What is asked before a job is accepted."""
 

@@ -122,6 +122,7 @@ class AgentExecutor:
     ) -> None:
         self.provider, self.nodes, self.submissions, self.folders = provider, nodes, submissions, launching.folders
         self._launching, self._commands, self._inbox, self._clock = launching, commands, inbox, clock
+        self.agent_versions: Mapping[str, str] = nodes.agent_versions
         self.jobs = JobTable()
         self._starts = Starts(launching, commands, inbox.post)
         self._refusals = Refusals()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from geminid import __version__
 from geminid.clock import Clock
 from geminid.cluster import Cluster
 from geminid.fields import Problem
@@ -102,7 +103,7 @@ class LocalProvider(NodeProvider):
 
     def nodes(self) -> list[NodeEvent]:
         """The nodes that this machine is."""
-        agent = AgentPlace(LOOPBACK, 0, "")
+        agent = AgentPlace(LOOPBACK, 0, "", __version__)
         return [
             NodeSeen(NodeGroup(gpu_type=node.gpu_type, slots=node.slots, name=node.name), agent)
             for node in self._cluster.nodes

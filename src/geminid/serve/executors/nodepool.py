@@ -48,6 +48,7 @@ class NodePool:
         self.resting: set[str] = set()
         self.fences = Fences()
         self.agentless: dict[str, str] = {}
+        self.agent_versions: dict[str, str] = {}
         self._known: dict[str, NodeGroup] = {}
         self._gone_since_s: dict[str, float] = {}
         self._leaving: dict[str, None] = {}
@@ -197,6 +198,8 @@ class NodePool:
         """The provider has a node: it joins when its agent answers, or at once if that rests."""
         name = event.node.name or ""
         self.seen[name] = event.node
+        if event.agent is not None:
+            self.agent_versions[name] = event.agent.version
         if event.rests and name not in self.up:
             self.resting.add(name)
             return list(self._join(name))
