@@ -208,6 +208,7 @@ class Node(TypedDict):
 
     An operator has ``drained`` it; its owner is about to take it away (``leaving``), or it is gone (``down``). Slots
     that are ``taken`` are used by others; or cannot be used for now, if the node is ``unfit`` for a reason.
+    ``agent_version`` is the version of Geminid that its agent reported; empty if it has not yet.
     """
 
     name: str
@@ -220,6 +221,7 @@ class Node(TypedDict):
     down: bool
     taken: list[int]
     unfit: str
+    agent_version: str
     cordoned: list[int]
     jobs: list[str | None]
     planned: list[str | None]
@@ -382,115 +384,3 @@ class JobChange(TypedDict):
     priority: NotRequired[int]
     min_slots: NotRequired[int]
     max_slots: NotRequired[int]
-
-
-class LoginLink(TypedDict):
-    """A link that logs a browser in, once, and for how long it is good."""
-
-    url: str
-    expires_in_s: float
-
-
-class LogIn(TypedDict, total=False):
-    """What begins a browser session: one of these."""
-
-    code: str
-    token: str
-
-
-class Session(TypedDict):
-    """Who is logged in."""
-
-    user: str
-    role: str
-
-
-class Rows(TypedDict):
-    """All jobs as short rows, and the change after which they are true."""
-
-    last_id: str
-    now_s: float
-    seq: int
-    columns: list[str]
-    rows: list[list[Any]]
-    status: dict[str, Any]
-
-
-class Series(TypedDict):
-    """The curves of a job: a list per column, and its history."""
-
-    job: str
-    every_s: float
-    at_s: list[float]
-    slots: list[int]
-    samples: list[int]
-    progress: list[float]
-    step: list[int]
-    batch: list[float | None]
-    per_slot_batch: list[int | None]
-    passes: list[int | None]
-    learning_rate_factor: list[float | None]
-    noise_scale: list[float | None]
-    throughput: list[float | None]
-    goodput: list[float | None]
-    predicted: list[float | None]
-    metrics: dict[str, list[float | None]]
-    history: list[dict[str, Any]]
-
-
-class Lanes(TypedDict):
-    """Stints of jobs on slots: job, node, slot, begin, end (none: still there), slots of the job."""
-
-    now_s: float
-    from_s: float
-    to_s: float
-    names: dict[str, str]
-    goodputs: dict[str, float]
-    faults: list[list[Any]]
-    stints: list[list[Any]]
-    complete: bool
-
-
-class UsagePeriods(TypedDict):
-    """Slot-hours of each owner, by period."""
-
-    from_s: float
-    period_s: float
-    slot_hours: dict[str, list[float]]
-
-
-class Share(TypedDict):
-    """What an owner has beside what an equal share is, and how the owner's jobs fared."""
-
-    owner: str
-    slots: int
-    slot_hours: float
-    entitled_slots: float
-    jobs_ended: int
-    mean_finish_time_ratio: float | None
-    worst_finish_time_ratio: float | None
-
-
-class WhatIfJob(TypedDict, total=False):
-    """A job that does not exist: how many slots it needs, for how long."""
-
-    name: str
-    slots: int
-    seconds: float
-
-
-class WhatIfChange(TypedDict, total=False):
-    """What is to be different."""
-
-    policy: str
-    cluster: str
-    job: WhatIfJob
-
-
-class WhatIf(TypedDict):
-    """The live jobs simulated to their end, as things are and with the change."""
-
-    before: dict[str, Any]
-    after: dict[str, Any]
-    jobs: list[dict[str, Any]]
-    notes: list[str]

@@ -8,16 +8,19 @@ import io
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from geminid.jobstate import JobPhase
-from geminid.serve import schemas
-from geminid.serve.api.context import Context, NamedJob
+from geminid.serve import pageschemas, schemas
+from geminid.serve.api.context import ApiContext, Context, NamedJob
+from geminid.serve.api.requests import large_response
 from geminid.serve.client import TOTAL
 from geminid.serve.fairness import shares
 from geminid.serve.inbox import Refused
+from geminid.serve.observe.stints import Stint
 from geminid.serve.observe.store import MAX_ROWS
+from geminid.serve.observe.usage import LENGTHS_S, Period, by_period, period_starts
 
 #: Stints shorter than this share of the time that is asked for cannot be seen, and are left out.
 SHORTEST_SHARE = 1.0 / 4000.0
@@ -47,13 +50,10 @@ EXPORTED = (
 #: Characters at the beginning of a cell that spreadsheet programs take for a formula.
 FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
-#: How lines of a job's history begin that tell of a fault.
-FAULTS = ("worker ", "failed", "crashed")
-
 router = APIRouter()
 
 
-@router.get("/jobs/{job_id}/series", response_model=schemas.Series)
+@router.get("/jobs/{job_id}/series", response_model=pageschemas.Series)
 async def series(context: Context, job: NamedJob) -> JSONResponse:
     """The curves of a job, down-sampled: at most 256 points over its whole life, a list per column."""
     curve = await asyncio.to_thread(context.recorder.curve, job.id)
@@ -61,13 +61,14 @@ async def series(context: Context, job: NamedJob) -> JSONResponse:
     return JSONResponse({"job": job.id, "every_s": curve.every_s, **curve.to_columns(), "history": marks})
 
 
-@router.get("/lanes", response_model=schemas.Lanes)
+@router.get("/lanes", response_model=pageschemas.Lanes)
 async def lanes(
     context: Context,
+    request: Request,
     from_s: Annotated[float | None, Query(alias="from")] = None,
     to_s: Annotated[float | None, Query(alias="to")] = None,
     job: Annotated[str | None, Query(max_length=100)] = None,
-) -> JSONResponse:
+) -> Response:
     """Which job was on which slot when: stints within a time (of the last hour), too short ones left out.
 
     ``complete`` is false if there are more than can be answered with; the oldest are missing then.
@@ -77,35 +78,35 @@ async def lanes(
     since_s = until_s - 3600.0 if from_s is None else from_s
     if not since_s < until_s:
         raise Refused(422, f"from ({since_s:g}) must be before to ({until_s:g}), both in seconds since the epoch")
-    found = await asyncio.to_thread(
-        lambda: context.recorder.store.stints(
-            since_s, until_s, shortest_s=(until_s - since_s) * SHORTEST_SHARE, job_id=job
-        )
-    )
+    return await asyncio.to_thread(lambda: large_response(request, _lanes(context, now_s, since_s, until_s, job)))
+
+
+def _lanes(context: ApiContext, now_s: float, from_s: float, to_s: float, job: str | None) -> dict[str, Any]:
+    """The answer, in a thread: there may be many stints."""
+    store = context.recorder.store
+    found = store.stints(from_s, to_s, shortest_s=(to_s - from_s) * SHORTEST_SHARE, job_id=job)
     jobs = context.service.published.state.jobs
-    names = {one.job_id: jobs[one.job_id].spec.name for one in found if one.job_id in jobs}
-    return JSONResponse(
-        {
-            "now_s": now_s,
-            "from_s": since_s,
-            "to_s": until_s,
-            "names": names,
-            "goodputs": await asyncio.to_thread(context.recorder.goodputs),
-            "faults": [
-                [line.at_s, one.id, line.text]
-                for one in jobs.values()
-                for line in one.story
-                if since_s <= line.at_s <= until_s and line.text.startswith(FAULTS) and (job is None or one.id == job)
-            ],
-            "stints": [[one.job_id, one.node, one.slot, one.from_s, one.to_s, one.job_slots] for one in found],
-            "complete": len(found) < MAX_ROWS,
-        }
-    )
+    current = context.recorder.measured({one.job_id: one.job_slots for one in found if one.to_s is None})
+
+    def row(one: Stint) -> list[Any]:
+        measured = (one.batch, one.goodput) if one.to_s is not None else current[one.job_id]
+        return [one.job_id, one.node, one.slot, one.from_s, one.to_s, one.job_slots, *measured]
+
+    return {
+        "now_s": now_s,
+        "from_s": from_s,
+        "to_s": to_s,
+        "names": {one.job_id: jobs[one.job_id].spec.name for one in found if one.job_id in jobs},
+        "faults": [[one.at_s, one.job_id, one.text] for one in store.faults(from_s, to_s, job)],
+        "stints": [row(one) for one in found],
+        "complete": len(found) < MAX_ROWS,
+    }
 
 
 @router.get("/history", response_model=list[schemas.Job])
 async def history(
     context: Context,
+    request: Request,
     owner: Annotated[str | None, Query(max_length=200)] = None,
     queue: Annotated[str | None, Query(max_length=200)] = None,
     state: Annotated[str | None, Query(max_length=40)] = None,
@@ -138,7 +139,7 @@ async def history(
     page = context.views.summaries(chosen[after : after + limit], context.views.positions())
     headers = {TOTAL: str(len(chosen))}
     if format == "json":
-        return JSONResponse(page, headers=headers)
+        return large_response(request, page, headers)
     headers["Content-Disposition"] = 'attachment; filename="geminid-history.csv"'
     return Response(_csv(page), media_type="text/csv; charset=utf-8", headers=headers)
 
@@ -157,27 +158,24 @@ def _harmless(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_SIGNS) else value
 
 
-@router.get("/usage/periods", response_model=schemas.UsagePeriods)
+@router.get("/usage/periods", response_model=pageschemas.UsagePeriods)
 async def usage_by_period(
     context: Context,
-    period: Literal["hour", "day", "week"] = "day",
+    period: Period = "day",
     periods: Annotated[int, Query(ge=1, le=MAX_PERIODS)] = 14,
+    zone_s: Annotated[float, Query(ge=-86_400.0, le=86_400.0)] = 0.0,
 ) -> JSONResponse:
-    """Slot-hours by owner in each of the last periods, the current one last."""
-    length_s = {"hour": 3600.0, "day": 86_400.0, "week": 604_800.0}[period]
+    """Slot-hours by owner in each of the last hours, days or weeks of a time zone ``zone_s`` ahead of UTC.
+
+    Jobs that are forgotten count, too, for the last 400 days.
+    """
     now_s = context.service.clock.now_s()
-    from_s = now_s - periods * length_s
-    found = await asyncio.to_thread(context.recorder.store.slot_seconds, from_s, now_s, length_s)
-    owners = sorted({owner for _, owner, _ in found})
-    table = {owner: [0.0] * periods for owner in owners}
-    for number, owner, seconds in found:
-        table[owner][min(number, periods - 1)] += seconds / 3600.0
-    return JSONResponse(
-        {"from_s": from_s, "period_s": length_s, "slot_hours": {owner: table[owner] for owner in owners}}
-    )
+    starts_s = period_starts(period, periods, now_s, zone_s)
+    used = await asyncio.to_thread(context.recorder.store.usage, starts_s[0], now_s)
+    return JSONResponse({"starts_s": starts_s, "period_s": LENGTHS_S[period], "slot_hours": by_period(used, starts_s)})
 
 
-@router.get("/fairness", response_model=list[schemas.Share])
+@router.get("/fairness", response_model=list[pageschemas.Share])
 async def fairness(context: Context) -> JSONResponse:
     """Every owner's share of the slots beside an equal share, and the finish-time ratios of the owner's ended jobs."""
     service = context.service

@@ -5,12 +5,15 @@ An error is a status code and ``{"errors": [...]}`` with one sentence for each m
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect
 
@@ -24,6 +27,12 @@ from geminid.serve.store import StoreProblem
 
 #: Characters that a submitter's environment may have, as JSON.
 MAX_ENVIRONMENT_LENGTH = 32_768
+
+#: Answers at least this long are compressed.
+MIN_COMPRESSED_BYTES = 20_000
+
+#: How hard (1 to 9): a local browser should not wait for it.
+COMPRESSION_LEVEL = 1
 
 #: Why a body that is too long is refused.
 TOO_LONG = f"a request has at most {MAX_TEXT_LENGTH:,} bytes"
@@ -63,17 +72,31 @@ def parse_environment(text: str | None) -> dict[str, str]:
     return environment
 
 
+def large_response(request: Request, content: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """A response with much JSON, compressed if it is long and the client can read that."""
+    body = msgspec.json.encode(content)
+    known = {**(headers or {}), "Vary": "Accept-Encoding"}
+    if len(body) >= MIN_COMPRESSED_BYTES and "gzip" in request.headers.get("accept-encoding", ""):
+        body = gzip.compress(body, COMPRESSION_LEVEL)
+        known["Content-Encoding"] = "gzip"
+    return Response(body, media_type="application/json", headers=known)
+
+
 def error_response(status: int, *sentences: str) -> JSONResponse:
     """A response that says why a request was not met."""
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse({"errors": list(sentences)}, status, headers)
 
 
+def client_address(request: Request) -> str:
+    """The address that a request came from."""
+    return request.client.host if request.client is not None else "?"
+
+
 def refuse(request: Request, status: int, sentence: str, user: str = NOBODY) -> JSONResponse:
     """Refuse a request that its sender has no right to make, and note that for the operator."""
-    client = request.client.host if request.client is not None else "?"
-    path = printable(request.url.path)[:200]
-    context_of(request).refusals.refused(user, f"{status} for {user} at {client}: {request.method} {path}")
+    noted = f"{status} for {user} at {client_address(request)}: {request.method} {printable(request.url.path)[:200]}"
+    context_of(request).refusals.refused(user, noted)
     return error_response(status, sentence)
 
 

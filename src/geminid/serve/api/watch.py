@@ -5,37 +5,39 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import Response, StreamingResponse
 
-from geminid.serve import documents, schemas
+from geminid.serve import documents, pageschemas
 from geminid.serve.api.access import sender_of
 from geminid.serve.api.context import Context
+from geminid.serve.api.requests import large_response
 from geminid.serve.observe.rows import COLUMNS
 
 router = APIRouter()
 
 
-@router.get("/rows", response_model=schemas.Rows)
-async def rows(context: Context, all: bool = False) -> JSONResponse:
+@router.get("/rows", response_model=pageschemas.Rows)
+async def rows(context: Context, request: Request, all: bool = False) -> Response:
     """All jobs that are not over, one short row each; with ``all``, also those that are over and retained.
 
     ``last_id`` names the change after which the rows are true: ``/stream`` continues from there.
     """
     context.forecaster.begin()  # what it finds comes with the stream
-    last_id, found = context.broadcast.table()
-    if not all:
-        over = COLUMNS.index("finished_at_s")
-        found = [row for row in found if row[over] is None]
+    table = context.broadcast.table()
+    over = COLUMNS.index("finished_at_s")
+    found = table.rows if all else [row for row in table.rows if row[over] is None]
     published = context.service.published
-    return JSONResponse(
+    return large_response(
+        request,
         {
-            "last_id": last_id,
+            "last_id": table.last_id,
             "now_s": context.service.clock.now_s(),
             "seq": published.state.seq,
             "columns": COLUMNS,
             "rows": found,
+            "lines": table.lines,
             "status": documents.glance_document(published, context.service),
-        }
+        },
     )
 
 

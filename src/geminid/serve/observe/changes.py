@@ -31,6 +31,9 @@ MAX_KEPT = 500
 #: Lines of jobs' histories in one change at most.
 MAX_LINES = 50
 
+#: Newest lines of histories that are kept for clients that begin to watch.
+MAX_RECENT_LINES = 100
+
 #: A connection without changes carries a comment this often, so that both ends notice when it breaks.
 KEEPALIVE_S = 15.0
 
@@ -57,6 +60,7 @@ class Changes:
     number: int = 0
     kept: deque[Change] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
     rows: dict[str, Row] = field(default_factory=dict)
+    recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MAX_RECENT_LINES))
     _jobs: dict[str, LiveJob] = field(default_factory=dict)
     _reasons: Mapping[str, str] = field(default_factory=dict)
     _summary: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +85,8 @@ class Changes:
             else:
                 rows[job_id] = self.row_of(job)
         parts = difference(self.rows, rows)
-        if self._jobs and (lines := self._new_lines(jobs)):
+        if lines := self._new_lines(jobs):
+            self.recent.extend(lines)
             parts["lines"] = lines
         summary = self.summary(published)
         if summary != self._summary:
@@ -113,7 +118,8 @@ class Changes:
             known = 0 if before is None else len(before.story)
             new = job.story[known:] if len(job.story) > known else [one for one in job.story if one.at_s > last_s]
             found += [{"job": job_id, "at_s": round(one.at_s, 2), "text": one.text, "slots": one.slots} for one in new]
-        return sorted(found, key=lambda line: line["at_s"])[-MAX_LINES:]
+        most = MAX_LINES if self._jobs else MAX_RECENT_LINES  # the first look finds the past
+        return sorted(found, key=lambda line: line["at_s"])[-most:]
 
     def since(self, last_id: str | None) -> list[Change] | None:
         """The changes after an identifier; None if they are not kept any more."""
@@ -125,6 +131,15 @@ class Changes:
         if not self.kept or self.kept[0].number > int(number) + 1:
             return None
         return [change for change in self.kept if change.number > int(number)]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All rows and the newest lines of histories, and the identifier of the change after which they are true."""
+
+    last_id: str
+    rows: list[Row]
+    lines: list[dict[str, Any]]
 
 
 class Broadcast:
@@ -143,11 +158,11 @@ class Broadcast:
         self._watchers: set[asyncio.Event] = set()
         self._task: asyncio.Task[None] | None = None
 
-    def table(self) -> tuple[str, list[Row]]:
-        """All rows as they are now, and the identifier of the change after which they are true."""
+    def table(self) -> Table:
+        """Everything as it is now."""
         if self._changes.look(self._published()) is not None:
             self._wake()
-        return self._changes.last_id, list(self._changes.rows.values())
+        return Table(self._changes.last_id, list(self._changes.rows.values()), list(self._changes.recent))
 
     async def watch(self, last_id: str | None, may_watch: Callable[[], bool]) -> AsyncIterator[bytes]:
         """What to send to one watcher, from the change after ``last_id`` on, as long as it may watch."""

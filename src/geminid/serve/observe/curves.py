@@ -2,7 +2,7 @@
 
 A curve has at most ``MAX_POINTS`` points. When it is full, neighbours are merged in pairs, so that it always covers the
 whole life of the job with even resolution: a job of an hour keeps a point every 20 s, a job of a month one every 4 h.
-Counts keep their last value, rates and metrics their mean.
+Counts keep their last value, rates and metrics their mean over all measurements that were merged.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -20,10 +20,10 @@ from geminid.serve.translation import batch_limits
 #: Points of a curve at most.
 MAX_POINTS = 256
 
-#: Metrics of a job that are kept at most, by the order in which the script first reported them.
+#: Metrics of a job that are kept at most: losses first, then by name.
 MAX_METRICS = 8
 
-#: Columns that keep the last of two merged values; the others keep the mean.
+#: Columns that keep the last of two merged values; ``weight`` is summed, the others keep the mean.
 LAST_VALUES = frozenset({"at_s", "slots", "samples", "progress", "step", "per_slot_batch", "passes"})
 
 
@@ -33,9 +33,11 @@ class Point:
 
     ``samples`` and ``progress`` count from the beginning of the job. ``throughput`` and ``goodput`` are samples and
     useful samples per second since the point before; ``predicted`` is the goodput that the job's model expects.
+    ``weight`` counts the measurements that were merged into the point.
     """
 
     at_s: float
+    weight: int = 1
     slots: int = 0
     samples: int = 0
     progress: float = 0.0
@@ -77,11 +79,25 @@ class Curve:
 
     def to_columns(self) -> dict[str, Any]:
         """One list per column, and one per metric."""
-        names = list(dict.fromkeys(name for point in self.points for name in point.metrics))[:MAX_METRICS]
+        names = kept_metrics({name for point in self.points for name in point.metrics})
         return {
             **{column: [getattr(point, column) for point in self.points] for column in COLUMNS},
             "metrics": {name: [point.metrics.get(name) for point in self.points] for name in names},
         }
+
+    def measured(self, job_slots: int) -> tuple[int | None, float | None]:
+        """The last batch, and the mean goodput, since the job has had its present size.
+
+        None where nothing was measured, or the job does not have ``job_slots`` at the end of the curve.
+        """
+        batch, useful, weight = None, 0.0, 0
+        for point in reversed(self.points):
+            if point.slots != job_slots:
+                break
+            batch = batch if batch is not None or point.batch is None else round(point.batch)
+            if point.goodput is not None:
+                useful, weight = useful + point.goodput * point.weight, weight + point.weight
+        return batch, useful / weight if weight else None
 
     def packed(self) -> bytes:
         """As it is kept on disk."""
@@ -104,21 +120,28 @@ class Curve:
 
 
 def merged(first: Point, second: Point) -> Point:
-    """One point for two neighbours."""
-    values = {column: _merged_value(column, getattr(first, column), getattr(second, column)) for column in COLUMNS}
-    names = {**first.metrics, **second.metrics}
-    metrics = {name: _mean(first.metrics.get(name), second.metrics.get(name)) for name in names}
-    return Point(**values, metrics={name: value for name, value in metrics.items() if value is not None})
+    """One point for two neighbours; each counts by its measurements."""
 
+    def mean(one: float | None, other: float | None) -> float | None:
+        if one is None or other is None:
+            return other if one is None else one
+        return (one * first.weight + other * second.weight) / (first.weight + second.weight)
 
-def _merged_value(column: str, first: Any, second: Any) -> Any:
-    return second if column in LAST_VALUES else _mean(first, second)
-
-
-def _mean(first: float | None, second: float | None) -> float | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return (first + second) / 2.0
+    values: dict[str, Any] = {
+        column: getattr(second, column)
+        if column in LAST_VALUES
+        else mean(getattr(first, column), getattr(second, column))
+        for column in COLUMNS
+        if column != "weight"
+    }
+    metrics = {
+        name: mean(first.metrics.get(name), second.metrics.get(name)) for name in {**first.metrics, **second.metrics}
+    }
+    return Point(
+        **values,
+        weight=first.weight + second.weight,
+        metrics={name: value for name, value in metrics.items() if value is not None},
+    )
 
 
 def point_of(job: LiveJob, at_s: float, before: Point | None, predicted: float | None = None) -> Point:
@@ -155,5 +178,11 @@ def noise_scale_of(job: LiveJob) -> float | None:
 
 
 def numbers_of(metrics: Sequence[tuple[str, float | str]]) -> dict[str, float]:
-    """The metrics that are finite numbers."""
-    return {name: float(value) for name, value in metrics[:MAX_METRICS] if isinstance(value, float | int)}
+    """The metrics that are kept of those that a job has reported: numbers only."""
+    numbers = {name: float(value) for name, value in metrics if isinstance(value, float | int)}
+    return {name: numbers[name] for name in kept_metrics(numbers)}
+
+
+def kept_metrics(names: Collection[str]) -> list[str]:
+    """The metrics of which curves are kept, in the order in which they are shown."""
+    return sorted(names, key=lambda name: ("loss" not in name.lower(), name))[:MAX_METRICS]

@@ -20,7 +20,7 @@ from geminid.policies.base import JobView
 from geminid.serve.livejob import LiveJob
 from geminid.serve.observe.curves import Curve, point_of
 from geminid.serve.observe.stints import Held, Slot, holders, turnover
-from geminid.serve.observe.store import HistoryStore
+from geminid.serve.observe.store import Fault, HistoryStore, Measured
 from geminid.serve.service import Published, Service
 
 #: Time between two looks at the published state.
@@ -34,6 +34,9 @@ PREDICT_EVERY_S = 5.0
 
 #: Time between two looks for jobs that the service has forgotten.
 FORGET_EVERY_S = 600.0
+
+#: How lines of a job's history begin that report a fault.
+FAULTS = ("worker ", "failed", "crashed")
 
 #: Time that the service's thread may take to hand over the engine's jobs.
 ASK_TIMEOUT_S = 5.0
@@ -63,10 +66,11 @@ class Recording:
         if not self.seen:
             self.held = self.store.open_stints()
         changed = [job for job in jobs.values() if self.seen.get(job.id) is not job]
+        self._follow_slots(holders(jobs), jobs, now_s)
         for job in changed:
             self._extend(job, now_s, (predicted or {}).get(job.id))
+        self.store.add_faults(fault for job in changed for fault in new_faults(self.seen.get(job.id), job))
         self.seen = dict(jobs)
-        self._follow_slots(holders(jobs), jobs, now_s)
         if now_s >= self.save_at_s:
             self.save()
             self.save_at_s = now_s + SAVE_EVERY_S
@@ -78,10 +82,9 @@ class Recording:
         """The curve of a job up to the last look."""
         return self.curves.get(job_id) or self.store.curve(job_id)
 
-    def goodput(self, job_id: str) -> float | None:
-        """The last goodput that was measured of a job that has slots."""
-        points = self.curves[job_id].points if job_id in self.curves else ()
-        return next((point.goodput for point in reversed(points) if point.goodput is not None), None)
+    def measured(self, job_id: str, job_slots: int) -> Measured:
+        """The batch and the goodput of a job on the slots that it has had since its last resize."""
+        return self.curve(job_id).measured(job_slots)
 
     def save(self) -> None:
         """Write the curves that have changed, and drop those of jobs that are over from memory."""
@@ -107,7 +110,8 @@ class Recording:
     def _follow_slots(self, held: dict[Slot, Held], jobs: Mapping[str, LiveJob], now_s: float) -> None:
         changes = turnover(self.held, held)
         if changes.ended:
-            self.store.end_stints(changes.ended, now_s)
+            sizes = {held.job_id: held.job_slots for held in changes.ended.values()}
+            self.store.end_stints(changes.ended, now_s, {one: self.measured(one, sizes[one]) for one in sizes})
         if changes.begun:
             begun = [(slot, one, jobs[one.job_id].spec.owner or "") for slot, one in changes.begun.items()]
             self.store.begin_stints(begun, now_s)
@@ -117,6 +121,16 @@ class Recording:
         """Drop what is kept of jobs that are not retained any more."""
         if gone := self.store.known_jobs() - published.state.jobs.keys():
             self.store.forget(gone)
+
+
+def new_faults(before: LiveJob | None, job: LiveJob) -> list[Fault]:
+    """The faults in a job's history since it was ``before``."""
+    since_s = before.story[-1].at_s if before is not None and before.story else -inf
+    return [
+        Fault(line.at_s, job.id, line.text)
+        for line in job.story
+        if line.at_s >= since_s and line.text.startswith(FAULTS)
+    ]
 
 
 class Recorder:
@@ -150,10 +164,10 @@ class Recorder:
         with self._lock:
             return self._recording.curve(job_id)
 
-    def goodputs(self) -> dict[str, float]:
-        """The last measured goodput of each job that has slots, in useful samples per second."""
+    def measured(self, sizes: Mapping[str, int]) -> dict[str, Measured]:
+        """What jobs measure now, given the slots that each of them has: batch, and useful samples per second."""
         with self._lock:
-            return {job_id: value for job_id in self._recording.curves if (value := self._recording.goodput(job_id))}
+            return {job_id: self._recording.measured(job_id, slots) for job_id, slots in sizes.items()}
 
     def _run(self) -> None:
         failing = ""

@@ -13,7 +13,11 @@ Slot = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Stint:
-    """A job on one slot, from when and until when; None if it is still there. ``job_slots`` is the size of the job."""
+    """A job on one slot, from when and until when; None if it is still there.
+
+    ``job_slots`` is the size of the job; ``batch`` and ``goodput`` are as measured in the stint, None where they were
+    not, or the stint is not over.
+    """
 
     job_id: str
     node: str
@@ -21,6 +25,8 @@ class Stint:
     from_s: float
     to_s: float | None
     job_slots: int
+    batch: int | None = None
+    goodput: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
