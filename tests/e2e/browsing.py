@@ -19,8 +19,8 @@ expect.set_options(timeout=PATIENCE_MS)
 
 #: What the browser itself says when the service is away for a moment, as some tests want it to be.
 EXPECTED_WHILE_AWAY = (
-    "net::ERR_CONNECTION_REFUSED",
-    "net::ERR_CONNECTION_RESET",
+    "net::ERR_CONNECTION_",  # REFUSED, RESET, CLOSED, ABORTED
+    "net::ERR_SOCKET_NOT_CONNECTED",
     "net::ERR_EMPTY_RESPONSE",
     "net::ERR_INCOMPLETE_CHUNKED_ENCODING",
 )

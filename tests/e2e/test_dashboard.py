@@ -148,11 +148,18 @@ def ask(live: Live, method: str, path: str, headers: dict[str, str], body: bytes
         return int(problem.code)
 
 
-def test_a_cookie_changes_nothing_without_the_pages_own_header_and_origin(live, browser):
+def test_a_cookie_alone_reads_and_changes_nothing(live, browser):
+    """It reaches every port of this machine; what the page sends in headers does not."""
     tab = log_in(live, browser)
     (cookie,) = tab.page.context.cookies()
-    sent = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+    alone = {"Cookie": f"{cookie['name']}={cookie['value']}"}
+    secret = tab.page.evaluate("localStorage.getItem('geminid-session')")
+    assert ask(live, "GET", "/api/v1/rows", alone) == 401
+    assert ask(live, "GET", "/api/v1/stream", {**alone, "X-Geminid-Session": "guess"}) == 401
+    sent = {**alone, "X-Geminid-Session": secret}
+    assert ask(live, "GET", "/api/v1/rows", sent) == 200
     own = {"Origin": live.client.url, "X-Geminid-Page": "1"}
+    assert ask(live, "POST", "/api/v1/jobs/j1/resume", {**alone, **own}) == 401
     path = "/api/v1/jobs/j1/resume"
     assert ask(live, "POST", path, sent) == 403
     assert ask(live, "POST", path, {**sent, "Origin": live.client.url}) == 403
@@ -160,7 +167,34 @@ def test_a_cookie_changes_nothing_without_the_pages_own_header_and_origin(live, 
     assert ask(live, "POST", path, {**sent, **own, "Origin": "http://evil.example"}) == 403
     assert ask(live, "POST", path, {**sent, **own, "Host": "evil.example"}) == 403
     assert ask(live, "POST", path, {**sent, **own}) == 200
+    assert ask(live, "POST", path, {**sent, **own, "Origin": live.client.url.replace("127.0.0.1", "localhost")}) == 200
     assert ask(live, "POST", "/api/v1/session", {"X-Geminid-Page": "1"}) == 401
+
+
+def noted(live: Live) -> list[str]:
+    """What the service has noted for its operator."""
+    return [one["text"] for one in live.client.get("events", limit=1000) if one["kind"] == "Noted"]
+
+
+def test_failed_log_ins_are_noted_and_limited_and_links_work_nevertheless():
+    with Live(1, "fifo", 5.0) as live:
+        headers = {"Origin": live.client.url, "X-Geminid-Page": "1", "Content-Type": "application/json"}
+
+        def log_in_with(secret: dict[str, str]) -> int:
+            return ask(live, "POST", "/api/v1/session", headers, json.dumps(secret).encode())
+
+        assert log_in_with({"token": "guess"}) == 401
+        until(lambda: log_in_with({"token": "guess"}) == 429)
+        assert log_in_with({"code": live.json("open")["url"].partition("#")[2]}) == 201
+        until(lambda: any("401 for nobody" in text and "/api/v1/session" in text for text in noted(live)))
+        until(lambda: any("logged in with a browser" in text for text in noted(live)))
+        token = (live.home / "token").read_text().strip()
+        request = urllib.request.Request(f"{live.client.url}/api/v1/rows", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(request) as answer:
+            assert (answer.headers["Cache-Control"], answer.headers["X-Content-Type-Options"]) == (
+                "no-store",
+                "nosniff",
+            )
 
 
 def test_a_stream_ends_when_its_token_is_revoked(live):
@@ -170,6 +204,17 @@ def test_a_stream_ends_when_its_token_is_revoked(live):
         stream.read1(1 << 16)
         assert live.run("token", "rita", "--revoke").returncode == 0
         while stream.read1(1 << 16):  # to its end, which comes with the next change at the latest
+            pass
+
+
+def test_a_log_that_is_followed_ends_when_its_token_is_revoked(live):
+    token = live.run("token", "ruth", "--role", "admin").stdout.strip()
+    headers = {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(f"{live.client.url}/api/v1/jobs/j1/logs?follow=true", headers=headers)
+    with urllib.request.urlopen(request, timeout=60) as stream:
+        assert stream.read1(1 << 16)
+        assert live.run("token", "ruth", "--revoke").returncode == 0
+        while stream.read1(1 << 16):
             pass
 
 

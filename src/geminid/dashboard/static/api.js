@@ -9,8 +9,13 @@ export class ApiError extends Error {
 
 const BASE = "/api/v1/";
 
+// The secret of the session: cookies reach every port of a machine, this stays with the page's own address.
+const SECRET = "geminid-session";
+export const secret = () => localStorage.getItem(SECRET) ?? "";
+export const keepSecret = (text) => localStorage.setItem(SECRET, text);
+
 export async function ask(method, path, body, options = {}) {
-  const headers = { "X-Geminid-Page": "1" };
+  const headers = { "X-Geminid-Page": "1", "X-Geminid-Session": secret() };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   let answer;
   try {

@@ -1,6 +1,6 @@
 // The page: its frame, its addresses and its keys.
 
-import { ask } from "./api.js";
+import { ask, keepSecret } from "./api.js";
 import { html, render, useEffect, useRef, useState } from "./dom.js";
 import { History } from "./pages/history.js";
 import { Job } from "./pages/job.js";
@@ -110,6 +110,7 @@ function App() {
   if (path === "/login") return html`<${Login} />`;
   const logOut = async () => {
     await ask("DELETE", "session");
+    keepSecret("");
     dispatchEvent(new CustomEvent("geminid-logged-out"));
   };
   return html`
@@ -119,7 +120,7 @@ function App() {
       <nav aria-label="Pages">${PLACES.map(([to, name]) => html`<${Link} to=${to} aria-current=${path === to ? "page" : undefined}>${name}<//>`)}</nav>
       <span class="push">
         <span class=${`connection ${store.connection}`} role="status">${CONNECTIONS[store.connection]}</span>
-        <span class="note wide" title="times are in this zone">${timeZone}</span>
+        <span class="note" title="times are in this zone">${timeZone}</span>
         ${store.session && html`<span>${store.session.user} (${store.session.role})</span><button type="button" onClick=${logOut}>Log out</button>`}
         <button type="button" aria-label="Keys" onClick=${() => dialog.current.showModal()}>?</button>
       </span>

@@ -1,8 +1,9 @@
 // What the page knows of the service: all rows, the service at a glance and recent lines of histories, kept up to date
 // by one event stream. Whoever shows something subscribes; changes are handed on once per frame.
 
-import { get } from "./api.js";
+import { get, secret } from "./api.js";
 import { useEffect, useState } from "./dom.js";
+import { follow } from "./stream.js";
 
 export const MAX_LINES = 200;
 
@@ -13,6 +14,7 @@ export const store = {
   rows: new Map(), // id → row as an object
   status: {},
   lines: [],
+  moves: 0, // grows when a job gets or loses slots
   offset: 0, // the service's clock minus the browser's, in seconds
   version: 0,
   session: null,
@@ -48,6 +50,7 @@ const asObject = (row) => Object.fromEntries(store.columns.map((name, i) => [nam
 
 let lastId = null;
 let loading = null;
+let stale = false; // what is being read may be old already
 const waiting = []; // changes that came while the rows were being read
 
 async function load() {
@@ -55,6 +58,8 @@ async function load() {
   store.columns = answer.columns;
   store.rows = new Map(answer.rows.map((row) => [row[0], asObject(row)]));
   store.status = answer.status;
+  store.lines = answer.lines;
+  store.moves++;
   store.offset = answer.now_s - Date.now() / 1000;
   store.loaded = true;
   lastId = answer.last_id;
@@ -65,12 +70,18 @@ async function load() {
 }
 
 export function reload() {
-  loading ??= load()
+  if (loading) {
+    stale = true;
+    return loading;
+  }
+  stale = false;
+  loading = load()
     .catch((problem) => {
       if (problem.status !== 401) setTimeout(reload, 1500);
     })
     .finally(() => {
       loading = null;
+      if (stale) reload();
     });
   return loading;
 }
@@ -90,8 +101,10 @@ function apply({ id, data }) {
   }
   lastId = id;
   for (const row of data.new ?? []) store.rows.set(row[0], asObject(row));
+  if (data.new || data.gone) store.moves++;
   for (const [job, fields] of Object.entries(data.changed ?? {})) {
     const row = store.rows.get(job);
+    if ("slots" in fields || "phase" in fields) store.moves++;
     if (row) store.rows.set(job, { ...row, ...fields });
   }
   for (const job of data.gone ?? []) store.rows.delete(job);
@@ -100,17 +113,14 @@ function apply({ id, data }) {
   changed();
 }
 
-function hear(message) {
-  if (message.kind === "change") {
+function hear({ kind, ...message }) {
+  if (kind === "change") {
     store.connection = "live";
     if (loading || !store.loaded) waiting.push(message);
     else apply(message);
-  } else if (message.kind === "reset") reload();
-  else if (message.kind === "open") {
-    store.connection = "live";
-    changed();
-  } else if (message.kind === "broken") {
-    store.connection = "broken";
+  } else if (kind === "reset" || kind === "denied") reload(); // whoever is denied learns why
+  else if (kind === "open" || kind === "broken") {
+    store.connection = kind === "open" ? "live" : "broken";
     changed();
   }
 }
@@ -124,58 +134,49 @@ const policy = globalThis.trustedTypes?.createPolicy("geminid", {
 });
 const workerUrl = policy ? policy.createScriptURL("/static/stream-worker.js") : "/static/stream-worker.js";
 
+// Says to whoever reads the stream whether this tab is shown, and with which secret; null when the tab goes away.
 function watchInWorker() {
-  const worker = new SharedWorker(workerUrl, { name: "geminid-stream" });
-  const say = (message) => worker.port.postMessage(message);
+  const worker = new SharedWorker(workerUrl, { name: "geminid-stream", type: "module" });
   worker.port.onmessage = ({ data }) => hear(data);
-  worker.port.start();
-  const shown = () => say({ kind: "shown", shown: !document.hidden });
-  document.addEventListener("visibilitychange", () => {
-    shown();
-    if (!document.hidden) reload(); // what changed while nobody looked
-  });
-  addEventListener("pagehide", () => say({ kind: "bye" }));
-  addEventListener("pageshow", shown);
+  return (shown) => worker.port.postMessage(shown === null ? { kind: "bye" } : { kind: "shown", shown, secret: secret() });
 }
 
 // Where the browser has no shared workers: a stream of this tab's own.
 function watchAlone() {
-  let source = null;
-  const open = () => {
-    if (source || document.hidden) return;
-    source = new EventSource(`/api/v1/stream?after=${encodeURIComponent(lastId ?? "")}`);
-    source.onopen = () => hear({ kind: "open" });
-    source.onmessage = (event) => hear({ kind: "change", id: event.lastEventId, data: JSON.parse(event.data) });
-    source.addEventListener("reset", () => hear({ kind: "reset" }));
-    source.onerror = () => {
-      hear({ kind: "broken" });
-      if (source.readyState === EventSource.CLOSED) {
-        source = null;
-        setTimeout(open, 1500);
-      }
-    };
-  };
-  document.addEventListener("visibilitychange", () => {
-    if (document.hidden) {
-      source?.close();
-      source = null;
-    } else {
-      reload();
-      open();
+  let close = null;
+  let used = "";
+  return (shown) => {
+    if (close && (!shown || used !== secret())) {
+      close();
+      close = null;
     }
-  });
-  open();
+    used = secret();
+    if (shown) close ??= follow(used, lastId, hear);
+  };
 }
 
-let watching = false;
+let say = null;
+
+function watch() {
+  if (say) return say(!document.hidden);
+  say = globalThis.SharedWorker ? watchInWorker() : watchAlone();
+  say(!document.hidden);
+  document.addEventListener("visibilitychange", () => {
+    say(!document.hidden);
+    if (!document.hidden) reload(); // what changed while nobody looked
+  });
+  addEventListener("pagehide", () => say(null));
+  addEventListener("pageshow", (event) => {
+    if (!event.persisted) return;
+    say(!document.hidden);
+    reload();
+  });
+}
 
 export async function begin() {
+  const read = reload();
   store.session = await get("session", { quiet: true });
-  await reload();
-  if (!watching) {
-    watching = true;
-    if (globalThis.SharedWorker) watchInWorker();
-    else watchAlone();
-  }
+  await read;
+  watch();
   changed();
 }

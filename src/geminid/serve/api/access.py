@@ -1,10 +1,11 @@
 """Who may send requests.
 
-Every request has a bearer token or the cookie of a browser session; viewers change nothing, users their own jobs,
-admins everything. ``Host`` must name this machine or the public address of the service, and so must ``Origin`` where a
-web page sends the request: other pages cannot use a browser to get here, not even by making a name point to this
-machine. A change that a browser asks for with its cookie needs a header, too, which only pages of the service can send.
-What is refused is noted or counted for the operator.
+Every request has a bearer token, or the cookie and the secret of a browser session; viewers change nothing, users their
+own jobs, admins everything. ``Host`` must name this machine or the public address of the service, and so must
+``Origin`` where a web page sends the request: other pages cannot use a browser to get here, not even by making a name
+point to this machine. The secret of a session is in a header, because browsers send cookies to all ports of a machine;
+a change has another header that only pages of the service can send. What is refused is noted or counted for the
+operator.
 """
 
 from __future__ import annotations
@@ -38,8 +39,16 @@ SESSION = f"{PREFIX}/session"
 #: The header of requests by the service's own pages.
 PAGE_HEADER = "x-geminid-page"
 
+#: The header with the secret of a browser session: cookies reach every port of this machine, so one alone is no proof.
+SESSION_HEADER = "x-geminid-session"
+
+#: Headers of every answer: nothing is stored by browsers and proxies, or taken for another kind of content.
+ANSWER_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+
 #: Methods that change nothing.
 READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+Handler = Callable[[Request], Awaitable[Response]]
 
 router = APIRouter()
 
@@ -57,8 +66,14 @@ async def proof(
     return JSONResponse({"proof": made})
 
 
-async def check_access(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+async def check_access(request: Request, call_next: Handler) -> Response:
     """Pass a request on if it may be sent, with the identity of its sender; otherwise refuse it."""
+    answer = await _checked(request, call_next)
+    answer.headers.update(ANSWER_HEADERS)
+    return answer
+
+
+async def _checked(request: Request, call_next: Handler) -> Response:
     context = context_of(request)
     try:
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname
@@ -97,10 +112,11 @@ async def check_access(request: Request, call_next: Callable[[Request], Awaitabl
 
 
 def sender_of(request: Request) -> tuple[Identity | None, bool]:
-    """Who sends a request, None if nobody knows; and whether a cookie says so."""
+    """Who sends a request, None if nobody knows; and whether a browser session says so."""
     context = context_of(request)
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme:
         return (context.tokens.identify(token.strip()) if scheme.lower() == "bearer" else None), False
     cookie = request.cookies.get(context.sessions.cookie_name)
-    return (None if cookie is None else context.sessions.identify(cookie)), True
+    secret = request.headers.get(SESSION_HEADER, "")
+    return (None if cookie is None else context.sessions.identify(cookie, secret)), True

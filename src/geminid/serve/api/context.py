@@ -28,7 +28,7 @@ from geminid.serve.observe.recorder import Recorder
 from geminid.serve.observe.store import HistoryStore
 from geminid.serve.refusals import Refusals
 from geminid.serve.service import Service
-from geminid.serve.sessions import Sessions
+from geminid.serve.sessions import FailedLogIns, Sessions
 
 #: Names that stand for this machine.
 OWN_NAMES = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -54,6 +54,7 @@ class ApiContext:
     public_url: str = ""
     recorder: Recorder = field(init=False)
     sessions: Sessions = field(init=False)
+    failed_log_ins: FailedLogIns = field(init=False)
     broadcast: Broadcast = field(init=False)
     hosts: frozenset[str] = field(init=False)
     origins: frozenset[str] = field(init=False)
@@ -70,6 +71,7 @@ class ApiContext:
         self.views = JobViews(self.service, self.forecaster)
         self.recorder = Recorder(self.service, HistoryStore(self.home))
         self.sessions = Sessions(self.home, self.tokens, self.service.clock.now_s)
+        self.failed_log_ins = FailedLogIns(self.service.clock.monotonic_s)
         changes = Changes(self.views.row, lambda published: documents.glance_document(published, self.service))
         self.broadcast = Broadcast(
             changes,
@@ -78,7 +80,7 @@ class ApiContext:
             renew_forecast=self.forecaster.begin,
         )
         self.hosts = OWN_NAMES | frozenset(filter(None, [urlsplit(self.public_url).hostname]))
-        self.origins = frozenset({self.url, *filter(None, [self.public_url])})
+        self.origins = frozenset({*_own_origins(self.url), *filter(None, [self.public_url])})
         self.refusals = Refusals(
             self.audit, lambda close: asyncio.get_running_loop().call_later(REFUSALS_SUMMARY_S, close)
         )
@@ -114,6 +116,14 @@ class ApiContext:
     def latest(self, job: LiveJob) -> LiveJob:
         """The job as it is now."""
         return self.service.published.state.jobs.get(job.id, job)
+
+
+def _own_origins(url: str) -> list[str]:
+    """The address of a service under all names of this machine: people type ``localhost``, too."""
+    place = urlsplit(url)
+    if place.hostname not in OWN_NAMES:
+        return [url]
+    return [f"{place.scheme}://{f'[{name}]' if ':' in name else name}:{place.port}" for name in OWN_NAMES]
 
 
 def context_of(request: Request) -> ApiContext:

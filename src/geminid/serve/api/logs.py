@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse, StreamingResponse
 
 from geminid.process.logfiles import LogReader, Tails
+from geminid.serve.api.access import sender_of
 from geminid.serve.api.context import ApiContext, Caller, Context, NamedJob, may_read
 from geminid.serve.inbox import Refused
 from geminid.serve.livejob import LiveJob
@@ -32,6 +33,7 @@ router = APIRouter()
 )
 async def logs(
     context: Context,
+    request: Request,
     caller: Caller,
     job: NamedJob,
     follow: bool = False,
@@ -57,24 +59,34 @@ async def logs(
         reader.go_on({name: int(position) for name, _, position in (part.partition(":") for part in at.split(","))})
     else:
         await asyncio.to_thread(reader.start, tail)
-    pieces = _pieces(context, job, reader, follow=follow)
+
+    def still_may() -> bool:  # the token may be revoked and the session ended while somebody follows
+        sender = sender_of(request)[0]
+        return sender is not None and may_read(sender, job)
+
+    pieces = _pieces(context, job, reader, still_may if follow else lambda: False)
     stream = _framed(reader.positions(), pieces) if frames else (piece async for _, _, piece in pieces)
     return StreamingResponse(stream, media_type="text/plain; charset=utf-8")
 
 
 async def _pieces(
-    context: ApiContext, job: LiveJob, reader: LogReader, *, follow: bool
+    context: ApiContext, job: LiveJob, reader: LogReader, goes_on: Callable[[], bool]
 ) -> AsyncIterator[tuple[str, int, bytes]]:
-    """What is printed, piece by piece: the name of the log, where the piece ends in it, and its bytes."""
+    """What is printed, piece by piece: the name of the log, where the piece ends in it, and its bytes.
+
+    At the end of a log that a job still writes, ``goes_on`` says whether to wait for more.
+    """
     while True:
         is_over = context.latest(job).phase.is_terminal
         if is_over:
             reader.tails = Tails()  # the shared ones may lag behind the end
         for piece in reader.pieces():
             yield piece
-        if is_over or not follow or not context.service.alive or context.is_ending():
+        if is_over or not context.service.alive or context.is_ending() or not goes_on():
             return
         await asyncio.sleep(FOLLOW_S * random.uniform(0.5, 1.5))  # followers of one log not all at once
+        if not goes_on():
+            return
 
 
 async def _framed(positions: dict[str, int], pieces: AsyncIterator[tuple[str, int, bytes]]) -> AsyncIterator[bytes]:

@@ -1,6 +1,6 @@
 // Logging in: with the one-time code of a link, or with a token.
 
-import { ask } from "../api.js";
+import { ask, keepSecret } from "../api.js";
 import { html, useEffect, useState } from "../dom.js";
 import { Problem } from "../parts.js";
 import { go } from "../router.js";
@@ -13,7 +13,7 @@ export function Login() {
   const enter = async (secret) => {
     setBusy(true);
     try {
-      await ask("POST", "session", secret, { quiet: true });
+      keepSecret((await ask("POST", "session", secret, { quiet: true })).secret);
       await begin();
       const next = sessionStorage.getItem("geminid-next") ?? "/";
       sessionStorage.removeItem("geminid-next");
