@@ -55,7 +55,7 @@ SELECTION = (
 
 #: Parameters that can be combined with --from-live; everything else comes from the service.
 WITH_FROM_LIVE = frozenset(
-    ("from_live", "cluster", "policy", "adaptive", "rescale", "json_file", "report", "timings", "wide")
+    ("from_live", "cluster", "policy", "adaptive", "rescale", "json_file", "report", "timings", "wide", "extra_job")
 )
 
 
@@ -151,6 +151,10 @@ def simulate(
             "and --no-timings are as usual, all else is the service's.",
         ),
     ] = False,
+    extra_job: Annotated[
+        str | None,
+        typer.Option(metavar="SLOTSxDURATION", help="With --from-live: one job more, as in 2x30m."),
+    ] = None,
     compared: Annotated[
         tuple[Path, Path] | None,
         typer.Option("--compare", metavar="A.json B.json", help="Compare two earlier results instead of simulating."),
@@ -169,6 +173,8 @@ def simulate(
     if from_live and (alien := [option for name, option in given.items() if name not in WITH_FROM_LIVE]):
         expected = "cannot be given with --from-live, where the jobs and how they run are those of the service"
         raise InvalidInput([Problem(option, NOT_SHOWN, expected) for option in alien])
+    if extra_job is not None and not from_live:
+        raise InvalidInput([Problem("--extra-job", NOT_SHOWN, "adds a job to those of the service: give --from-live")])
     if json_file == TO_OUTPUT:
         usual, console.file = console.file, sys.stderr
         context.call_on_close(lambda: setattr(console, "file", usual))
@@ -183,8 +189,8 @@ def simulate(
         other_cluster = read_cluster(cluster) if "cluster" in given else None
         names = _split_policies(policy) if "policy" in given else None
         rescale_s = _rescale(rescale)
-        live = snapshot()
-        names = names or [live["policy"]]
+        live = snapshot(extra_job)
+        names = names or [live.policy_text]
         what_if(
             live,
             _adaptive(names) if adaptive else names,

@@ -13,17 +13,25 @@ from geminid.cli.results import duration, label, print_results, write_json, writ
 
 if TYPE_CHECKING:
     from geminid.cluster import Cluster
+    from geminid.serve.snapshot import Snapshot
 
 
-def snapshot() -> dict[str, Any]:
-    """The jobs, the cluster and the policy of the running service, as they are now."""
+def snapshot(extra_job: str | None = None) -> Snapshot:
+    """The jobs, the cluster and the policy of the running service, as they are now; perhaps with one job more."""
+    from geminid.serve.snapshot import ExtraJob, Snapshot
+
+    try:
+        extra = None if extra_job is None else ExtraJob.parse(extra_job)
+    except ValueError as problem:
+        give_up(f"--extra-job: {problem}")
     with reporting_trouble():
         taken: dict[str, Any] = client().get("snapshot")
-    return taken
+    found = Snapshot.from_dict(taken)
+    return found if extra is None else found.plus(extra)
 
 
 def what_if(
-    live: dict[str, Any],
+    live: Snapshot,
     policies: list[str],
     *,
     cluster: Cluster | None,
@@ -33,46 +41,26 @@ def what_if(
     timings: bool,
 ) -> None:
     """Simulate what the jobs of a snapshot have left to do; on the service's own cluster unless another is given."""
-    from geminid.cluster import Cluster
-    from geminid.serve.forecast import can_start, restrained
-    from geminid.serve.livejob import job_from_dict
-    from geminid.serve.translation import fits
-    from geminid.serve.whatif import from_now, what_if
+    from geminid.serve.snapshot import notes
+    from geminid.serve.whatif import from_now
     from geminid.sim.metrics import summary
     from geminid.sim.result import NoProgress
 
-    jobs = [job_from_dict(plain) for plain in live["jobs"]]
-    if cluster is None and live["cluster"] is None:
+    chosen = cluster or live.cluster
+    if chosen is None:
         give_up("nothing of the cluster is in service (`geminid nodes` shows why); --cluster simulates another one")
-    chosen = cluster or Cluster.from_dict(live["cluster"])
-    quotas, borrowers = live["quotas"], frozenset(live["may_borrow"])
-    never = {
-        job.id
-        for job in jobs
-        if job.wants_slots
-        and not (fits(job, chosen) and can_start(job, chosen, quotas.get(job.id, {}), borrowers.__contains__))
-    }
-    world = what_if([job for job in jobs if job.id not in never], chosen, live["now_s"], rescale_s=rescale_s)
-    if never:
-        names = ", ".join(sorted(never))
-        console.print(f"[yellow]note:[/] left out, because they need more slots than they can have: {names}")
+    world = live.world(chosen, rescale_s=rescale_s)
+    said = notes(live, chosen, world)
     if not world.workload.jobs:
         write_json(json_file, [])
+        _print_notes(said)
         unwritten = "" if report is None else ", and no report to write"
         console.print(f"no jobs are waiting or running: there is nothing to simulate{unwritten}")
         return
     results = []
     for text in policies:
-        policy = restrained(
-            text,
-            jobs,
-            live["now_s"],
-            lambda job_id: quotas.get(job_id, {}),
-            borrowers.__contains__,
-            live["patience_s"],
-        )
         try:
-            result = world.simulator(chosen, policy).run()
+            result = world.simulator(chosen, live.policy(text)).run()
         except NoProgress as problem:
             give_up(str(problem))
         results.append({**summary(from_now(result), timings=timings, stints=report is not None), "policy": text})
@@ -83,9 +71,12 @@ def what_if(
         for i, job in enumerate(results[0]["per_job"])
     ]
     print_table("Finished after", ["job", *(label(result["policy"]) for result in results)], rows)
-    if world.guessed:
-        names = ", ".join(sorted(world.guessed))
-        console.print(f"[yellow]note:[/] how long these take is a guess: {names}")
+    _print_notes(said)
     write_page(report, world.workload_from_now, chosen, results, None)
     if any(r["unfinished_jobs"] for r in results):
         raise typer.Exit(1)
+
+
+def _print_notes(said: list[str]) -> None:
+    for sentence in said:
+        console.print(f"[yellow]note:[/] {sentence}")

@@ -11,53 +11,59 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from geminid.policies.registry import make_policy
-from geminid.serve import schemas
+from geminid.serve import pageschemas
 from geminid.serve.api.context import Caller, Context
 from geminid.serve.api.requests import JsonBody, body_schema
 from geminid.serve.api.status import snapshot_document
 from geminid.serve.inbox import Refused
+from geminid.serve.whatif_process import Change
 
-#: Time that a simulation may take.
+#: Time that both simulations together may take.
 TIME_LIMIT_S = 60.0
 
-#: Longest policy with its options, in characters.
-MAX_POLICY_LENGTH = 500
+#: Simulations at a time; others wait for their turn.
+AT_A_TIME = 2
 
-#: What can be changed.
-CHANGES = ("policy", "cluster", "job")
+_turn = asyncio.Semaphore(AT_A_TIME)
 
-#: One simulation at a time: the others wait their turn.
-_turn = asyncio.Semaphore(1)
+#: The users whose simulation runs or waits: one each.
+_simulating: set[str] = set()
 
 router = APIRouter()
 
 
-@router.post("/what-if", response_model=schemas.WhatIf, openapi_extra=body_schema(schemas.WhatIfChange))
+@router.post("/what-if", response_model=pageschemas.WhatIf, openapi_extra=body_schema(pageschemas.WhatIfChange))
 async def what_if(context: Context, caller: Caller, given: JsonBody) -> JSONResponse:
     """Simulate the live jobs twice: as things are, and with another ``policy``, ``cluster``, or one ``job`` more.
 
     ``cluster`` is in short form, such as ``a100:2x8``; ``job`` has ``slots``, ``seconds`` and perhaps ``name``.
     """
-    if not isinstance(given, dict) or not given or not given.keys() <= set(CHANGES):
-        raise Refused(422, f"what can be changed is {', '.join(CHANGES)}: at least one of them")
-    question = {"snapshot": snapshot_document(context, caller), "change": given}
-    if "policy" in given:
-        _check_policy(given["policy"])
-    async with _turn:
-        answer = await _simulated(question)
+    try:
+        change = await asyncio.to_thread(Change.of, given)
+    except ValueError as problem:
+        raise Refused(422, str(problem)) from None
+    if change.policy is not None:
+        _check_policy(change.policy)
+    if caller.user in _simulating:
+        raise Refused(429, f"another simulation of {caller.user} has not ended: one at a time for each user")
+    _simulating.add(caller.user)
+    try:
+        async with _turn:
+            question = {"snapshot": snapshot_document(context, caller), "change": given}
+            answer = await _simulated(question)
+    finally:
+        _simulating.discard(caller.user)
     if "error" in answer:
         raise Refused(422, str(answer["error"]))
     return JSONResponse(answer)
 
 
-def _check_policy(text: Any) -> None:
+def _check_policy(text: str) -> None:
     """Refuse anything but a built-in policy: a policy in a file is code, and options may name files to read.
 
     Raises:
         Refused, InvalidInput: it is not built in, or its options are wrong.
     """
-    if not isinstance(text, str) or len(text) > MAX_POLICY_LENGTH:
-        raise Refused(422, f"policy must be a text of at most {MAX_POLICY_LENGTH} characters")
 
     def refuse(path: str) -> NoReturn:
         raise Refused(422, "policy must be one that is built in, without options that name files")
@@ -76,7 +82,8 @@ async def _simulated(question: dict[str, Any]) -> dict[str, Any]:
     try:
         output, errors = await asyncio.wait_for(process.communicate(json.dumps(question).encode()), TIME_LIMIT_S)
     except TimeoutError:
-        raise Refused(504, f"the simulation took longer than {TIME_LIMIT_S:.0f} s") from None
+        command = "`geminid simulate --from-live` has no limit"
+        raise Refused(504, f"the simulation took longer than {TIME_LIMIT_S:.0f} s; {command}") from None
     finally:
         if process.returncode is None:
             process.kill()
