@@ -49,6 +49,7 @@ def _places() -> Iterator[tuple[str, Place]]:
         yield from ((name, Place(module, name, panel)) for name in names.split())
     yield "open", Place("open", "open_page", "The service")
     yield "set", Place("jobs", "set_job", "Jobs")
+    yield "history", Place("history", "history", "Jobs")
     operating = ["nodes", "drain", "cordon", "quota", "queue-members", "queue-priority"]
     for name in [*operating, "usage", "events", "replay", "token"]:
         yield name, Place("operate", name.replace("-", "_"), "For operators")
