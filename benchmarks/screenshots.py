@@ -13,8 +13,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from geminid.bench.page import chromium_program
 from geminid.serve.server import Options
+from geminid.testing.browser import NO_CHROMIUM, chromium_program
 from geminid.testing.service import temporary_service
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,8 @@ def main() -> None:
     given = parser.parse_args()
     options = Options(home=Path(), slots=given.slots, policy=POLICY, grace_s=5.0)
     with temporary_service(options) as (client, _), sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium_program(), headless=True, args=["--no-sandbox"])
+        program = chromium_program() or sys.exit(NO_CHROMIUM)
+        browser = playwright.chromium.launch(executable_path=program, headless=True, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1240, "height": 900})
         page.goto(client.post("login-links")["url"])
         began_s = time.monotonic()

@@ -17,11 +17,13 @@ from pathlib import Path
 
 import pytest
 
+from geminid.testing.browser import NO_CHROMIUM, chromium_program
+
 #: Data of other systems, which is not ours to publish: beside the clone, where somebody has put it there.
 PEERS = Path(__file__).parents[2] / "shared" / "peers"
 
-#: A browser to open reports with, where there is one.
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+#: A browser to open the page and reports with, where there is one.
+CHROMIUM = chromium_program()
 
 
 class Unmet(pytest.skip.Exception):
@@ -64,8 +66,8 @@ def needs_network_namespaces() -> str | None:
 def needs_chromium() -> str | None:
     """``needs_chromium``: a browser to open the page and reports with. In CI, a missing one is a failure."""
     if CHROMIUM is None and os.environ.get("CI"):
-        pytest.fail("there is no Chromium on this machine: apt-get install chromium", pytrace=False)
-    return None if CHROMIUM else "there is no Chromium on this machine: apt-get install chromium"
+        pytest.fail(NO_CHROMIUM, pytrace=False)
+    return None if CHROMIUM else NO_CHROMIUM
 
 
 def slow(duration: str) -> str | None:

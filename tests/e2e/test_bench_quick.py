@@ -29,11 +29,11 @@ def bench(name: str, *options: str, folder: Path) -> subprocess.CompletedProcess
     return subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
-def on_ray(name: str) -> list[pytest.MarkDecorator]:
-    return [pytest.mark.xdist_group("ray")] if name == "ray" else []
+#: What some of them need.
+MARKS = {"ray": pytest.mark.xdist_group("ray"), "page": pytest.mark.needs_chromium}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=on_ray(name)) for name in NAMES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES])
 def test_a_quick_run_ends_well_without_anybody_elses_data(name: str, tmp_path: Path) -> None:
     done = bench(name, folder=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -70,6 +70,19 @@ def test_rescales_are_judged_by_the_longest_pause_at_full_size(pause_s, code, mo
     done = CliRunner().invoke(app, ["rescale", "--json"])
     (shown,) = json.loads(done.stdout)
     assert shown.items() >= {"from": 1, "to": 2, "live_pause_s": pause_s, "cold_pause_s": 5.0}.items()
+    assert done.exit_code == code
+
+
+@pytest.mark.parametrize(("paint_ms", "code"), [(300.0, 0), (301.0, 1)])
+def test_the_page_is_judged_by_each_of_its_figures(paint_ms, code, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from geminid.bench import page
+
+    figures = page.PageFigures(**{**page.TARGETS, "first_paint_ms": paint_ms})
+    monkeypatch.setattr(page, "measure", lambda **_: figures)
+    done = CliRunner().invoke(app, ["page", "--json"])
+    assert json.loads(done.stdout) == [{**page.TARGETS, "first_paint_ms": paint_ms}]
     assert done.exit_code == code
 
 

@@ -7,10 +7,10 @@ several; the browser's cache is empty each time.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import shutil
 import socket
 import statistics
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -24,13 +24,13 @@ from geminid.job import JobSpec
 from geminid.serve.auth import TOKEN
 from geminid.serve.client import Client
 from geminid.serve.server import Options
+from geminid.testing.browser import NO_CHROMIUM, chromium_program
 from geminid.testing.service import temporary_service
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, Page
+    from multiprocessing.synchronize import Event
 
-#: Browsers that can be driven, by the names of their programs.
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 #: Time that a page may take to show its rows, in milliseconds.
 PATIENCE_MS = 60_000
@@ -44,8 +44,14 @@ STREAM_S = 8.0
 #: Viewers that watch at the same time.
 VIEWERS = 50
 
+#: What an open page reads again and again beside the stream.
+READ_AGAIN = ("nodes", "lanes")
+
+#: Time between two such readings of a page: as often as if a job was resized every ten seconds.
+READ_AGAIN_S = 10.0
+
 #: Requests whose times are compared, with and without viewers.
-REQUESTS = 150
+REQUESTS = 300
 
 #: What the page is measured against.
 TARGETS = {
@@ -104,8 +110,9 @@ def measure(*, repeats: int = 5, jobs: int = 1000, many_jobs: int | None = 10_00
         with _service(jobs) as (client, home), _logged_in(browser, client) as context:
             first_paint_ms, rows_ms = _loading(context, client.url, repeats)
             frame_ms = _scrolling(context, client.url)
-            stream_kb = _stream_kb_per_s(client.url, home)
-            slowdown = _slowdown(client, home)
+            token = (home / TOKEN).read_text(encoding="utf-8").strip()
+            stream_kb = _stream_kb_per_s(client.url, token)
+            slowdown = _slowdown(client, token, REQUESTS if repeats > 1 else REQUESTS // 10)
         many_ms = None
         if many_jobs is not None:
             with _service(many_jobs) as (client, _), _logged_in(browser, client) as context:
@@ -122,21 +129,11 @@ def measure(*, repeats: int = 5, jobs: int = 1000, many_jobs: int | None = 10_00
     )
 
 
-def chromium_program() -> str:
-    """The browser of this machine.
-
-    Raises:
-        NoBrowser: there is none.
-    """
-    program = next(filter(None, map(shutil.which, PROGRAMS)), None)
-    if program is None:
-        raise NoBrowser("there is no Chromium on this machine: apt-get install chromium")
-    return program
-
-
 @contextlib.contextmanager
 def _browser() -> Iterator[Browser]:
     program = chromium_program()
+    if program is None:
+        raise NoBrowser(NO_CHROMIUM)
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
@@ -204,9 +201,45 @@ def _scrolling(context: BrowserContext, url: str) -> float:
     return statistics.quantiles(times, n=20)[-1]
 
 
-def _open_stream(url: str, home: Path) -> socket.socket:
+def _stream_kb_per_s(url: str, token: str) -> float:
+    """What a viewer is sent while nothing but time and forecasts change, in kB per second."""
+    with _open_stream(url, token) as stream:
+        received, began_s = 0, time.monotonic()
+        while time.monotonic() < began_s + STREAM_S:
+            with contextlib.suppress(TimeoutError):
+                received += len(stream.recv(1 << 16))
+        return received / 1000.0 / (time.monotonic() - began_s)
+
+
+def _slowdown(client: Client, token: str, requests: int) -> float:
+    """By which share the median answer is slower while many watch, from another process."""
+    alone_s = _median_answer_s(client, requests)
+    spawning = multiprocessing.get_context("spawn")
+    ready, over = spawning.Event(), spawning.Event()
+    viewers = spawning.Process(target=watch_as_many, args=(client.url, token, ready, over), daemon=True)
+    viewers.start()
+    try:
+        if not ready.wait(PATIENCE_MS / 1000.0):
+            raise TimeoutError(f"{VIEWERS} viewers could not connect")
+        return _median_answer_s(client, requests) / alone_s - 1.0
+    finally:
+        over.set()
+        viewers.join(10.0)
+        viewers.kill()
+
+
+def _median_answer_s(client: Client, requests: int) -> float:
+    times = []
+    for _ in range(requests):
+        began_s = time.perf_counter()
+        client.get("jobs/j1")
+        times.append(time.perf_counter() - began_s)
+    return statistics.median(times)
+
+
+def _open_stream(url: str, token: str) -> socket.socket:
     """A viewer's connection to the stream, by itself: what arrives on it is not interpreted."""
-    token, place = (home / TOKEN).read_text(encoding="utf-8").strip(), urlsplit(url)
+    place = urlsplit(url)
     opened = socket.create_connection((place.hostname or "", place.port or 80), timeout=60.0)
     head = f"GET /api/v1/stream HTTP/1.1\r\nHost: {place.netloc}\r\nAuthorization: Bearer {token}\r\n\r\n"
     opened.sendall(head.encode())
@@ -215,43 +248,24 @@ def _open_stream(url: str, home: Path) -> socket.socket:
     return opened
 
 
-def _stream_kb_per_s(url: str, home: Path) -> float:
-    """What a viewer is sent while nothing but time and forecasts change, in kB per second."""
-    with _open_stream(url, home) as stream:
-        received, began_s = 0, time.monotonic()
-        while time.monotonic() < began_s + STREAM_S:
-            with contextlib.suppress(TimeoutError):
-                received += len(stream.recv(1 << 16))
-        return received / 1000.0 / (time.monotonic() - began_s)
+def watch_as_many(url: str, token: str, ready: Event, over: Event) -> None:
+    """Do what ``VIEWERS`` open pages do: each reads the stream, and what the page asks for again and again."""
+    import httpx
 
-
-def _slowdown(client: Client, home: Path) -> float:
-    """By which share the median answer is slower while many watch."""
-    alone_s = _median_answer_s(client)
-    stop = threading.Event()
-    with contextlib.ExitStack() as streams:
-        opened = [streams.enter_context(_open_stream(client.url, home)) for _ in range(VIEWERS)]
-
-        def drain() -> None:
-            for stream in opened:
-                stream.setblocking(False)
-            while not stop.wait(0.2):
-                for stream in opened:
-                    with contextlib.suppress(BlockingIOError):
-                        stream.recv(1 << 16)
-
-        reader = threading.Thread(target=drain, daemon=True)
-        reader.start()
-        watched_s = _median_answer_s(client)
-        stop.set()
-        reader.join()
-    return watched_s / alone_s - 1.0
-
-
-def _median_answer_s(client: Client) -> float:
-    times = []
-    for _ in range(REQUESTS):
-        began_s = time.perf_counter()
-        client.get("jobs/j1")
-        times.append(time.perf_counter() - began_s)
-    return statistics.median(times)
+    headers, turn = {"Authorization": f"Bearer {token}"}, 0
+    with contextlib.ExitStack() as closing:
+        streams = [closing.enter_context(_open_stream(url, token)) for _ in range(VIEWERS)]
+        client = closing.enter_context(httpx.Client(base_url=f"{url}/api/v1/", headers=headers, trust_env=False))
+        for stream in streams:
+            stream.setblocking(False)
+        ready.set()
+        began_s = time.monotonic()
+        while not over.wait(0.02):
+            for stream in streams:
+                with contextlib.suppress(BlockingIOError):
+                    stream.recv(1 << 16)
+            due = int((time.monotonic() - began_s) * VIEWERS / READ_AGAIN_S)
+            if turn < due:
+                turn += 1
+                for path in READ_AGAIN:
+                    client.get(path)

@@ -11,6 +11,7 @@ Geminid's own tests and benchmarks use them too. Importing this package loads no
 ``launcher``                         ``PretendLauncher``: a launcher of workers that starts no process
 ``ray_doubles``                      what a Ray executor talks to (bridge, agents, supervisor), without Ray
 ``ray_cluster``                      ``LoopbackCluster``: a real Ray cluster of several nodes on this machine
+``browser``                          ``chromium_program``: the browser of this machine, to drive the web page with
 ``service``                          ``temporary_service``: a real service in a temporary home, which leaves nothing
 ``processes``                        finding and cleaning up processes that a test started
 ``scripts/pretended_accelerator.py``  a real training job whose computation is a sleep
