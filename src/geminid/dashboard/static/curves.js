@@ -21,7 +21,7 @@ function marks(times) {
           ctx.save();
           ctx.strokeStyle = css("muted");
           ctx.setLineDash([3, 3]);
-          for (const at of times) {
+          for (const at of times()) {
             const x = plot.valToPos(at, "x", true);
             if (x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) continue;
             ctx.beginPath();
@@ -41,6 +41,8 @@ export function Curves({ title, times, lines, resized, unit = "" }) {
   const box = useRef(null);
   const plot = useRef(null);
   const width = useWidth(box);
+  const marked = useRef(resized);
+  marked.current = resized;
   const [open, setOpen] = useState(false);
   const kept = lines.filter((line) => line.values.some((value) => value !== null && value !== undefined));
   const shape = `${kept.map((line) => line.label).join("|")} ${width}`;
@@ -51,7 +53,7 @@ export function Curves({ title, times, lines, resized, unit = "" }) {
       width: Math.floor(width),
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC.key } },
-      plugins: [marks(resized)],
+      plugins: [marks(() => marked.current)],
       axes: [axis, { ...axis, size: 58, values: (_, values) => values.map((value) => number(value, 3)) }],
       series: [
         { value: (_, value) => (value === null ? "–" : moment(value)) },

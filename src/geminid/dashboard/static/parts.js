@@ -6,7 +6,7 @@ import { html, useCallback, useEffect, useRef, useState } from "./dom.js";
 export const ROW_PX = 30;
 const SPARE_ROWS = 12;
 
-// columns: [{ key, title, num, cell(row), sort(row), wide }]; only the rows in sight are in the document.
+// columns: [{ key, title, num, cell(row), sort(row) }]; only the rows in sight are in the document.
 export function Table({ label, columns, rows, empty, onOpen, windowed = true, sorting, setSorting }) {
   const box = useRef(null);
   const [top, setTop] = useState(0);
@@ -37,7 +37,7 @@ export function Table({ label, columns, rows, empty, onOpen, windowed = true, so
           ${column.title}${by > 0 ? " ▲" : by < 0 ? " ▼" : ""}
         </button>`
       : column.title;
-    return html`<th scope="col" aria-sort=${order} class=${classes(column)}>${title}</th>`;
+    return html`<th scope="col" aria-sort=${order} class=${column.num && "num"}>${title}</th>`;
   };
   const spacer = (count) => count > 0 && html`<tr aria-hidden="true" style=${{ height: `${count * ROW_PX}px` }}></tr>`;
   return html`<div
@@ -59,7 +59,7 @@ export function Table({ label, columns, rows, empty, onOpen, windowed = true, so
             aria-rowindex=${first + i + 2}
             aria-selected=${first + i === chosen ? "true" : undefined}
           >
-            ${columns.map((column) => html`<td class=${classes(column)}>${column.cell(row)}</td>`)}
+            ${columns.map((column) => html`<td class=${column.num && "num"}>${column.cell(row)}</td>`)}
           </tr>`,
         )}
         ${spacer(rows.length - last)}
@@ -68,8 +68,6 @@ export function Table({ label, columns, rows, empty, onOpen, windowed = true, so
     ${!rows.length && html`<p class="note bar">${empty ?? "Nothing to show."}</p>`}
   </div>`;
 }
-
-const classes = (column) => [column.num && "num", column.wide && "wide"].filter(Boolean).join(" ") || undefined;
 
 export function sorted(rows, columns, [key, order]) {
   const by = columns.find((column) => column.key === key)?.sort;

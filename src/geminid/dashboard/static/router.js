@@ -31,16 +31,28 @@ export function Link({ to, children, ...rest }) {
   return html`<a href=${to} onClick=${click} ...${rest}>${children}</a>`;
 }
 
-// A value that is part of the address, so that a link shows the same view: ?owner=ann.
-export function useParameter(name, initial = "") {
+// Values that are part of the address, so that a link shows the same view: ?owner=ann&sort=name.
+export function useParameters(...names) {
   const { search } = useAddress();
-  const set = (value) => {
+  const values = Object.fromEntries(names.map((name) => [name, search.get(name) ?? ""]));
+  const set = (changes) => {
     const next = new URLSearchParams(location.search);
-    if (value === initial || value === "") next.delete(name);
-    else next.set(name, value);
+    for (const [name, value] of Object.entries(changes)) value === "" ? next.delete(name) : next.set(name, value);
     const text = next.toString();
     history.replaceState(null, "", location.pathname + (text ? `?${text}` : ""));
     dispatchEvent(new Event("geminid-address"));
   };
-  return [search.get(name) ?? initial, set];
+  return [values, set];
+}
+
+export function useParameter(name, initial = "") {
+  const [values, set] = useParameters(name);
+  return [values[name] || initial, (value) => set({ [name]: value === initial ? "" : value })];
+}
+
+// How a table is sorted, as in ?sort=name and ?sort=-name.
+export function useSorting() {
+  const [text, set] = useParameter("sort");
+  const key = text.replace(/^-/, "");
+  return [[key, text === key ? 1 : -1], ([to, order]) => set(order < 0 ? `-${to}` : to)];
 }

@@ -3,17 +3,20 @@
 import { get, query } from "./api.js";
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { drawLanes, laneScale, lanesHeight } from "./lanes.js";
-import { css, jobColour, useWidth } from "./parts.js";
-import { go } from "./router.js";
+import { Table, css, jobColour, useWidth } from "./parts.js";
+import { Link, go, useParameters } from "./router.js";
 import { now, store, useStore } from "./store.js";
-import { clock, duration, moment, number, plural } from "./text.js";
+import { clock, count, duration, moment, number, plural } from "./text.js";
 
 const AXIS_PX = 26;
 const MIN_ROW_PX = 3;
 const MAX_ROW_PX = 20;
 const MAX_HEIGHT_PX = 620;
-const REFRESH_MS = 2000;
+const SOON_MS = 1200; // after a job got or lost slots: the service records them once a second
+const RARELY_MS = 20000; // goodputs change
+const MAX_TABLE_ROWS = 500;
 const SHORTEST_S = 5;
+const LONGEST_S = 60 * 86400;
 const STEPS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 
 function layout(nodes) {
@@ -49,38 +52,54 @@ export function SlotLanes({ nodes, job }) {
   const box = useRef(null);
   const sheet = useRef(null);
   const width = useWidth(box);
-  const [span, setSpan] = useState({ length: 900, end: null, chosen: false }); // end null: up to now
+  // The time that is shown is part of the address: how long, and up to when (nothing: up to now).
+  const [{ span: asked = "", until = "" }, setAddress] = useParameters("span", "until");
+  const [fitted, setFitted] = useState(900); // until somebody chooses a time
+  const length = Math.min(Math.max(Number(asked) || fitted, SHORTEST_S), LONGEST_S);
+  const end = Number(until) || null;
+  const choose = (seconds, to) =>
+    setAddress({ span: String(Math.round(seconds)), until: to === null || to >= now() ? "" : String(Math.round(to * 10) / 10) });
   const [lanes, setLanes] = useState({ stints: [], names: {}, complete: true });
   const [tip, setTip] = useState(null);
   const drag = useRef(null);
   const drawn = useRef(null);
 
-  const t1 = span.end ?? now();
-  const t0 = t1 - span.length;
+  const t1 = end ?? now();
+  const t0 = t1 - length;
 
-  useEffect(() => {
+  // Read again when jobs have moved, and once in a while; what is on a slot goes on by itself in between.
+  const read = useRef(null);
+  read.current = async (signal) => {
+    const to = end ?? now();
+    const found = await get(`lanes?${query({ from: to - 1.5 * length, to: to + 1, job })}`, { signal });
+    setLanes(found);
+    const first = Math.min(...found.stints.map(([, , , start]) => start));
+    // Until somebody chooses a time, show from the first stint on, up to 15 minutes.
+    if (Number.isFinite(first)) setFitted(Math.min(900, 60 * Math.ceil((1.1 * (found.now_s - first)) / 60)));
+  };
+  const refresh = (delay) => {
     const control = new AbortController();
-    let timer = 0;
-    const read = () => {
-      const to = span.end ?? now();
-      const asked = { from: to - 1.5 * span.length, to: to + 1, job };
-      get(`lanes?${query(asked)}`, { signal: control.signal })
-        .then((found) => {
-          setLanes(found);
-          const first = Math.min(...found.stints.map(([, , , start]) => start));
-          if (!span.chosen && Number.isFinite(first)) fit(found.now_s - first);
-        })
-        .catch(() => {})
-        .finally(() => {
-          if (!control.signal.aborted) timer = setTimeout(() => (document.hidden ? (timer = setTimeout(read, REFRESH_MS)) : read()), REFRESH_MS);
-        });
-    };
-    timer = setTimeout(read, 60);
+    const timer = setTimeout(() => !document.hidden && read.current(control.signal).catch(() => {}), delay);
     return () => {
-      control.abort();
       clearTimeout(timer);
+      control.abort();
     };
-  }, [span.length, span.end, job]);
+  };
+  useEffect(() => refresh(60), [length, end, job]);
+  const soon = useRef(0);
+  useEffect(() => {
+    soon.current ||= setTimeout(() => {
+      soon.current = 0;
+      refresh(0);
+    }, SOON_MS);
+  }, [store.moves]);
+  useEffect(() => {
+    const timer = setInterval(() => refresh(0), RARELY_MS);
+    return () => {
+      clearInterval(timer);
+      clearTimeout(soon.current);
+    };
+  }, []);
 
   useEffect(() => {
     if (!width || !nodes) return;
@@ -91,15 +110,17 @@ export function SlotLanes({ nodes, job }) {
     const view = { left: width < 640 ? 80 : 130, right: width - 6, top: 4, t0, t1, row, gap: 5, colours };
     const stints = lanes.stints
       .filter(([, node]) => first.has(node))
-      .map(([id, node, slot, start, end, slots]) => ({
+      .map(([id, node, slot, start, to, slots, batch, goodput]) => ({
         row: first.get(node) + slot,
         start,
-        end: end ?? t1,
+        end: to ?? t1,
         fill: jobColour(id),
         label: slots > 1 ? `${id} ×${slots}` : id,
         job: id,
         slots,
-        open: end === null,
+        batch,
+        goodput,
+        open: to === null,
       }));
     const model = { rows, groups, stints };
     const height = Math.ceil(lanesHeight(model, view) + view.top + AXIS_PX);
@@ -118,20 +139,11 @@ export function SlotLanes({ nodes, job }) {
     drawn.current = { model, view };
   });
 
-  // Until somebody chooses a time, show from the first stint on, up to 15 minutes.
-  const fit = (age) => {
-    const length = Math.min(900, 60 * Math.ceil((1.1 * age) / 60));
-    setSpan((old) => (old.chosen || old.length === length ? old : { ...old, length }));
-  };
   const zoom = (factor, at = t1) => {
-    const length = Math.min(Math.max(span.length * factor, SHORTEST_S), 60 * 86400);
-    const end = at + (t1 - at) * (length / span.length);
-    setSpan({ length, end: span.end === null && at === t1 ? null : Math.min(end, now()), chosen: true });
+    const next = Math.min(Math.max(length * factor, SHORTEST_S), LONGEST_S);
+    choose(next, end === null && at === t1 ? null : at + (t1 - at) * (next / length));
   };
-  const move = (share) => {
-    const end = (span.end ?? now()) + share * span.length;
-    setSpan({ ...span, end: end >= now() ? null : end, chosen: true });
-  };
+  const move = (share) => choose(length, t1 + share * length);
   const find = (event) => {
     if (!drawn.current) return null;
     const { model, view } = drawn.current;
@@ -143,7 +155,7 @@ export function SlotLanes({ nodes, job }) {
     return { time, stint: model.stints.findLast((one) => one.row === row && one.start <= time && one.end >= time) };
   };
   const keys = (event) => {
-    const act = { "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1.7), ArrowLeft: () => move(-0.2), ArrowRight: () => move(0.2), 0: () => setSpan({ length: 900, end: null, chosen: true }) }[event.key];
+    const act = { "+": () => zoom(0.6), "=": () => zoom(0.6), "-": () => zoom(1.7), ArrowLeft: () => move(-0.2), ArrowRight: () => move(0.2), 0: () => choose(900, null) }[event.key];
     if (act) {
       act();
       event.preventDefault();
@@ -157,11 +169,10 @@ export function SlotLanes({ nodes, job }) {
     onPointerMove: (event) => {
       if (drag.current) {
         const { view } = drawn.current;
-        const shift = ((event.clientX - drag.current.x) / (view.right - view.left)) * span.length;
+        const shift = ((event.clientX - drag.current.x) / (view.right - view.left)) * length;
         if (Math.abs(event.clientX - drag.current.x) > 3) {
           drag.current.moved = true;
-          const end = drag.current.end - shift;
-          setSpan({ ...span, end: end >= now() ? null : end, chosen: true });
+          choose(length, drag.current.end - shift);
         }
         setTip(null);
         return;
@@ -181,26 +192,26 @@ export function SlotLanes({ nodes, job }) {
       zoom(event.deltaY > 0 ? 1.25 : 0.8, find(event)?.time ?? t1);
     },
   };
-  const held = lanes.stints.length;
   return html`<div>
     <div class="bar">
-      <span class="note">${moment(t0)} to ${span.end === null ? "now" : moment(t1)}</span>
-      <span class="push"></span>
-      <button type="button" onClick=${() => move(-0.5)} aria-label="Earlier">←</button>
-      <button type="button" onClick=${() => move(0.5)} aria-label="Later" disabled=${span.end === null}>→</button>
-      <button type="button" onClick=${() => zoom(0.5)} aria-label="Zoom in">+</button>
-      <button type="button" onClick=${() => zoom(2)} aria-label="Zoom out">−</button>
-      ${[["15 min", 900], ["1 h", 3600], ["1 day", 86400]].map(
-        ([name, length]) =>
-          html`<button type="button" aria-pressed=${span.end === null && span.length === length} onClick=${() => setSpan({ length, end: null, chosen: true })}>${name}</button>`,
-      )}
+      <span class="note">${moment(t0)} to ${end === null ? "now" : moment(t1)}</span>
+      <span class="push bar">
+        <button type="button" onClick=${() => move(-0.5)} aria-label="Earlier">←</button>
+        <button type="button" onClick=${() => move(0.5)} aria-label="Later" disabled=${end === null}>→</button>
+        <button type="button" onClick=${() => zoom(0.5)} aria-label="Zoom in">+</button>
+        <button type="button" onClick=${() => zoom(2)} aria-label="Zoom out">−</button>
+        ${[["15 min", 900], ["1 h", 3600], ["1 day", 86400]].map(
+          ([name, seconds]) =>
+            html`<button type="button" aria-pressed=${end === null && length === seconds} onClick=${() => choose(seconds, null)}>${name}</button>`,
+        )}
+      </span>
     </div>
     <div class="lanes-box" ref=${box}>
-      <canvas class="lanes" ref=${sheet} tabindex="0" role="img" aria-label=${`Jobs on slots over time: ${plural(held, "stint")}. Keys: plus and minus zoom, arrows move, 0 goes back to now. The same as a table follows.`} onKeyDown=${keys} ...${pointer}></canvas>
+      <canvas class="lanes" ref=${sheet} tabindex="0" role="img" aria-label=${`Jobs on slots over time: ${plural(lanes.stints.length, "stint")}. Keys: plus and minus zoom, arrows move, 0 goes back to now. The same as a table follows.`} onKeyDown=${keys} ...${pointer}></canvas>
     </div>
-    ${tip && html`<${Tip} ...${tip} goodput=${lanes.goodputs?.[tip.stint.job]} />`}
+    ${tip && html`<${Tip} ...${tip} />`}
     ${!lanes.complete && html`<p class="note">Too many stints to show all: the oldest are left out. Zoom in to see them.</p>`}
-    <p class="note">A dark line marks a resize, a cross a lost worker or a failure.${lanes.faults?.length ? ` In this time: ${lanes.faults.map(([, job, text]) => `${job} ${text}`).slice(-3).join("; ")}.` : ""}</p>
+    <p class="note">A dark line marks a resize, a cross a lost worker or a failure. Drag to move, Ctrl and the wheel zoom.</p>
     <${LanesTable} lanes=${lanes} t0=${t0} t1=${t1} />
   </div>`;
 }
@@ -236,29 +247,36 @@ function markFaults(context, model, view, faults) {
   }
 }
 
-function Tip({ x, y, stint, time, goodput }) {
+function Tip({ x, y, stint, time }) {
   const row = store.rows.get(stint.job);
-  const left = Math.min(x + 14, innerWidth - 300);
+  const left = Math.max(Math.min(x + 14, innerWidth - 300), 4);
   return html`<div class="tip" role="status" style=${{ left: `${left}px`, top: `${y + 14}px` }}>
     <strong>${stint.job}</strong> ${row?.name ?? ""}<br />
-    ${plural(stint.slots, "slot")}, ${row?.batch ? `batch ${number(row.batch)}, ` : ""}for ${duration(stint.end - stint.start)}${stint.open ? " so far" : ""}<br />
-    ${stint.open && goodput ? html`${number(goodput)} useful samples/s<br />` : ""}
-    <span class="note">${clock(time, now())}${row ? `, ${row.phase}` : ""}</span>
+    ${plural(stint.slots, "slot")} for ${duration(stint.end - stint.start)}${stint.open ? " so far" : ""}<br />
+    ${stint.batch !== null && html`batch ${count(stint.batch)}, `}${stint.goodput !== null && html`${number(stint.goodput)} useful samples/s`}<br />
+    <span class="note">${clock(time, now())}${stint.open && row ? `, ${row.phase}` : ""}</span>
   </div>`;
 }
 
 function LanesTable({ lanes, t0, t1 }) {
   const [open, setOpen] = useState(false);
-  const shown = open ? lanes.stints.filter(([, , , start, end]) => start <= t1 && (end ?? t1) >= t0).slice(-500) : [];
+  const inside = open ? lanes.stints.filter(([, , , start, end]) => start <= t1 && (end ?? t1) >= t0) : [];
+  const faults = (lanes.faults ?? []).filter(([at]) => at >= t0 && at <= t1);
+  const shown = inside.slice(-MAX_TABLE_ROWS);
+  const columns = [
+    { key: "job", title: "job", cell: ([id]) => `${id} ${lanes.names[id] ?? ""}` },
+    { key: "slot", title: "slot", cell: ([, node, slot]) => `${node}/${slot}` },
+    { key: "from", title: "from", cell: ([, , , start]) => moment(start) },
+    { key: "to", title: "to", cell: ([, , , , end]) => (end === null ? "now" : moment(end)) },
+    { key: "slots", title: "slots of the job", num: true, cell: (row) => row[5] },
+    { key: "batch", title: "batch", num: true, cell: (row) => count(row[6]) },
+    { key: "goodput", title: "useful samples/s", num: true, cell: (row) => number(row[7]) },
+  ];
   return html`<details onToggle=${(event) => setOpen(event.currentTarget.open)}>
-    <summary>The same as a table</summary>
+    <summary>The same as a table${faults.length ? `, with ${plural(faults.length, "fault")}` : ""}</summary>
     ${open &&
-    html`<div class="table" tabindex="0" role="region" aria-label="Jobs on slots"><table>
-      <thead><tr><th scope="col">job</th><th scope="col">slot</th><th scope="col">from</th><th scope="col">to</th><th scope="col" class="num">slots of the job</th></tr></thead>
-      <tbody>${shown.map(
-        ([id, node, slot, start, end, slots]) =>
-          html`<tr><td>${id} ${lanes.names[id] ?? ""}</td><td>${node}/${slot}</td><td>${moment(start)}</td><td>${end === null ? "now" : moment(end)}</td><td class="num">${slots}</td></tr>`,
-      )}</tbody>
-    </table></div>`}
+    html`<${Table} label="Jobs on slots" columns=${columns} rows=${shown} empty="No job was on a slot in this time." />
+      ${shown.length < inside.length && html`<p class="note">The last ${count(MAX_TABLE_ROWS)} of ${count(inside.length)} stints: zoom in for the others.</p>`}
+      ${faults.length > 0 && html`<ul class="lines" tabindex="0" aria-label="Faults">${faults.map(([at, id, text]) => html`<li><time>${moment(at)}</time><${Link} to=${`/jobs/${id}`}>${id}<//> ${text}</li>`)}</ul>`}`}
   </details>`;
 }

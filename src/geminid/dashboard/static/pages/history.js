@@ -2,7 +2,7 @@
 
 import { ask, get, query } from "../api.js";
 import { html, useEffect, useState } from "../dom.js";
-import { Phase, Problem, Table } from "../parts.js";
+import { Phase, Problem, Table, quoted } from "../parts.js";
 import { Link, go, useParameter } from "../router.js";
 import { store, useStore } from "../store.js";
 import { duration, moment, number, plural } from "../text.js";
@@ -13,13 +13,13 @@ const COLUMNS = [
   { key: "id", title: "job", cell: (row) => html`<${Link} to=${`/jobs/${row.id}`}>${row.id}<//>` },
   { key: "name", title: "name", cell: (row) => html`<span title=${row.name}>${row.name}</span>` },
   { key: "owner", title: "owner", cell: (row) => row.owner },
-  { key: "queue", title: "queue", wide: true, cell: (row) => row.queue },
+  { key: "queue", title: "queue", cell: (row) => row.queue },
   { key: "phase", title: "end", cell: (row) => html`<${Phase} phase=${row.phase} />` },
   { key: "finished", title: "ended", cell: (row) => moment(row.finished_at_s) },
   { key: "jct", title: "took", num: true, cell: (row) => duration(row.jct_s) },
   { key: "hours", title: "slot-hours", num: true, cell: (row) => number(row.gpu_s / 3600, 3) },
-  { key: "rescales", title: "resizes", num: true, wide: true, cell: (row) => row.rescales },
-  { key: "failures", title: "failures", num: true, wide: true, cell: (row) => row.failures },
+  { key: "rescales", title: "resizes", num: true, cell: (row) => row.rescales },
+  { key: "failures", title: "failures", num: true, cell: (row) => row.failures },
   { key: "reason", title: "reason", cell: (row) => html`<span title=${row.reason}>${row.reason}</span>` },
 ];
 
@@ -53,6 +53,8 @@ export function History() {
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   };
+  const chosen = Object.entries({ name, owner, state, days }).filter(([, value]) => value);
+  const command = ["geminid history", ...chosen.map(([option, value]) => `--${option} ${quoted(value)}`)].join(" ");
   return html`<div>
     <h1>History</h1>
     <div class="bar">
@@ -68,6 +70,6 @@ export function History() {
     <${Problem} text=${problem} />
     <${Table} label="Jobs that are over" columns=${COLUMNS} rows=${found.jobs} onOpen=${(row) => go(`/jobs/${row.id}`)} empty="No job like this has ended, or it is not kept any more." />
     ${found.jobs.length < found.total && html`<button type="button" onClick=${() => read(found.jobs.length)}>Show more</button>`}
-    <p class="cmd"><code>geminid queue --all</code></p>
+    <p class="cmd"><code>${command}</code></p>
   </div>`;
 }

@@ -97,11 +97,11 @@ function Explained({ answer, job }) {
     ${answer.numbers.length > 0 && html`<ul>${answer.numbers.map((text) => html`<li>${text}</li>`)}</ul>`}
     ${answer.sizes.length > 0 &&
     html`<div class="table" tabindex="0" role="region" aria-label="Predicted goodput of every size"><table class="sizes">
-      <thead><tr><th scope="col">size</th><th scope="col" class="wide"></th><th scope="col" class="num">useful samples/s</th><th scope="col" class="num">batch</th><th scope="col" class="num">efficiency</th></tr></thead>
+      <thead><tr><th scope="col">size</th><th scope="col"></th><th scope="col" class="num">useful samples/s</th><th scope="col" class="num">batch</th><th scope="col" class="num">efficiency</th></tr></thead>
       <tbody>${answer.sizes.map(
         (size) => html`<tr>
           <td>${several ? `${size.gpu_type} ` : ""}${plural(size.slots, "slot")}${size.nodes > 1 ? ` on ${size.nodes} nodes` : ""}${size.current ? " (now)" : ""}</td>
-          <td class="wide bar-cell"><span class=${size.current ? "fill current" : "fill"} style=${{ width: `${(100 * size.goodput) / most}%` }}></span></td>
+          <td class="bar-cell"><span class=${size.current ? "fill current" : "fill"} style=${{ width: `${(100 * size.goodput) / most}%` }}></span></td>
           <td class="num">${number(size.goodput)}</td><td class="num">${count(size.batch)}</td><td class="num">${percent(size.efficiency)}</td>
         </tr>`,
       )}</tbody>

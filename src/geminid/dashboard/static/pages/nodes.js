@@ -19,12 +19,11 @@ function health(node) {
 export function Nodes() {
   const { session, status } = useStore();
   const nodes = useAnswer("nodes", REFRESH_MS);
-  const service = useAnswer("status", 5 * REFRESH_MS);
   const admin = session?.role === "admin";
   const total = (nodes.data ?? []).reduce((sum, node) => sum + node.slots, 0);
   return html`<div>
     <h1>Nodes</h1>
-    <p class="note">${plural(nodes.data?.length ?? 0, "node")}, ${plural(total, "slot")}. Agents run version ${service.data?.version ?? "–"}, the service's own. ${admin ? "" : "Only admins drain nodes and cordon slots."}</p>
+    <p class="note">${plural(nodes.data?.length ?? 0, "node")}, ${plural(total, "slot")}. ${admin ? "" : "Only admins drain nodes and cordon slots."}</p>
     <${Problem} text=${nodes.problem} />
     ${(nodes.data ?? []).map(
       (node) => html`<section class="panel" key=${node.name} aria-label=${`Node ${node.name}`}>
@@ -33,6 +32,7 @@ export function Nodes() {
           <span>${plural(node.slots, "slot")} of ${node.gpu_type}</span>
           ${node.rack && html`<span class="note">rack ${node.rack}${node.zone ? `, zone ${node.zone}` : ""}</span>`}
           <span>${health(node)}</span>
+          <span class="note">agent ${node.agent_version || "not heard of yet"}</span>
           <span class="push"></span>
           ${admin &&
           (node.drained

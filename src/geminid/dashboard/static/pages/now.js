@@ -1,8 +1,8 @@
 // What happens now: slots over time, the queue with reasons and forecasts, prices and the certificate, recent events.
 
-import { html, useMemo, useState } from "../dom.js";
+import { html, useMemo } from "../dom.js";
 import { Meter, Phase, Problem, Table, sorted, useAnswer } from "../parts.js";
-import { Link, go, useParameter } from "../router.js";
+import { Link, go, useParameter, useSorting } from "../router.js";
 import { SlotLanes } from "../slots.js";
 import { now, useStore } from "../store.js";
 import { ahead, clock, count, duration, moment, number, percent, plural, slotRange } from "../text.js";
@@ -12,17 +12,17 @@ const NODES_EVERY_MS = 10000;
 const COLUMNS = [
   { key: "id", title: "job", cell: (row) => html`<${Link} to=${`/jobs/${row.id}`}>${row.id}<//>`, sort: (row) => Number(row.id.slice(1)) },
   { key: "name", title: "name", cell: (row) => html`<span title=${row.name}>${row.name}</span>`, sort: (row) => row.name },
-  { key: "owner", title: "owner", wide: true, cell: (row) => row.owner ?? "", sort: (row) => row.owner },
+  { key: "owner", title: "owner", cell: (row) => row.owner ?? "", sort: (row) => row.owner },
   { key: "phase", title: "state", cell: (row) => html`<${Phase} phase=${row.phase} />`, sort: (row) => row.phase },
   { key: "position", title: "position", num: true, cell: (row) => row.position ?? "", sort: (row) => row.position },
   { key: "slots", title: "slots", num: true, cell: (row) => slotsText(row), sort: (row) => row.slots },
-  { key: "needs", title: "may have", wide: true, cell: slotRange, sort: (row) => row.min_slots },
-  { key: "priority", title: "priority", num: true, wide: true, cell: (row) => row.priority, sort: (row) => row.priority },
+  { key: "needs", title: "may have", cell: slotRange, sort: (row) => row.min_slots },
+  { key: "priority", title: "priority", num: true, cell: (row) => row.priority, sort: (row) => row.priority },
   { key: "done", title: "done", cell: (row) => html`<${Meter} share=${row.done} />`, sort: (row) => row.done },
-  { key: "batch", title: "batch", num: true, wide: true, cell: (row) => count(row.batch), sort: (row) => row.batch },
+  { key: "batch", title: "batch", num: true, cell: (row) => count(row.batch), sort: (row) => row.batch },
   { key: "starts", title: "starts in", cell: (row) => (row.slots ? "" : ahead(row.start_s, now())), sort: (row) => row.start_s?.[0] },
   { key: "ends", title: "finishes in", cell: (row) => ahead(row.finish_s, now()), sort: (row) => row.finish_s?.[0] },
-  { key: "age", title: "age", num: true, wide: true, cell: (row) => duration(now() - row.submitted_at_s), sort: (row) => -row.submitted_at_s },
+  { key: "age", title: "age", num: true, cell: (row) => duration(now() - row.submitted_at_s), sort: (row) => -row.submitted_at_s },
   { key: "reason", title: "reason", cell: (row) => html`<span title=${row.reason}>${row.reason}</span>`, sort: (row) => row.reason },
 ];
 
@@ -33,7 +33,7 @@ export function Now() {
   const nodes = useAnswer("nodes", NODES_EVERY_MS);
   const [filter, setFilter] = useParameter("find");
   const [owner, setOwner] = useParameter("owner");
-  const [sorting, setSorting] = useState(["", 1]);
+  const [sorting, setSorting] = useSorting();
   const active = useMemo(() => [...store.rows.values()].filter((row) => row.finished_at_s === null), [store.version]);
   const owners = useMemo(() => [...new Set(active.map((row) => row.owner))].sort(), [store.version]);
   const wanted = filter.toLowerCase();
@@ -75,8 +75,9 @@ export function Now() {
       ${[...store.lines].reverse().slice(0, 60).map(
         (line) => html`<li><time title=${moment(line.at_s)}>${clock(line.at_s, now())}</time><${Link} to=${`/jobs/${line.job}`}>${line.job}<//> ${line.text}</li>`,
       )}
-      ${!store.lines.length && !status.notes?.length && html`<li class="note">Nothing has happened since this page was opened. geminid events shows the log.</li>`}
+      ${!store.lines.length && !status.notes?.length && html`<li class="note">Nothing has happened yet.</li>`}
     </ul>
+    <p class="cmd"><code>geminid events</code></p>
   </div>`;
 }
 

@@ -14,7 +14,8 @@ export function Users() {
   const quotas = useAnswer("quotas", REFRESH_MS);
   const queues = useAnswer("queues", REFRESH_MS);
   const [period, setPeriod] = useParameter("period", "day");
-  const periods = useAnswer(`usage/periods?period=${period}&periods=${period === "hour" ? 24 : 14}`, 4 * REFRESH_MS);
+  const zone = -60 * new Date().getTimezoneOffset();
+  const periods = useAnswer(`usage/periods?period=${period}&periods=${period === "hour" ? 24 : 14}&zone_s=${zone}`, 4 * REFRESH_MS);
   const used = new Map((usage.data ?? []).map((row) => [row.owner, row]));
   const columns = [
     { key: "owner", title: "owner", cell: (row) => row.owner || "nobody" },
@@ -56,8 +57,7 @@ export function Users() {
 function Periods({ data }) {
   if (!data) return html`<p class="note">Reading …</p>`;
   const owners = Object.keys(data.slot_hours);
-  const count = owners.length ? data.slot_hours[owners[0]].length : 0;
-  const rows = Array.from({ length: count }, (_, i) => ({ key: i, at: data.from_s + i * data.period_s, hours: owners.map((owner) => data.slot_hours[owner][i]) })).reverse();
+  const rows = data.starts_s.map((at, i) => ({ key: at, at, hours: owners.map((owner) => data.slot_hours[owner][i]) })).reverse();
   const columns = [
     { key: "at", title: "from", cell: (row) => moment(row.at) },
     ...owners.map((owner, k) => ({ key: owner, title: owner || "nobody", num: true, cell: (row) => number(row.hours[k], 3) })),

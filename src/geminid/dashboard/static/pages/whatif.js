@@ -3,6 +3,7 @@
 import { ask } from "../api.js";
 import { html, useState } from "../dom.js";
 import { Problem, Table, quoted } from "../parts.js";
+import { useParameter } from "../router.js";
 import { duration, number, percent, plural } from "../text.js";
 
 const FIGURES = [
@@ -15,10 +16,10 @@ const FIGURES = [
 ];
 
 export function WhatIf() {
-  const [policy, setPolicy] = useState("");
-  const [cluster, setCluster] = useState("");
-  const [slots, setSlots] = useState("");
-  const [minutes, setMinutes] = useState("");
+  const [policy, setPolicy] = useParameter("policy");
+  const [cluster, setCluster] = useParameter("cluster");
+  const [slots, setSlots] = useParameter("slots");
+  const [minutes, setMinutes] = useParameter("minutes");
   const [answer, setAnswer] = useState(null);
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
@@ -39,7 +40,7 @@ export function WhatIf() {
       setBusy(false);
     }
   };
-  const command = `geminid simulate --from-live${policy ? ` --policy ${quoted(policy)}` : ""}${cluster ? ` --cluster ${quoted(cluster)}` : ""}`;
+  const command = `geminid simulate --from-live${policy ? ` --policy ${quoted(policy)}` : ""}${cluster ? ` --cluster ${quoted(cluster)}` : ""}${slots ? ` --extra-job ${slots}x${minutes || 10}m` : ""}`;
   return html`<div>
     <h1>What if …</h1>
     <p class="note">The jobs that run and wait now are simulated to their end at the speeds that they have measured: once as things are, and once with your change. Nothing real is touched.</p>
