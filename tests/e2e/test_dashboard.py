@@ -12,12 +12,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from browsing import EXPECTED_WHILE_AWAY, Tab, chromium
 from live import Live
 from playwright.sync_api import expect
 
+import geminid
 from geminid.serve.client import Client
 from waiting import until
 
@@ -99,6 +101,17 @@ def rows(tab: Tab, label: str) -> list[dict[str, str]]:
     return [dict(zip(names, row, strict=True)) for row in found["rows"]]
 
 
+def facts(tab: Tab) -> dict[str, str]:
+    """What stands in short at the top of a page."""
+    read = "list => [...list.children].map(one => [...one.children].map(part => part.innerText.trim()))"
+    return dict(tab.page.locator("dl.facts").evaluate(read))
+
+
+def number(text: str) -> float | None:
+    """A number as the page writes it; None for one that is not there."""
+    return None if text == "–" else float(text.replace(",", "").replace("M", "e6").split(" ")[0])
+
+
 # --- Logging in ---
 
 
@@ -136,7 +149,19 @@ def test_strangers_see_the_log_in_and_come_back_to_where_they_wanted(live, brows
     expect(tab.page.get_by_role("heading", name="Log in to Geminid")).to_be_visible()
     tab.page.goto(f"{live.client.url}/nodes")
     expect(tab.page.get_by_role("heading", name="Log in to Geminid")).to_be_visible()
+    tab.page.goto(live.json("open")["url"])  # the page is open already: the browser does not load it again
+    expect(tab.page.get_by_role("heading", name="Nodes")).to_be_visible()
     tab.check("401")
+
+
+def close(shown: float | None, told: float | None, within: float = 0.01) -> bool:
+    """Whether a number on the page is a rounded one of the interface."""
+    return shown == told if shown is None or told is None else abs(shown - told) <= within * abs(told) + 1e-9
+
+
+def slot_range(job: dict[str, Any]) -> str:
+    least, most = job["min_slots"], job["max_slots"]
+    return f"{least}" if most == least else f"{least} or more" if most is None else f"{least}–{most}"
 
 
 def ask(live: Live, method: str, path: str, headers: dict[str, str], body: bytes = b"{}") -> int:
@@ -250,25 +275,56 @@ def test_the_queue_shows_what_the_interface_says(live, browser):
         shown = {row["job"]: row for row in rows(tab, "Jobs that run or wait")}
         told = {job["id"]: job for job in live.client.get("jobs")}
         assert shown.keys() == told.keys()
-        return all(
+        return any(job["reason"] for job in told.values()) and all(
             (row["name"], row["owner"], row["priority"]) == (job["name"], job["owner"], str(job["priority"]))
             and row["state"].endswith(job["phase"])
             and row["slots"].split(" ")[0] == str(job["slots"])
             and row["position"] == ("" if job["position"] is None else str(job["position"]))
-            and row["batch"].replace(",", "") == ("–" if job["batch"] is None else str(job["batch"]))
+            and number(row["batch"]) == job["batch"]
+            and row["may have"] == slot_range(job)
+            and row["reason"] == job["reason"]
+            and (row["done"] == "–") == (job["done"] is None)
+            and (row["finishes in"] == "–") == (job["eta"] is None)
             for job_id, job in told.items()
             for row in (shown[job_id],)
         )
 
     until(agrees)
-    status = live.client.get("status")
-    expect(tab.page.get_by_text(status["policy"])).to_be_visible()
-    expect(tab.page.get_by_text("of the optimum")).to_be_visible()
-    waits = next(row for row in rows(tab, "Jobs that run or wait") if row["job"] == "j3")
-    assert "slots" in waits["reason"]
+
+    def glance_agrees() -> bool:
+        status, jobs, shown = live.client.get("status"), live.client.get("jobs"), facts(tab)
+        running = sum(job["slots"] > 0 for job in jobs)
+        return (
+            shown["policy"] == status["policy"]
+            and shown["slots in use"] == f"{sum(job['slots'] for job in jobs)} of {status['slots']}"
+            and shown["jobs"] == f"{running} running job{'' if running == 1 else 's'}, {len(jobs) - running} waiting"
+            and number(shown["decisions"]) == status["decisions"]
+            and "of the optimum" in shown["certificate"]
+            and "cpu" in shown["price of a slot"]
+        )
+
+    until(glance_agrees)
     tab.page.get_by_text("The same as a table").first.click()
-    lanes = rows(tab, "Jobs on slots")
-    assert any(row["job"].startswith("j1") and row["slot"].startswith("local/") for row in lanes)
+
+    def lanes_agree() -> bool:
+        shown = [
+            (row["job"].split(" ")[0], row["slot"], number(row["slots of the job"]), number(row["batch"]))
+            for row in rows(tab, "Jobs on slots")
+        ]
+        told = live.client.get("lanes")["stints"]
+        return shown == [(job, f"{node}/{slot}", size, batch) for job, node, slot, _, _, size, batch, _ in told]
+
+    until(lanes_agree)
+    tab.page.reload()
+    events = tab.page.get_by_role("list", name="Recent events")
+    expect(events).to_contain_text("j2 failed")  # also after the page was loaded again
+    tab.page.get_by_role("button", name="name", exact=True).click()
+    tab.page.get_by_role("button", name="1 h", exact=True).click()
+    assert "sort=name" in tab.page.url
+    assert "span=3600" in tab.page.url
+    tab.page.reload()
+    expect(tab.page.get_by_role("columnheader", name="name")).to_have_attribute("aria-sort", "ascending")
+    expect(tab.page.get_by_role("button", name="1 h", exact=True)).to_have_attribute("aria-pressed", "true")
     tab.check_accessible()
     tab.check()
 
@@ -286,8 +342,34 @@ def test_a_job_shows_its_curves_explanation_output_and_history(live, browser):
     page.get_by_label("search").fill("onerror")
     expect(page.get_by_text("1 line", exact=True)).to_be_visible()
     expect(page.get_by_role("log").locator("mark")).to_have_text("onerror")
-    explained = live.json("explain", "j1")
-    expect(page.locator(".sizes .current")).to_have_count(sum(size["current"] for size in explained["sizes"]))
+
+    def explanation_agrees() -> bool:
+        shown = [number(row["useful samples/s"]) for row in rows(tab, "Predicted goodput of every size")]
+        told = [size["goodput"] for size in live.client.get("jobs/j1/explain")["sizes"]]
+        return len(shown) == len(told) > 0 and all(map(close, shown, told))
+
+    until(explanation_agrees)
+
+    def curve_agrees() -> bool:
+        shown = [number(row["throughput"]) for row in rows(tab, "Throughput, samples/s")]
+        told = live.client.get("jobs/j1/series")["throughput"]
+        kept = min(len(shown), len(told)) - 3  # the last points still grow
+        return kept > 0 and all(map(close, shown[:kept], told[:kept]))
+
+    until(curve_agrees)
+
+    def facts_agree() -> bool:
+        shown, job = facts(tab), live.job("j1")
+        return (
+            shown["state"].endswith(job["phase"])
+            and shown["owner, queue"] == f"{job['owner']}, {job['queue']}"
+            and shown["kind"] == job["kind"]
+            and shown["slots"].endswith(f"of {slot_range(job)}")
+            and number(shown["batch"]) == job["batch"]
+            and shown["resizes, failures"] == f"{job['rescales']}, {job['failures']}"
+        )
+
+    until(facts_agree)
     expect(page.locator("ul.lines").last).to_contain_text("elastic: the script called geminid.init()")
     assert page.title() == "j1 · Geminid"
     tab.check_accessible()
@@ -318,10 +400,19 @@ def test_actions_ask_first_and_name_the_command(live, browser):
     page.goto(f"{live.client.url}/jobs/j1")
     page.get_by_role("button", name="Size limits").click()
     sizes = page.get_by_role("dialog", name="Size limits")
-    sizes.get_by_label("at most").fill("9")
+    sizes.get_by_label("at most").fill("0")
     sizes.get_by_role("button", name="Size limits").click()
-    until(lambda: live.job("j1")["max_slots"] == 9 or sizes.get_by_role("alert").count() == 1)
-    tab.check("422", "409")
+    expect(sizes.get_by_role("alert")).to_contain_text("max_slots")
+    for most in (1, 2):
+        sizes.get_by_label("at most").fill(str(most))
+        expect(sizes).to_contain_text(f"geminid set j1 --min-slots 1 --max-slots {most}")
+        sizes.get_by_role("button", name="Size limits").click()
+        live.until("j1", lambda job, most=most: job["max_slots"] == most)
+        expect(sizes).to_be_hidden()
+        page.reload()  # the dialog begins with what is so
+        page.get_by_role("button", name="Size limits").click()
+        expect(sizes.get_by_label("at most")).to_have_value(str(most))
+    tab.check("422")
 
 
 def test_jobs_are_cancelled_from_the_page_and_move_to_the_history(live, browser):
@@ -338,12 +429,19 @@ def test_jobs_are_cancelled_from_the_page_and_move_to_the_history(live, browser)
     expect(tab.page.get_by_role("link", name="j2")).to_be_visible()
     (row,) = rows(tab, "Jobs that are over")
     told = live.job("j2")
-    assert (row["name"], row["reason"], row["failures"]) == (told["name"], told["reason"], str(told["failures"]))
+    assert (row["name"], row["owner"], row["queue"]) == (told["name"], told["owner"], told["queue"])
+    assert (row["reason"], row["failures"], row["resizes"]) == (told["reason"], str(told["failures"]), "0")
+    assert close(number(row["slot-hours"]), told["gpu_s"] / 3600)
+    assert tab.page.get_by_text("geminid history --state failed", exact=True).count() == 1
+    assert [one["id"] for one in live.json("history", "--state", "failed")] == ["j2"]
+    assert "failing" in live.run("history", "--state", "failed", "--days", 1).stdout
     with tab.page.expect_download() as saved:
         tab.page.get_by_role("button", name="Export CSV").click()
     lines = saved.value.path().read_text().splitlines()
     assert lines[0].startswith("id,name,owner,queue,phase")
     assert lines[1].startswith("j2,failing,")
+    assert live.run("history", "--state", "failed", "--csv", live.home / "kept.csv").returncode == 0
+    assert (live.home / "kept.csv").read_text().splitlines() == lines
     tab.check_accessible()
     tab.check()
 
@@ -360,12 +458,31 @@ def test_nodes_are_drained_and_slots_cordoned_from_the_page(live, browser):
     page.get_by_role("button", name="Uncordon").first.click()
     page.get_by_role("dialog", name="Uncordon").get_by_role("button", name="Uncordon").click()
     until(lambda: live.json("nodes")[0]["cordoned"] == [])
-    shown = rows(tab, "Slots of local")
-    assert [row["slot"] for row in shown] == ["local/0", "local/1"]
+
+    def node_agrees() -> bool:
+        shown, (node,) = rows(tab, "Slots of local"), live.client.get("nodes")
+        head = page.get_by_role("region", name="Node local").locator(".bar").first.inner_text()
+        return (
+            [(row["slot"], row["job"]) for row in shown]
+            == [(f"local/{slot}", job or "free") for slot, job in enumerate(node["jobs"])]
+            and f"{node['slots']} slots of {node['gpu_type']}" in head
+            and f"agent {geminid.__version__}" in head
+            and node["agent_version"] == geminid.__version__
+        )
+
+    until(node_agrees)
     page.get_by_role("button", name="Drain").click()
-    expect(page.get_by_role("dialog", name="Drain")).to_contain_text("geminid drain local --yes")
-    page.get_by_role("dialog", name="Drain").get_by_role("button", name="Leave it").click()
+    drain = page.get_by_role("dialog", name="Drain")
+    expect(drain).to_contain_text("geminid drain local --yes")
+    drain.get_by_role("button", name="Leave it").click()
     assert live.json("nodes")[0]["drained"] is False
+    page.get_by_role("button", name="Drain").click()
+    drain.get_by_role("button", name="Drain").click()
+    until(lambda: live.json("nodes")[0]["drained"])
+    page.get_by_role("button", name="Undrain").click()
+    page.get_by_role("dialog", name="Undrain").get_by_role("button", name="Undrain").click()
+    until(lambda: not live.json("nodes")[0]["drained"])
+    expect(page.get_by_role("region", name="Node local")).to_contain_text("in service")
     tab.check_accessible()
     tab.check()
 
@@ -375,10 +492,26 @@ def test_users_and_what_if(live, browser):
     tab = log_in(live, browser, "/users")
     page = tab.page
     expect(page.get_by_role("region", name="Quotas")).to_contain_text("owner root")
-    (share,) = rows(tab, "Shares of users")
-    (told,) = live.client.get("fairness")
-    assert (share["owner"], share["slots now"]) == (told["owner"], str(told["slots"]))
-    expect(page.get_by_role("region", name="Slot-hours by period").locator("tbody tr").first).to_be_visible()
+
+    def shares_agree() -> bool:
+        (shown,), (told,), (used,) = rows(tab, "Shares of users"), live.client.get("fairness"), live.client.get("usage")
+        return (
+            (shown["owner"], number(shown["slots now"])) == (told["owner"], told["slots"])
+            and close(number(shown["equal share"]), told["entitled_slots"])
+            and (number(shown["running"]), number(shown["waiting"])) == (used["running"], used["waiting"])
+            and number(shown["jobs ended"]) == told["jobs_ended"]
+        )
+
+    until(shares_agree)
+    (quota,) = rows(tab, "Quotas")
+    assert (quota["of"], quota["slots"], quota["may borrow"]) == ("owner root", "8", "no")
+
+    def periods_agree() -> bool:
+        shown, told = rows(tab, "Slot-hours by period"), live.client.get("usage/periods")
+        hours = [sum(owner[i] for owner in told["slot_hours"].values()) for i in range(14)]
+        return len(shown) == 14 and close(number(shown[0]["together"]), hours[-1], 0.1) and hours[-1] > 0
+
+    until(periods_agree)
     tab.check_accessible()
     page.goto(f"{live.client.url}/what-if")
     page.get_by_label("another policy").fill("nonsense")
@@ -387,8 +520,17 @@ def test_users_and_what_if(live, browser):
     page.get_by_label("another policy").fill("fifo")
     page.get_by_label("one job more, of").fill("1")
     page.get_by_role("button", name="Simulate").click()
-    expect(page.get_by_role("region", name="Before and after", exact=True)).to_contain_text("fifo")
+    compared = page.get_by_role("region", name="Before and after", exact=True)
+    expect(compared).to_contain_text("fifo")
+    assert live.client.get("status")["policy"] in compared.inner_text()
     assert {row["job"] for row in rows(tab, "Jobs, before and after")} >= {"j1", "j3", "new"}
+    command = "geminid simulate --from-live --policy fifo --extra-job 1x10m"
+    expect(page.get_by_text(command, exact=True)).to_be_visible()
+    page.reload()
+    expect(page.get_by_label("another policy")).to_have_value("fifo")
+    expect(page.get_by_label("one job more, of")).to_have_value("1")
+    simulated = live.run(*command.split(" ")[1:])
+    assert "new" in simulated.stdout, simulated.stderr
     tab.check_accessible()
     tab.check("422")
     live.run("quota", "owner", "root", "--lift")
@@ -506,6 +648,7 @@ def test_a_page_reconnects_after_a_restart_and_misses_nothing(browser):
         before = live.submit("sleep", "1000", name="before", slots=1)
         tab = log_in(live, browser)
         expect(tab.page.get_by_role("link", name=before).first).to_be_visible()
+        expect(tab.page.get_by_text("live", exact=True)).to_be_visible()
         live.kill()
         expect(tab.page.get_by_text("reconnecting")).to_be_visible()
         live.up()

@@ -135,13 +135,14 @@ const policy = globalThis.trustedTypes?.createPolicy("geminid", {
 const workerUrl = policy ? policy.createScriptURL("/static/stream-worker.js") : "/static/stream-worker.js";
 
 // Says to whoever reads the stream whether this tab is shown, and with which secret; null when the tab goes away.
-function watchInWorker() {
-  const worker = new SharedWorker(workerUrl, { name: "geminid-stream", type: "module" });
+function watchInWorker(failed) {
+  const worker = new SharedWorker(workerUrl, { name: "geminid-events", type: "module" });
+  worker.onerror = failed;
   worker.port.onmessage = ({ data }) => hear(data);
   return (shown) => worker.port.postMessage(shown === null ? { kind: "bye" } : { kind: "shown", shown, secret: secret() });
 }
 
-// Where the browser has no shared workers: a stream of this tab's own.
+// Where the browser has no shared workers, or the service was away when one began: a stream of this tab's own.
 function watchAlone() {
   let close = null;
   let used = "";
@@ -159,8 +160,14 @@ let say = null;
 
 function watch() {
   if (say) return say(!document.hidden);
-  say = globalThis.SharedWorker ? watchInWorker() : watchAlone();
-  say(!document.hidden);
+  const alone = () => {
+    say = watchAlone();
+    say(!document.hidden);
+  };
+  if (globalThis.SharedWorker) {
+    say = watchInWorker(alone);
+    say(!document.hidden);
+  } else alone();
   document.addEventListener("visibilitychange", () => {
     say(!document.hidden);
     if (!document.hidden) reload(); // what changed while nobody looked

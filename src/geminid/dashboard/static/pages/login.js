@@ -25,12 +25,17 @@ export function Login() {
     }
   };
   useEffect(() => {
-    const code = location.hash.slice(1);
-    if (!code) return;
-    history.replaceState(null, "", "/login"); // the code leaves the address, and the history with it
-    enter({ code });
+    const follow = () => {
+      const code = location.hash.slice(1);
+      if (!code) return;
+      history.replaceState(null, "", "/login"); // the code leaves the address, and the history with it
+      enter({ code });
+    };
+    follow();
+    addEventListener("hashchange", follow); // a link that is opened where this page is open already
+    return () => removeEventListener("hashchange", follow);
   }, []);
-  return html`<main id="content">
+  return html`<main id="content" class="login">
     <h1>Log in to Geminid</h1>
     <p>On the machine of the service, <code>geminid open</code> prints a link that logs you in.</p>
     <form class="grid" onSubmit=${(event) => { event.preventDefault(); enter({ token: token.trim() }); }}>
