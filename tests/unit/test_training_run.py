@@ -789,7 +789,7 @@ def test_an_optimizers_state_that_cannot_be_saved_is_told_after_its_first_step_o
         train(run, model, optimizer, loader, 2)
         assert "no checkpoint was written: state/optimizer/state/0/odd is a object" in capsys.readouterr().err
         assert run.step == 2 * len(loader)
-    atexit.unregister(run._end)  # it would end this process with an error, for what was not saved
+    atexit.unregister(run._script_end.end)  # it would end this process with an error, for what was not saved
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -844,7 +844,7 @@ def test_no_epoch_is_empty_whenever_training_is_interrupted(tmp_path):
                     seen.append((epoch, batches))
                     if first and place == "end" and epoch == 1:
                         raise KeyError
-            atexit.unregister(run._end)  # as if it had been killed
+            atexit.unregister(run._script_end.end)  # as if it had been killed
         assert all(batches > 0 for _, batches in seen)
         assert run.step == 6
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -934,8 +934,8 @@ def test_misuse_is_told_in_one_sentence():
         run.prepare(model, optimizer, DataLoader(toy(), batch_size=12))
     with pytest.raises(TypeError, match="the state 'x' is a int"):
         run.state("x", 1)
-    with pytest.raises(ValueError, match="closures run the model several times"):
-        optimizer.step(lambda: 0.0)
+    with pytest.raises(TypeError, match="the optimizer is LBFGS, which evaluates the model several times in a step"):
+        geminid.init().prepare(model, torch.optim.LBFGS(model.parameters()), DataLoader(toy(), batch_size=12))
     with pytest.raises(ValueError, match=r"add_param_group\(\) was called after run\.prepare"):
         optimizer.add_param_group({"params": []})
     with pytest.raises(ValueError, match=r"the number of epochs is 2\.5: it must be a whole number of at least 0"):
@@ -987,8 +987,8 @@ def test_a_script_that_stopped_at_the_end_of_an_epoch_goes_on_with_the_next(tmp_
                     break
             seen.append((epoch, batches))
             break
-        run._end()
-        atexit.unregister(run._end)
+        run._script_end.end()
+        atexit.unregister(run._script_end.end)
         return seen
 
     for number, (data, how) in enumerate(((toy(23), "end"), (toy(23), "break"), (Stream(), "end"))):

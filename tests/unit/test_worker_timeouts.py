@@ -11,6 +11,7 @@ from geminid.testing.clock import ManualClock
 from geminid.train import peers, rendezvous
 from geminid.train.activity import Activity
 from geminid.train.agent import ORPHAN_GRACE_S, ORPHAN_S, Contact, NoSupervisor, OrphanAction
+from geminid.train.data import data_of
 from geminid.train.measuring_cost import BUDGET, LONGEST_INTERVAL, UNTIMED_MEASUREMENTS, MeasuringCost
 from geminid.train.orders import Orders
 from geminid.train.rendezvous import FORMING_S, Superseded, meet
@@ -46,9 +47,9 @@ def session(clock, tmp_path):
     return make_session(
         model,
         torch.optim.SGD(model.parameters(), lr=0.1),
-        DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=4),
+        data_of(DataLoader(TensorDataset(torch.ones(8, 1)), batch_size=4), seed=0),
         limits=BatchLimits(initial=4, largest=4, smallest_per_slot=1, largest_per_slot=4),
-        settings=Settings(checkpoint_every_s=60.0, scaling_rule="none"),
+        settings=Settings(checkpoint_every_s=60.0, scaling_rules=("none",)),
         agent=RecordedAgent(clock),
         checkpoints=tmp_path,
         reports=None,

@@ -14,11 +14,12 @@ from geminid.train.group_view import GroupView
 class Advice:
     """Counts the passes of an epoch, and warns. Only the leader prints.
 
-    ``batches`` is ``len(loader)``, if known, and ``batch_norm`` whether the model has BatchNorm layers.
+    ``batches`` is ``len(loader)``, if known, ``batch_norm`` whether the model has BatchNorm layers, and ``by_pass``
+    whether the body of the loop runs once per pass.
     """
 
-    def __init__(self, group: GroupView, *, batches: int | None, batch_norm: bool) -> None:
-        self._group, self._batches, self._batch_norm = group, batches, batch_norm
+    def __init__(self, group: GroupView, *, batches: int | None, batch_norm: bool, by_pass: bool = True) -> None:
+        self._group, self._batches, self._batch_norm, self._by_pass = group, batches, batch_norm, by_pass
         self._given: set[str] = set()
         self._passes = 0
 
@@ -29,7 +30,7 @@ class Advice:
     def begin_pass(self, number: int, count: int) -> None:
         """The next pass, one of ``count`` in its step, is handed to the loop's body."""
         self._passes += 1
-        if count > 1 and number == 0:
+        if self._by_pass and count > 1 and number == 0:
             self._once(
                 "passes",
                 f"a step has {count} passes now: the body of the loop over batches runs once per pass, and "

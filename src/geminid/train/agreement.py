@@ -22,11 +22,11 @@ from geminid.train.norms import Reading
 from geminid.train.worker import Worker
 
 #: The numbers that every worker contributes, by index.
-HAS_FORM, STOPPING, STEPPED, POSITION, ORDER, RATES, WEIGHTS, WEIGHTS_TOO = range(8)
+HAS_FORM, STOPPING, STEPPED, POSITION, ORDER, RATES, WEIGHTS, WEIGHTS_TOO, WEIGHED = range(9)
 
 #: The numbers that only the leader contributes, by index. At FACTORS begin its learning-rate factors by parameter
 #: group; every worker's squared gradient norms by parameter group follow.
-PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FACTORS = range(8, 13)
+PER_SLOT, ACCUMULATION, INTERVAL, EFFICIENCY, FACTORS = range(9, 14)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,11 @@ class Agreement:
 
     # ------------------------------------------------------------------------------------------- during a step
 
-    def fill_in(self, numbers: Tensor, *, stepped_before: bool) -> None:
-        """The gradients of a step are complete on this worker: fill in what it sends along with them."""
+    def fill_in(self, numbers: Tensor, *, stepped_before: bool, weighed: bool) -> None:
+        """The gradients of a step are complete on this worker: fill in what it sends along with them.
+
+        ``weighed`` says whether the script has given their weights.
+        """
         values = [0.0] * self._norms_begin
         codes = self._codes = self._fingerprint.codes()
         values[HAS_FORM] = float(self._orders.form is not None)
@@ -77,6 +80,7 @@ class Agreement:
         values[STEPPED] = float(stepped_before)
         values[POSITION], values[ORDER], values[RATES] = float(codes.position), float(codes.order), float(codes.rates)
         values[WEIGHTS], values[WEIGHTS_TOO] = map(float, codes.weights)
+        values[WEIGHED] = float(weighed)
         if self._group.leads:
             choice = self._chooser.choose()
             values[PER_SLOT], values[ACCUMULATION] = choice.plan.per_slot_batch, choice.plan.accumulation_steps
@@ -156,6 +160,12 @@ class Agreement:
             raise RuntimeError(
                 f"optimizer.step() was called on {stepped} of {size} workers in one step: the loop must do the same on "
                 "all of them"
+            )
+        weighed = round(values[WEIGHED])
+        if 0 < weighed < size:
+            raise RuntimeError(
+                f"run.weight() was called on {weighed} of {size} workers in one step: call it for every batch or for "
+                "none"
             )
         if round(values[RATES]) != codes.rates * size:
             raise RuntimeError(

@@ -34,7 +34,9 @@ class Bucket:
         self.work: Any = None
 
     def add(self, weight: float) -> None:
-        """Add the parameters' gradients, weighted."""
+        """Add the parameters' gradients, weighted; nothing where the weight is 0, whatever they are."""
+        if weight == 0.0:
+            return
         pairs = [
             (view, parameter.grad)
             for view, parameter in zip(self.views, self.parameters, strict=True)
@@ -60,15 +62,15 @@ class Bucket:
 class GradientSums:
     """The sums over passes and workers of a model's gradients, and of some numbers that are sent along with them.
 
-    There are ``extras`` numbers for the caller, in ``to_send`` and, summed up, in ``received``. Further ones say which
-    parameters a worker has used. ``failed`` says why a collective operation failed, if one did. ``wait`` waits for a
-    collective operation.
+    There are ``extras`` numbers for the caller, in ``to_send`` and, summed up, in ``received``. Further ones are the
+    sum of the weights that gradients were added with, and say which parameters a worker has used. ``failed`` says why
+    a collective operation failed, if one did. ``wait`` waits for a collective operation.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: int, wait: Callable[[Any], None]) -> None:
         self._wait = wait
         self.failed: str | None = None
-        count, device = extras + len(parameters), parameters[0].device
+        count, device = extras + 1 + len(parameters), parameters[0].device
         groups = _groups_of(parameters)
         # In other types than this one the numbers would not be exact: then they are sent in a vector of their own.
         self._rides_along = groups[-1][0][1].dtype == torch.float32
@@ -82,7 +84,8 @@ class GradientSums:
         ]
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         numbers = self._buckets[-1].extras if self._rides_along else torch.zeros(count, device=device)
-        self._numbers, self.to_send, self._uses = numbers, numbers[:extras], numbers[extras:]
+        self._numbers, self.to_send = numbers, numbers[:extras]
+        self._weight, self._uses = numbers[extras : extras + 1], numbers[extras + 1 :]
         self.received = torch.zeros(extras, device=device)
         self._sent = 0
 
@@ -127,8 +130,15 @@ class GradientSums:
         except RuntimeError as problem:
             self._fail(problem)
 
-    def exchange(self, used: list[bool]) -> list[bool]:
+    def divide_by_weight(self) -> None:
+        """Make weighted sums averages, by the sum of the weights of all workers."""
+        weight = self._weight.clamp(min=torch.finfo(self._weight.dtype).tiny)
+        for bucket in self._buckets:
+            torch._foreach_div_(bucket.views, weight.to(bucket.flat.dtype).reshape(()))
+
+    def exchange(self, used: list[bool], weight: float) -> list[bool]:
         """Send the rest and wait until everything is summed over all workers; which parameters any of them has used."""
+        self.set_weight(weight)
         if all(used):
             self._uses.fill_(1.0)
         else:
@@ -150,6 +160,10 @@ class GradientSums:
         if all(used):  # without waiting for the device
             return used
         return [count > 0.0 for count in self._uses.tolist()]
+
+    def set_weight(self, weight: float) -> None:
+        """The sum of the weights that this worker has added gradients with."""
+        self._weight.fill_(weight)
 
     def write_back(self, used: Sequence[bool]) -> None:
         """Make the sums the parameters' gradients."""

@@ -60,8 +60,8 @@ class Chooser:
 
     def _choice(self) -> Choice:
         """The wanted plan, with learning-rate factors and efficiency, computed again if something has changed."""
-        estimate, size, rule = self._meter.estimate, self._group.size, self._settings.scaling_rule
-        epochs = self._progress.epochs_done if rule == "legw" else 0.0
+        estimate, size, rules = self._meter.estimate, self._group.size, self._settings.scaling_rules
+        epochs = self._progress.epochs_done if "legw" in rules else 0.0
         if self._derived_from != (estimate, self.plan, size, epochs):
             self._derived_from = (estimate, self.plan, size, epochs)
             scale = total_batch(self._limits, size, self.plan) / self._limits.initial
@@ -71,7 +71,8 @@ class Chooser:
                 progress_epochs=epochs,
                 base_warmup_epochs=self._settings.warmup_epochs,
             )
-            self._factors = tuple(float(factor) for factor in RULES[rule](point))
+            by_rule = {rule: RULES[rule](point) for rule in set(rules)}
+            self._factors = tuple(float(by_rule[rule][number]) for number, rule in enumerate(rules))
             self._efficiency = min(1.0, estimate.stats().efficiency(scale)) if scale > 1.0 else 1.0
         return Choice(self.plan, self._factors, self._efficiency, self.noise_interval)
 

@@ -33,24 +33,26 @@ class Collectives:
         """The leader's value, as JSON has it, for all workers.
 
         Raises:
-            RuntimeError: it is not called between epochs, or not on all workers.
+            RuntimeError: it is called within a step, or not on all workers.
             TypeError: JSON does not have the value.
         """
-        self._check_between_epochs("agree")
+        self._check_between_steps("agree")
         return self._ask(json.loads(json.dumps(value)), lambda: peers.broadcast_json(value, self._group.rank))
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all workers by rank, as JSON has them; raises what ``agree`` does."""
-        self._check_between_epochs("gather")
+        self._check_between_steps("gather")
         alone = [json.loads(json.dumps(value))]
         answer: list[Any] = self._ask(alone, lambda: peers.gather_json(value, self._group.size))
         return answer
 
-    def _check_between_epochs(self, name: str) -> None:
-        if self._state.progress.in_loop or not self._state.progress.training:
+    def _check_between_steps(self, name: str) -> None:
+        progress = self._state.progress
+        if (progress.in_loop and not progress.between_steps) or not progress.training:
             raise RuntimeError(
                 f"run.{name}() must be called inside of 'for epoch in run.epochs(...)' and after its loop over "
-                "batches: within that loop, it would be repeated when a worker is lost"
+                "batches, or inside of 'for step in run.steps(...)' and before its loop over batches: within that "
+                "loop, it would be repeated when a worker is lost"
             )
 
     def _ask(self, alone: Any, ask: Callable[[], Any]) -> Any:

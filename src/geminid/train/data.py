@@ -13,7 +13,8 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.utils.data import (
@@ -200,10 +201,45 @@ class StreamSource:
             self._draws = rng.states()
 
 
-Source = MapSource | StreamSource
+class Source(Protocol):
+    """Hands out the batches of given spans of positions."""
+
+    def length(self, epoch: int) -> int | None:
+        """Samples in an epoch, if known."""
+
+    def begin(self, epoch: int, spans: Spans) -> None:
+        """From now on, hand out the batches of these spans."""
+
+    def batch(self, span: Span) -> Any:
+        """The batch of the next span."""
+
+    def available(self, epoch: int, begin: int, count: int) -> int:
+        """How many of ``count`` samples there are from a position on."""
+
+    def order_code(self) -> int:
+        """A hash code of the epoch's order."""
 
 
-def source_of(loader: DataLoader[Any], seed: int) -> Source:
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """A source, the batch size that schedules are made for, and how many such batches an epoch has, if known."""
+
+    source: Source
+    batch_size: int
+    batches: int | None = None
+
+
+def data_of(loader: DataLoader[Any], seed: int) -> TrainingData:
+    """The data behind a user's loader; raises what ``source_of`` does."""
+    source = source_of(loader, seed)
+    try:
+        batches = len(loader)
+    except TypeError:
+        batches = None
+    return TrainingData(source, loader.batch_size or 1, batches)
+
+
+def source_of(loader: DataLoader[Any], seed: int) -> MapSource | StreamSource:
     """The source behind a user's loader.
 
     Raises:

@@ -6,6 +6,7 @@ added to what ``.grad`` was before it, as PyTorch does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,15 +57,26 @@ class FurtherBackwards:
         carried = self._carried.setdefault(number, _Carried())
         scale = loss_scale(self._scaler)
         carried.loss_scale = scale.clone() if scale is not None else None
-        for parameter, gradient in given.items():
+        for parameter, gradient in given.items() if weight else ():
             if parameter in carried.sums:
                 carried.sums[parameter].add_(gradient, alpha=weight)
             else:
                 carried.sums[parameter] = gradient * weight
         _add_to_gradients(given, before)
 
-    def average(self, number: int, weight: float, trained: list[nn.Parameter], sums: GradientSums, many: bool) -> None:
-        """Further backward ``number`` of a step's last pass has ended: add the average over all passes and workers."""
+    def average(
+        self,
+        number: int,
+        weight: float,
+        trained: list[nn.Parameter],
+        sums: GradientSums,
+        close: Callable[[list[bool]], list[bool]],
+    ) -> None:
+        """Further backward ``number`` of a step's last pass has ended: add the average over all passes and workers.
+
+        ``close`` makes averages of the sums; it is given which parameters this worker has used, and returns which of
+        them any worker has.
+        """
         before, given = self._take()
         carried, views = self._carried.pop(number, _Carried()), sums.views()
         sums.clear()
@@ -73,12 +85,11 @@ class FurtherBackwards:
             if scale is not None and carried.loss_scale is not None:  # it may have changed at the optimiser's last step
                 total = total * (scale / carried.loss_scale).to(total.device, total.dtype)
             views[parameter].copy_(total)
-        for parameter, gradient in given.items():
+        for parameter, gradient in given.items() if weight else ():
             views[parameter].add_(gradient, alpha=weight)
         used = [parameter in given or parameter in carried.sums for parameter in trained]
-        if many:
-            sums.begin_pass()
-            used = sums.exchange(used)
+        sums.begin_pass()
+        used = close(used)
         if sums.failed is None:
             averages = {one: views[one] for one, was_used in zip(trained, used, strict=True) if was_used}
             _add_to_gradients(averages, before)

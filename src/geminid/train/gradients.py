@@ -1,11 +1,11 @@
-"""Gradients of one optimiser step: summed over passes, averaged over workers, weighted by samples.
+"""Gradients of one optimiser step: summed over passes, averaged over workers, weighted by samples or by tokens.
 
 The user's loop stays as it is: after the ``backward`` of a step's last pass, every ``.grad`` holds the average over all
 samples of the step, so clipping, unscaling and stepping mean what they mean on one worker. A parameter that no pass of
 any worker used keeps the ``.grad`` that it had, which is None after ``zero_grad()``. During the passes before the last,
 ``.grad`` holds that pass's own gradient, and the sum so far is kept elsewhere: whatever the loop does to ``.grad`` then
 (clipping, zeroing) loses nothing. The body of the loop may call ``backward`` several times for one batch
-(``further_backwards``), with or without stepping and zeroing in between.
+(``further_backwards``), with or without stepping and zeroing in between, or hold several together as one gradient.
 
 With several workers, gradients travel in buckets, each as soon as backward has filled it, and the numbers of the
 ``Agreement`` travel with the last one.
@@ -13,7 +13,9 @@ With several workers, gradients travel in buckets, each as soon as backward has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -74,6 +76,18 @@ class _Hooks:
         return handles
 
 
+@dataclass(slots=True)
+class Weights:
+    """The weight of the pass under way, the sum of the weights of a step's passes, and whether the script gave them.
+
+    Those that it did not give are shares of the step's samples, and add up to 1 over all workers.
+    """
+
+    current: float = 1.0
+    total: float = 0.0
+    given: bool = False
+
+
 class Gradients:
     """The gradients of a model's parameters, over passes and workers.
 
@@ -101,9 +115,9 @@ class Gradients:
         self._size = 1
         self.active = False
         self.sync_s = 0.0
-        self._weight, self._first, self._last, self._alone = 1.0, True, True, False
+        self._weights, self._first, self._last, self._alone = Weights(), True, True, False
         self._used: list[bool] = []
-        self._backwards, self._queued = 0, False
+        self._backwards, self._queued, self._held = 0, False, False
         self._trigger: nn.Parameter | None = None
         self.spread_over(1)
 
@@ -135,12 +149,13 @@ class Gradients:
                 self.spread_over(self._size)
             self._used = [False] * len(self._trained.current)
             self._further.begin_step()
+            self._weights = Weights()
         if not self._last:  # the pass before only accumulated: its gradient is kept elsewhere
             for parameter in self._trained.current:
                 parameter.grad = None
-        self._weight, self._first, self._last, self._alone = weight, first, last, alone
+        self._weights.current, self._first, self._last, self._alone = weight, first, last, alone
         self._backwards, self.active = 0, True
-        self._queued = False  # a backward that failed has not reached its end
+        self._queued = self._held = False  # a backward that failed has not reached its end
         self._further.begin_pass()
         self.sync_s = 0.0
         if self._needs_sums:
@@ -156,6 +171,38 @@ class Gradients:
         if self.active:
             self._trained.note_switched()
         self.active = False
+
+    def weigh(self, weight: float) -> None:
+        """Give the pass under way this weight instead of its share of the samples; all passes of a step need one.
+
+        Raises:
+            RuntimeError: the pass has been through backward, or an earlier pass of the step has no weight.
+        """
+        if self._backwards or self._queued:
+            raise RuntimeError("run.weight() must be called before backward(), which uses the weight")
+        if not self._first and not self.weighed:
+            raise RuntimeError("run.weight() was not called in an earlier pass of this step: call it in every pass")
+        self._weights.current, self._weights.given = weight, True
+
+    @property
+    def weighed(self) -> bool:
+        """Whether the script has given the weights of the step's passes."""
+        return self._weights.given
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """What all backwards within give together is one gradient, which is averaged at the end."""
+        if not self.active or self._held:
+            yield
+            return
+        self._held = True
+        try:
+            yield
+        except BaseException:
+            self._held = False
+            raise
+        self._held = False
+        self.complete()
 
     def check_backwards(self) -> None:
         """The loop's body is through with a step: make sure that all of its gradients were used.
@@ -209,6 +256,8 @@ class Gradients:
         """Backward has added to this parameter's gradient."""
         if not self.active:
             return
+        if self._held:
+            return
         if not self._queued:
             self._queued = True
             if not self._backwards:
@@ -217,7 +266,7 @@ class Gradients:
                 self._trigger = parameter
             torch.autograd.Variable._execution_engine.queue_callback(self._end_of_backward)
         if self._last and self._spread and not self._backwards and self.failed is None:
-            self._have_sums().add_filled(parameter, self._weight)
+            self._have_sums().add_filled(parameter, self._weights.current)
 
     def _end_of_backward(self) -> None:
         self._queued = False
@@ -238,6 +287,7 @@ class Gradients:
             self._complete_further(self._backwards - 1)
             return
         self._listener.pass_is_through()
+        self._weights.total += self._weights.current
         if self._needs_sums:
             trained = self._trained.current
             self._used = [used or one.grad is not None for used, one in zip(self._used, trained, strict=True)]
@@ -247,23 +297,41 @@ class Gradients:
 
     def _complete_further(self, number: int) -> None:
         if self._needs_sums and self._last:
-            self._further.average(number, self._weight, self._trained.current, self._have_sums(), self._spread)
+            close = self._exchange if self._spread else self._close
+            self._further.average(number, self._weights.current, self._trained.current, self._have_sums(), close)
         elif self._needs_sums:
-            self._further.carry(number, self._weight)
+            self._further.carry(number, self._weights.current)
 
     def _add_to_sums(self, sums: GradientSums) -> None:
         """Add the pass's gradients; in the last pass, put the averages in their place."""
         used = self._used
         if self._last and self._spread:
             begin_s = self._clock.monotonic_s()
-            sums.add_rest(self._weight)
+            sums.add_rest(self._weights.current)
             self._listener.before_sending(sums.to_send)
-            used = sums.exchange(used)
+            used = self._exchange(used)
             self.sync_s = self._clock.monotonic_s() - begin_s
         else:
-            sums.add(self._weight)
+            sums.add(self._weights.current)
+            if self._last:
+                self._close(used)
         if self._last and sums.failed is None:
             sums.write_back(used)
+
+    def _exchange(self, used: list[bool]) -> list[bool]:
+        """Sum over all workers, and make averages of sums; which parameters any worker has used."""
+        sums = self._have_sums()
+        used = sums.exchange(used, self._weights.total)
+        if self.weighed and sums.failed is None:
+            sums.divide_by_weight()
+        return used
+
+    def _close(self, used: list[bool]) -> list[bool]:
+        """Make averages of the sums over the passes of one worker."""
+        if self.weighed:
+            self._have_sums().set_weight(self._weights.total)
+            self._have_sums().divide_by_weight()
+        return used
 
     def exchange_numbers(self) -> None:
         """Exchange the workers' numbers without gradients, by the same operations as in a step.
@@ -276,4 +344,4 @@ class Gradients:
         sums.clear()
         self._listener.before_sending(sums.to_send)
         sums.begin_pass()
-        sums.exchange([False] * len(self._trained.current))
+        sums.exchange([False] * len(self._trained.current), 0.0)

@@ -1,15 +1,38 @@
-"""The user's loop over batches: hands out this worker's batches, step by step, and times them."""
+"""The user's loop over batches, or over steps: hands out this worker's batches, step by step, and times them.
+
+In a loop over batches the body runs once per pass. In a loop over steps (``run.steps``) it runs once per step, and has
+a loop over the passes of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from geminid.train.boundary import Boundary
 from geminid.train.collectives import Collectives
-from geminid.train.shares import StepShare
+from geminid.train.shares import Span, StepShare
 from geminid.train.step import Step
 from geminid.train.worker import Worker
+
+#: Every how many steps a loop over steps compares the workers' weights: it has no epochs, at whose ends others do.
+COMPARE_STEPS = 1000
+
+
+class StepBatches:
+    """One step of ``run.steps``: iterate over it for this worker's batches of the step, once.
+
+    ``number`` is how many batches of the initial size came before it: what a learning-rate schedule of one's own is a
+    function of. It is the number of steps before it where the total batch never changed.
+    """
+
+    def __init__(self, batches: Callable[[], Iterator[Any]], number: int) -> None:
+        self._batches, self.number = batches, number
+
+    def __iter__(self) -> Iterator[Any]:
+        """This worker's batches of the step."""
+        return self._batches()
 
 
 class BatchLoop:
@@ -20,6 +43,7 @@ class BatchLoop:
         self._watch, self._advice, self._clock = worker.watch, worker.advice, worker.clock
         self._step, self._sampler, self._current = step, step.sampler, step.current
         self._boundary, self._collectives = boundary, collectives
+        self._pass_began_s, self._whole, self._passes_left = 0.0, False, 0
 
     def batches(self) -> Iterator[Any]:
         """The batches that are left of this epoch, for this worker."""
@@ -31,16 +55,86 @@ class BatchLoop:
             raise RuntimeError("the loader has already been through this epoch's data: use it once in an epoch")
         if progress.in_loop:
             raise RuntimeError("the loader is in use already: do not iterate over it inside of the loop over batches")
-        progress.in_loop, progress.data_begun = True, epoch
         self._advice.begin_epoch()
-        try:
+        with self._data_in_use(epoch):
             yield from self._steps(epoch)
-        finally:
-            progress.in_loop = False
-            self._step.end_pass()
-            self._watch.enter("between")
         if progress.position.epoch == epoch:
             progress.data_ended = epoch
+
+    def steps(self) -> Iterator[StepBatches]:
+        """The steps that are left of this round of the data."""
+        group, progress, step = self._group, self._progress, self._step
+        epoch, begun = progress.position.epoch, False
+        with self._data_in_use(epoch):
+            while not (begun and group.lost is None and self._data_is_over()):
+                self._boundary.cross()
+                if progress.position.epoch != epoch or self._data_is_over():
+                    break
+                step.fingerprint.questions = 0
+                if group.size > 1 and progress.position.step % COMPARE_STEPS == 0:
+                    self._collectives.compare_weights()
+                    if group.lost is not None:
+                        continue
+                begun = progress.between_steps = True
+                self._watch.enter("between")
+                yield StepBatches(self._batches_of_step, progress.batches_done)
+                self._end_step(epoch)
+        if progress.position.epoch == epoch:
+            progress.data_ended = epoch
+
+    def _batches_of_step(self) -> Iterator[Any]:
+        """The batches of the next step, in a loop over steps. Empty if the others are through with the data."""
+        group, progress, step = self._group, self._progress, self._step
+        if not progress.between_steps:
+            raise RuntimeError("a step's batches can be used once: begin the next step of 'for step in run.steps(...)'")
+        epoch = progress.position.epoch
+        while (share := self._next_share()) is not None and share.alone:
+            self._collectives.compare_weights()
+            if group.lost is None:
+                break
+            self._boundary.cross()
+            if progress.position.epoch != epoch:
+                return
+        if share is None:
+            return
+        step.result_is_due = share.alone
+        if share.alone and not group.leads:
+            share = self._sampler.share_of_leader(share, self._current.plan)
+        self._begin_step(share)
+        progress.between_steps = False
+        for number, span in enumerate(share.passes):
+            yield self._begin_pass(number, span)
+            if number < len(share.passes) - 1:
+                self._end_pass(last=False)
+            self._passes_left -= 1
+
+    def _end_step(self, epoch: int) -> None:
+        """The body of the loop over steps is through with a step of this round of the data."""
+        progress = self._progress
+        unused, progress.between_steps = progress.between_steps, False
+        if unused and (progress.position.epoch != epoch or self._data_is_over()):
+            return  # the state of workers that are through with the data was received meanwhile
+        if unused or self._passes_left:
+            raise RuntimeError(
+                "the batches of a step were not used to their end: the body of 'for step in run.steps(...)' must have "
+                "'for batch in step' without a break"
+            )
+        self._end_pass(last=True)
+        self._share_result()
+
+    @contextmanager
+    def _data_in_use(self, epoch: int) -> Iterator[None]:
+        progress = self._progress
+        progress.in_loop, progress.data_begun = True, epoch
+        try:
+            yield
+        except GeneratorExit:  # the script has left its loop, perhaps in a step that was taken
+            self._step.call_back()
+            raise
+        finally:
+            progress.in_loop = progress.between_steps = False
+            self._step.end_pass()
+            self._watch.enter("between")
 
     def _steps(self, epoch: int) -> Iterator[Any]:
         """The batches of all steps. Ends early if the other workers of a new group are in a later epoch."""
@@ -84,28 +178,39 @@ class BatchLoop:
 
     def _passes(self, share: StepShare) -> Iterator[Any]:
         """The batches of one step."""
-        step, clock = self._step, self._clock
-        whole = share.total == self._current.total_batch and not share.alone
-        step.begin(share, whole=whole)
+        self._begin_step(share)
         for number, span in enumerate(share.passes):
-            begin_s = clock.monotonic_s()
-            self._enter_data()
-            batch = self._sampler.batch(span)
-            step.begin_pass(number)
-            yield batch
-            last = number == len(share.passes) - 1
+            yield self._begin_pass(number, span)
+            self._end_pass(last=number == len(share.passes) - 1)
+
+    def _begin_step(self, share: StepShare) -> None:
+        self._whole = share.total == self._current.total_batch and not share.alone
+        self._passes_left = len(share.passes)
+        self._step.begin(share, whole=self._whole)
+
+    def _begin_pass(self, number: int, span: Span) -> Any:
+        """The batch of a pass."""
+        self._pass_began_s = self._clock.monotonic_s()
+        self._enter_data()
+        batch = self._sampler.batch(span)
+        self._step.begin_pass(number)
+        return batch
+
+    def _end_pass(self, *, last: bool) -> None:
+        """The body of the loop is through with a pass; after the ``last`` one, with the step."""
+        step = self._step
+        if last:
+            step.end()
+            if self._saver is not None:
+                self._saver.check_after_first_step()
+        step.end_pass()
+        self._watch.end_pass()
+        if self._whole and step.gradients.failed is None:
+            taken_s = self._clock.monotonic_s() - self._pass_began_s
             if last:
-                step.end()
-                if self._saver is not None:
-                    self._saver.check_after_first_step()
-            step.end_pass()
-            self._watch.end_pass()
-            if whole and step.gradients.failed is None:
-                taken_s = clock.monotonic_s() - begin_s
-                if last:
-                    self._current.timer.add_step(taken_s, step.gradients.sync_s)
-                else:
-                    self._current.timer.add_accumulation(taken_s)
+                self._current.timer.add_step(taken_s, step.gradients.sync_s)
+            else:
+                self._current.timer.add_accumulation(taken_s)
 
     def _share_result(self) -> None:
         """Have the result of a step that the leader has taken alone."""

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from geminid.clock import Clock
 from geminid.goodput.noise import NoiseEstimate
 from geminid.train.measuring_cost import LONGEST_INTERVAL, MeasuringCost
 from geminid.train.optim import loss_scale
+from geminid.train.several import AnyOptimizer, parameters_of
 from geminid.train.trained import TrainedParameters
 
 #: Adam's estimates of the gradients' scale are used after this many of its steps.
@@ -61,7 +61,7 @@ class Preconditioner:
     the device, where reading it would wait.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: AnyOptimizer) -> None:
         self._optimizer = optimizer
         self.active, self.steps = False, 0
         self._divisors: list[Tensor] | None = None
@@ -78,11 +78,12 @@ class Preconditioner:
 
     def _computed(self, parameters: set[nn.Parameter]) -> list[Tensor] | None:
         squares, corrections, epsilons = [], [], []
+        state = self._optimizer.state
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 if parameter not in parameters:
                     continue
-                own = self._optimizer.state.get(parameter, {})
+                own = state.get(parameter, {})
                 square = own.get("exp_avg_sq", own.get("square_avg"))
                 steps = self._steps(own.get("step", 0))
                 if square is None or steps < STEPS_BEFORE_PRECONDITIONING:
@@ -109,10 +110,10 @@ class NoiseMeter:
     ``measuring`` says whether the step under way is, and ``local`` holds the squared norms of its passes so far.
     """
 
-    def __init__(self, optimizer: Optimizer, scaler: Any, clock: Clock) -> None:
+    def __init__(self, optimizer: AnyOptimizer, scaler: Any, clock: Clock) -> None:
         self._optimizer, self._scaler = optimizer, scaler
         self.groups = len(optimizer.param_groups)
-        self._trained = TrainedParameters([one for group in optimizer.param_groups for one in group["params"]])
+        self._trained = TrainedParameters(parameters_of(optimizer.param_groups))
         self.device: torch.device = self._trained.all[0].device
         self.estimate = NoiseEstimate.empty(self.groups)
         self.interval, self.enabled = 1, True

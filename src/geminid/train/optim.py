@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MethodType
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from geminid.train.progress import TrainingProgress
+from geminid.train.several import AnyOptimizer, parameters_of
 
 #: Optimisers that divide gradients by a running estimate of their scale.
 ADAM_LIKE = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "RMSprop", "Adagrad", "Adadelta", "Lamb", "Lion", "Adafactor")
@@ -54,20 +55,27 @@ class StepListener(Protocol):
         """The optimiser has stepped."""
 
 
-def listen_to_optimizer(optimizer: Optimizer, listener: StepListener) -> None:
-    """From now on ``optimizer.step()`` steps if the listener permits it, with scaled learning rates."""
+def listen_to_optimizer(optimizer: Optimizer, listener: StepListener, first_group: int = 0) -> None:
+    """From now on ``optimizer.step()`` steps if the listener permits it, with scaled learning rates.
+
+    A closure runs once in every pass, before that. The optimiser's parameter groups have numbers from ``first_group``.
+    """
     plain_step = optimizer.step
 
     @functools.wraps(getattr(plain_step, "__func__", plain_step))
-    def step(optimizer: Optimizer, closure: Any = None) -> None:
+    def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        loss = None
         if closure is not None:
-            raise ValueError("optimizer.step(closure) is not supported: closures run the model several times")
+            with torch.enable_grad():
+                loss = closure()
         optimizer._opt_called = True  # type: ignore[attr-defined]
         if listener.may_step():
             listener.before_step()
-            with _scaled_rates(optimizer.param_groups, listener.factors):
+            groups = optimizer.param_groups
+            with _scaled_rates(groups, listener.factors[first_group : first_group + len(groups)]):
                 plain_step()
             listener.after_step()
+        return loss
 
     def add_param_group(optimizer: Optimizer, group: Any) -> None:
         raise ValueError(
@@ -158,6 +166,25 @@ def check_model(model: torch.nn.Module) -> None:
         raise ValueError("the model's parameters are on several devices: one slot is one device")
 
 
+def check_optimizer(optimizer: Optimizer) -> None:
+    """Refuse optimisers that evaluate the model again within a step.
+
+    Raises:
+        TypeError: it is one of them, or no optimiser.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"the optimizer is a {type(optimizer).__name__}: it must be a torch.optim.Optimizer")
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("the optimizer is LBFGS, which evaluates the model several times in a step: use another one")
+
+
+def schedules_in(lr_scheduler: Any) -> list[Any]:
+    """The schedules that the user gave: none, one, or several by name."""
+    if isinstance(lr_scheduler, Mapping):
+        return list(lr_scheduler.values())
+    return [] if lr_scheduler is None else [lr_scheduler]
+
+
 def check_helpers(scaler: Any, lr_scheduler: Any) -> None:
     """Refuse objects that are not a loss scaler or not a schedule.
 
@@ -166,11 +193,12 @@ def check_helpers(scaler: Any, lr_scheduler: Any) -> None:
     """
     if scaler is not None and not hasattr(scaler, "unscale_"):
         raise TypeError(f"the scaler is a {type(scaler).__name__}: it must be a torch.amp.GradScaler")
-    if lr_scheduler is not None and not hasattr(lr_scheduler, "step"):
-        raise TypeError(
-            f"the lr_scheduler is a {type(lr_scheduler).__name__}: it must be one schedule (several can be put into "
-            "a ChainedScheduler or SequentialLR)"
-        )
+    for schedule in schedules_in(lr_scheduler):
+        if not hasattr(schedule, "step"):
+            raise TypeError(
+                f"the lr_scheduler is a {type(schedule).__name__}: it must be one schedule (several can be put into "
+                "a ChainedScheduler or SequentialLR), or a dict of schedules where there are several optimizers"
+            )
 
 
 def has_batch_norm(model: torch.nn.Module) -> bool:
@@ -183,9 +211,9 @@ def fewest_samples(model: torch.nn.Module) -> int:
     return 2 if has_batch_norm(model) else 1
 
 
-def warn_of_parameters_left_out(model: torch.nn.Module, optimizer: Optimizer) -> None:
+def warn_of_parameters_left_out(model: torch.nn.Module, optimizer: AnyOptimizer) -> None:
     """Warn of parameters of the model that are trained but not by this optimiser: their gradients are not averaged."""
-    known = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    known = {id(parameter) for parameter in parameters_of(optimizer.param_groups)}
     left_out = [name for name, one in model.named_parameters() if one.requires_grad and id(one) not in known]
     if left_out:
         print(

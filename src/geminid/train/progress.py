@@ -27,7 +27,8 @@ class TrainingProgress:
 
     ``epoch_samples`` is the length of the data, if known, and ``own_batch`` the loader's own batch size, which
     schedules are made for. ``training`` says whether the loop over epochs is under way, ``in_loop`` whether the loop
-    over batches is. ``data_begun`` and ``data_ended`` are the last epochs whose data was begun, and read to its end.
+    over batches is, and ``between_steps`` whether a loop over steps is where no batch of the next step has been used.
+    ``data_begun`` and ``data_ended`` are the last epochs whose data was begun, and read to its end.
     """
 
     def __init__(self, *, epoch_samples: int | None, own_batch: int) -> None:
@@ -35,7 +36,7 @@ class TrainingProgress:
         self.position = Position()
         self._epochs = 0
         self.unit: Unit = "samples"
-        self.training = self.in_loop = False
+        self.training = self.in_loop = self.between_steps = False
         self.data_begun = self.data_ended = -1
 
     def begin(self, epochs: int, unit: Unit) -> None:
@@ -89,6 +90,11 @@ class TrainingProgress:
         return (position.progress if self._by_progress else position.samples) / self.epoch_samples
 
     @property
+    def batches_done(self) -> int:
+        """Batches of the loader's own size in the samples so far."""
+        return self.position.batches + self._batches_of(self.position.cursor)
+
+    @property
     def schedule_steps_due(self) -> float:
         """Steps that a learning-rate schedule should have taken by now.
 
@@ -100,7 +106,7 @@ class TrainingProgress:
             epochs = min(self.epochs_done, float(self._epochs))
             return epochs * self._batches_of(self.epoch_samples) if self.in_loop else epochs
         if self.in_loop:
-            return float(position.batches + self._batches_of(position.cursor))
+            return float(self.batches_done)
         return position.epoch + float(self.data_begun == position.epoch)
 
     @property

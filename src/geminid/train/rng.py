@@ -61,6 +61,12 @@ class CpuStates:
         np.random.set_state(self._numpy)  # noqa: NPY002
         random.setstate(self._python)
 
+    def changed(self) -> bool:
+        """Whether any of them has been drawn from since."""
+        now = CpuStates()
+        same = torch.equal(self._torch, now._torch) and _same(self._numpy, now._numpy) and self._python == now._python
+        return not same
+
     def restore_changed(self) -> frozenset[str]:
         """Restore those that have changed; returns their names."""
         now, changed = CpuStates(), set()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from geminid.supervise.protocol import Plan
-from geminid.train.data import MapSource, StreamSource
+from geminid.train.data import Source
 from geminid.train.group_view import GroupView
 from geminid.train.progress import Position
 from geminid.train.shares import Span, StepShare, share_of_step
@@ -20,7 +20,7 @@ class StepSampler:
     more.
     """
 
-    def __init__(self, source: MapSource | StreamSource, group: GroupView, *, fewest: int = 1) -> None:
+    def __init__(self, source: Source, group: GroupView, *, fewest: int = 1) -> None:
         self._source, self._group, self._fewest = source, group, fewest
         self._prepared_for: tuple[Any, ...] | None = None
         self.opening = False

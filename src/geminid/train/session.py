@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from torch import nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from geminid.clock import Clock
 from geminid.goodput.batchplan import BatchLimits
@@ -20,18 +18,20 @@ from geminid.train.agent import NoSupervisor
 from geminid.train.boundary import Boundary
 from geminid.train.choosing import Chooser
 from geminid.train.collectives import Collectives
-from geminid.train.data import source_of
+from geminid.train.data import TrainingData
 from geminid.train.group_view import GroupView
+from geminid.train.indexed import IndexSource
 from geminid.train.loop import BatchLoop
 from geminid.train.membership import Membership
 from geminid.train.norms import NoiseMeter
-from geminid.train.optim import Schedule, fewest_samples, has_batch_norm
+from geminid.train.optim import Schedule, fewest_samples, has_batch_norm, schedules_in
 from geminid.train.progress import Position, TrainingProgress
 from geminid.train.rendezvous import RendezvousServer
 from geminid.train.reporting import Reporter
 from geminid.train.sampler import StepSampler
 from geminid.train.saving import Saver
 from geminid.train.settings import Settings, Unit
+from geminid.train.several import AnyOptimizer
 from geminid.train.shutdown import Shutdown
 from geminid.train.step import Step
 from geminid.train.storage import checkpoints_at
@@ -68,6 +68,11 @@ class Session:
     def position(self) -> Position:
         """How far training is."""
         return self.worker.state.position
+
+    @property
+    def batch_growth(self) -> float:
+        """How many times the initial batch the total batch is; at least 1."""
+        return max(1.0, self.step.current.total_batch / self.worker.limits.initial)
 
     def begin(self, epochs: int, unit: Unit) -> None:
         """Begin to train: alone and from the last checkpoint, or in the group that the supervisor forms."""
@@ -156,8 +161,8 @@ class Session:
 
 def make_session(
     model: nn.Module,
-    optimizer: Optimizer,
-    loader: DataLoader[Any],
+    optimizer: AnyOptimizer,
+    data: TrainingData,
     *,
     limits: BatchLimits,
     settings: Settings,
@@ -174,16 +179,16 @@ def make_session(
         CannotSave: the state can neither be saved nor sent to other workers.
         CannotLoad: the checkpoints' storage cannot be reached.
     """
-    group, source = GroupView(), source_of(loader, settings.seed)
-    progress = TrainingProgress(epoch_samples=source.length(0), own_batch=loader.batch_size or limits.initial)
+    group, source = GroupView(), data.source
+    progress = TrainingProgress(epoch_samples=source.length(0), own_batch=data.batch_size)
     state = TrainingState(
         model=model,
         optimizer=optimizer,
         meter=NoiseMeter(optimizer, scaler, clock),
-        tuner=Tuner(limits, round_down=type(model).__name__ == "OptimizedModule"),
+        tuner=Tuner(limits, round_down=any(type(one).__name__ == "OptimizedModule" for one in model.modules())),
         progress=progress,
         scaler=scaler,
-        schedule=Schedule(lr_scheduler, progress) if lr_scheduler is not None else None,
+        schedules=[Schedule(one, progress) for one in schedules_in(lr_scheduler)],
     )
     saver = None
     if checkpoints is not None:
@@ -191,7 +196,8 @@ def make_session(
         saver = Saver(state, storage, agent, clock, every_s=settings.checkpoint_every_s)
         saver.check()
     watch = Watch(agent.activity if agent.supervised else None, group)
-    advice = Advice(group, batches=_batches_of(loader), batch_norm=has_batch_norm(model))
+    by_pass = not isinstance(source, IndexSource)
+    advice = Advice(group, batches=data.batches, batch_norm=has_batch_norm(model), by_pass=by_pass)
     worker = Worker(agent, group, state, limits, saver, watch, advice, clock)
     sampler = StepSampler(source, group, fewest=min(fewest_samples(model), limits.smallest_per_slot))
     step = Step(worker, sampler, Chooser(worker, settings))
@@ -204,11 +210,3 @@ def make_session(
     )
     loop = BatchLoop(worker, step, boundary, collectives)
     return Session(worker, step, shutdown, membership, collectives, reporter, loop)
-
-
-def _batches_of(loader: DataLoader[Any]) -> int | None:
-    """How many batches the user's loader has in an epoch; None where it does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None

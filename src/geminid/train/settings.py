@@ -11,10 +11,13 @@ Unit = Literal["samples", "progress"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the user chose; see ``geminid.init`` and ``run.prepare``."""
+    """What the user chose; see ``geminid.init`` and ``run.prepare``.
+
+    ``scaling_rules`` has the learning-rate rule of every parameter group.
+    """
 
     seed: int = 0
     checkpoint_every_s: float = 60.0
     keep_checkpoints: int = 3
-    scaling_rule: str = "auto"
+    scaling_rules: tuple[str, ...] = ()
     warmup_epochs: float = 0.0

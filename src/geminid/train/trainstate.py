@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from geminid.goodput.noise import NoiseEstimate
 from geminid.train import rng
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import Schedule
 from geminid.train.progress import Position, TrainingProgress
+from geminid.train.several import AnyOptimizer, parameters_of
 from geminid.train.state_codec import CannotSave, check_saveable, decode, encode
 from geminid.train.tuner import Tuner
 
@@ -36,12 +36,12 @@ class TrainingState:
     """
 
     model: nn.Module
-    optimizer: Optimizer
+    optimizer: AnyOptimizer
     meter: NoiseMeter
     tuner: Tuner
     progress: TrainingProgress
     scaler: Any = None
-    schedule: Schedule | None = None
+    schedules: Sequence[Schedule] = ()
     user: dict[str, Any] = field(default_factory=dict)
     present: bool = False
     further_steps: int | None = None
@@ -82,8 +82,11 @@ class TrainingState:
         }
         if self.scaler is not None:
             state["scaler"] = self.scaler.state_dict()
-        if self.schedule is not None:
-            state["schedule"] = {"taken": self.schedule.taken, "state": self.schedule.scheduler.state_dict()}
+        schedules = [{"taken": one.taken, "state": one.scheduler.state_dict()} for one in self.schedules]
+        if len(schedules) == 1:
+            (state["schedule"],) = schedules
+        elif schedules:
+            state["schedules"] = schedules
         return state
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -107,7 +110,7 @@ class TrainingState:
                 parameter.copy_(saved)
         try:
             self.optimizer.load_state_dict(state["optimizer"])
-        except ValueError as problem:
+        except (KeyError, ValueError) as problem:
             raise DoesNotFit(f"the optimizer has changed since: {problem}") from problem
         for parameter, trained in zip(self.parameters, state.get("trained", ()), strict=False):
             parameter.requires_grad_(trained)
@@ -120,9 +123,10 @@ class TrainingState:
         self.tuner.restore(state["tuner"])
         if self.scaler is not None and "scaler" in state:
             self.scaler.load_state_dict(state["scaler"])
-        if self.schedule is not None and "schedule" in state:
-            self.schedule.taken = state["schedule"]["taken"]
-            self.schedule.scheduler.load_state_dict(state["schedule"]["state"])
+        saved_schedules = state.get("schedules", [state["schedule"]] if "schedule" in state else ())
+        for schedule, saved in zip(self.schedules, saved_schedules, strict=False):
+            schedule.taken = saved["taken"]
+            schedule.scheduler.load_state_dict(saved["state"])
         for name, value in self.user.items():
             if name in state["user"]:
                 _restore(value, state["user"][name])
@@ -205,7 +209,7 @@ class TrainingState:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All parameters of the optimiser."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        return parameters_of(self.optimizer.param_groups)
 
 
 def _numbered(others: Sequence[Tensor]) -> dict[str, Tensor]:

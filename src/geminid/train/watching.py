@@ -106,10 +106,11 @@ class Watch:
             return
         self._thread = threading.get_ident()
         self._activity.before_heartbeat = self._look
-        if not isinstance(model, torch.jit.ScriptModule):
-            before = model.register_forward_pre_hook(_Hook(self._called))
-            after = model.register_forward_hook(_Hook(self._returned), always_call=True)
-            self._undo += [before.remove, after.remove]
+        for part in model.values() if type(model) is nn.ModuleDict else [model]:  # several models
+            if not isinstance(part, torch.jit.ScriptModule):
+                before = part.register_forward_pre_hook(_Hook(self._called))
+                after = part.register_forward_hook(_Hook(self._returned), always_call=True)
+                self._undo += [before.remove, after.remove]
         compiler = sys.modules.get("torch._dynamo.callback")
         if compiler is not None:
             handler = compiler.callback_handler

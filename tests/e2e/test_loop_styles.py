@@ -1,0 +1,87 @@
+"""Loops as people write them: the same weights as without Geminid, on any number of slots and through resizes."""
+
+import importlib.util
+import json
+import os
+import signal
+
+import pytest
+import torch
+from elastic import SCRIPTS, Job
+
+from geminid.process.zygote import Zygote
+
+STYLES = {
+    "two models": ("gan",),
+    "steps": ("steps",),
+    "steps of several passes": ("steps", "--per-slot", 4),
+    "tokens": ("tokens",),
+    "tokens, several passes": ("tokens", "--per-slot", 3),
+    "own parts": ("parts", "--per-slot", 5),
+    "closures": ("closure", "--per-slot", 5),
+}
+
+
+@pytest.fixture(scope="module")
+def launcher():
+    with Zygote(preload="geminid.train.preload") as zygote:
+        yield zygote
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script as a module."""
+    torch.set_num_threads(1)
+    spec = importlib.util.spec_from_file_location("styles", SCRIPTS / "styles.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def trained_here(script, *options):
+    """The weights that it ends with in this process."""
+    _, model = script.train(script.parser.parse_args(["nowhere", *map(str, options)]))
+    return {name: value.flatten().tolist() for name, value in model.named_parameters()}
+
+
+def about(weights):
+    return {name: pytest.approx(values, abs=1e-5) for name, values in weights.items()}
+
+
+@pytest.mark.parametrize("options", STYLES.values(), ids=STYLES)
+def test_a_loop_trains_the_same_on_one_two_and_three_slots(tmp_path, launcher, script, options):
+    expected = about(trained_here(script, options[0], "--plain"))
+    assert trained_here(script, *options) == expected
+    for slots in ("ab", "abc"):
+        folder = tmp_path / slots
+        folder.mkdir()
+        with Job(folder, "styles.py", *options, launcher=launcher, max_failures=0) as job:
+            job.resize(list(slots))
+            assert job.ended() == "finished", job.status.reason
+        assert json.loads(job.out.read_text()) == expected
+
+
+@pytest.mark.parametrize("style", ["gan", "steps"])
+def test_it_does_through_resizes_and_the_loss_of_workers(tmp_path, launcher, script, style):
+    until = tmp_path / "until"
+    with Job(tmp_path, "styles.py", style, "--until", until, launcher=launcher) as job:
+        for slots in ("a", "ab", "bcd", "d"):
+            job.resized(slots)
+        if style == "steps":  # with two optimizers it may be lost between their steps
+            job.resized("de")
+            os.kill(job.status.workers[0].pid, signal.SIGKILL)
+        until.touch()
+        assert job.ended() == "finished", job.status.reason
+    assert json.loads(job.out.read_text()) == about(trained_here(script, style, "--plain"))
+
+
+def test_a_model_outside_of_prepare_that_collects_gradients_is_refused_on_several_slots(tmp_path, launcher):
+    with Job(tmp_path, "styles.py", "outside", launcher=launcher, max_failures=0) as job:
+        job.resize(["a"])
+        assert job.ended() == "finished", job.status.reason
+        assert "a Linear was not given to run.prepare(), but its parameters collect gradients" in job.logs
+    (tmp_path / "two").mkdir()
+    with Job(tmp_path / "two", "styles.py", "outside", launcher=launcher, max_failures=0) as job:
+        job.resize(["a", "b"])
+        assert job.ended() == "failed"
+        assert "was not given to run.prepare(), but its parameters collect gradients" in job.status.reason
