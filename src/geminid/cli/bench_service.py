@@ -111,7 +111,7 @@ def _print_answers(rows: list[dict[str, Any]], result: LoadResult, quick: bool) 
             for row in rows
         ],
     )
-    console.print(f"{result.followers_complete} of {result.followers} followers heard all {result.lines} lines")
+    console.print(f"{result.followers_complete} of {result.followers} followers received all {result.lines} lines")
     console.print(f"`geminid queue` takes {result.command_cpu_s:.2f} s of a core by itself")
 
 

@@ -43,7 +43,7 @@ def reporting_trouble() -> Iterator[None]:
     try:
         yield
     except ServiceError as trouble:
-        tell(trouble)
+        print_error(trouble)
         raise typer.Exit(trouble.code) from None
 
 
@@ -58,7 +58,7 @@ class Absence:
         """The service has answered."""
         self._until_s = math.inf
 
-    def bear(self, trouble: ServiceError) -> None:
+    def wait_or_raise(self, trouble: ServiceError) -> None:
         """Wait a little before the next attempt.
 
         Raises:
@@ -83,7 +83,7 @@ def away_s() -> float:
         give_up(f"{AWAY} is {os.environ[AWAY]!r}, but must be a number of seconds", 2)
 
 
-def tell(trouble: ServiceError) -> None:
+def print_error(trouble: ServiceError) -> None:
     """Print the sentences of an error."""
     for sentence in trouble.sentences:
         error_console.print(f"[red]error:[/] {escape(sentence)}", soft_wrap=True)

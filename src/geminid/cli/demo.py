@@ -134,7 +134,7 @@ class Show:
             self.killed = {"job": job["id"], "worker": worker, "at_s": self.at_s, "samples": job["samples"]}
             self.lines.append(f"{self.at_s:5.1f} s  [bold red]killed worker {worker} of {job['id']}[/] (SIGKILL)")
 
-    def hear(self) -> list[str]:
+    def new_lines(self) -> list[str]:
         """New lines of the jobs' stories."""
         new = []
         for job_id in self.submitted:
@@ -213,7 +213,7 @@ def _watch(show: Show, *, quiet: bool) -> list[dict[str, Any]]:
             show.submit_due(jobs)
             jobs = show.client.get("jobs", all=True)
             show.kill_one(jobs)
-            new = show.hear()
+            new = show.new_lines()
             if live is not None:
                 live.update(_picture(show, jobs))
             elif not quiet:

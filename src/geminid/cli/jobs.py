@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from geminid.cli.client import Absence, client, of, reporting_trouble, tell
+from geminid.cli.client import Absence, client, of, print_error, reporting_trouble
 from geminid.cli.output import Column, JsonOption, WideOption, console, print_json, print_table
 from geminid.units import humanize_duration
 
@@ -281,7 +281,7 @@ def logs(
             except ServiceError as trouble:
                 if not follow:
                     raise
-                absence.bear(trouble)
+                absence.wait_or_raise(trouble)
 
 
 def explain(job: JobArgument, wide: WideOption = False, json: JsonOption = False) -> None:
@@ -356,7 +356,7 @@ def wait(
                 state: dict[str, Any] = client().get(of("jobs", job), wait_s=left_s)
                 job = state["id"]  # the name may later belong to another job
             except ServiceError as trouble:
-                absence.bear(trouble)
+                absence.wait_or_raise(trouble)
                 continue
             if state["finished_at_s"] is not None:
                 return state
@@ -438,7 +438,7 @@ def _each(jobs: list[str], do: Callable[[str], dict[str, Any]]) -> tuple[list[di
         try:
             done.append(do(job))
         except ServiceError as trouble:
-            tell(trouble)
+            print_error(trouble)
             code = max(code, trouble.code)
             if trouble.code == NO_SERVICE:  # the others would get no answer either
                 break

@@ -72,8 +72,8 @@ def restore(
         return
     console.print(f"{home()} restored: {done.jobs} jobs up to record {done.seq}", soft_wrap=True)
     if done.continued:
-        told = "ran after the backup was made: elastic ones continue from their newest checkpoints, others begin again"
-        console.print(f"{_some(list(done.continued))} {told}", soft_wrap=True)
+        since = "ran after the backup was made: elastic ones continue from their newest checkpoints, others begin again"
+        console.print(f"{_some(list(done.continued))} {since}", soft_wrap=True)
     if done.aside is not None:
         console.print(f"what was there before is in {done.aside}", soft_wrap=True)
 

@@ -34,7 +34,7 @@ UndoOption = Annotated[bool, typer.Option("--undo", help="Let it take work again
 
 
 def nodes(wide: WideOption = False, json: JsonOption = False) -> None:
-    """List nodes, their slots, and who is on them."""
+    """List nodes, their slots, and the jobs on them."""
     with reporting_trouble():
         found = client().get("nodes")
     if json:
@@ -239,7 +239,7 @@ def _change_queue(queue: str | None, change: Mapping[str, object] | None, json: 
 
 
 def usage(wide: WideOption = False, json: JsonOption = False) -> None:
-    """Say who has used what."""
+    """Show the slot-hours that each owner has used."""
     with reporting_trouble():
         owners = client().get("usage")
     if json:
@@ -303,7 +303,7 @@ def replay(
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Make a decision of the past again, from the log: as it was, or under another policy."""
+    """Repeat a past decision from the log, under the same policy or another one."""
     from geminid.cli.client import give_up
     from geminid.serve.client import home
     from geminid.serve.replay import moment
@@ -346,7 +346,7 @@ def replay(
 
 
 def token(
-    user: Annotated[str | None, typer.Argument(help="For whom; all tokens are listed when left out.")] = None,
+    user: Annotated[str | None, typer.Argument(help="The user; all tokens are listed when left out.")] = None,
     role: Annotated[Literal["viewer", "user", "admin"], typer.Option(help="What the token allows.")] = "user",
     days: Annotated[
         float | None, typer.Option(min=0.0, max=36_525.0, help="Expires after this many days; never when left out.")

@@ -67,7 +67,7 @@ def gap_percent(gap: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table, and what becomes of it where there is little room.
+    """A column of a table, and how it is shortened where there is little room.
 
     ``drop``: 0 stays always; of the others those with the highest number are left out first. Columns of text are
     aligned to the left. Cells may be shortened to ``least`` characters; None: not while anything else can give way.

@@ -238,7 +238,7 @@ def down(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
 ) -> None:
-    """End the service; jobs save what they have done, and go on when it is started again."""
+    """End the service; jobs save what they have done, and continue when it is started again."""
     from geminid.process.identity import is_running
     from geminid.serve.client import LONGEST_END_S, SERVICE, home
 
@@ -270,7 +270,7 @@ def _awaited() -> str:
 
 
 def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Say whether the service runs, and how it is."""
+    """Show whether the service runs, its slots and jobs, and warnings."""
     with reporting_trouble():
         answer: dict[str, Any] = client().get("status")
     if as_json:

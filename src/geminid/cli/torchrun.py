@@ -1,4 +1,4 @@
-"""How many slots a command for ``torchrun`` needs, as far as its words tell."""
+"""How many slots a command for ``torchrun`` needs, as far as its words show."""
 
 from __future__ import annotations
 

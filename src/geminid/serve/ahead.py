@@ -20,7 +20,7 @@ from geminid.supervise.setaside import CHECKPOINTS, has_checkpoints
 #: Where the folders of jobs are, in the home.
 JOBS = "jobs"
 
-#: So many jobs are named in a sentence.
+#: Most jobs that are named in a sentence.
 MOST_NAMED = 5
 
 
@@ -61,7 +61,7 @@ def _ahead(folder: Path, job: LiveJob) -> JobAhead | None:
     return JobAhead(job.id, False, saved) if saved or any(one.exists() for one in ended) else None
 
 
-def told_ahead(jobs: tuple[JobAhead, ...]) -> str:
-    """What is wrong with a log that folders of jobs are ahead of, in words."""
+def ahead_sentence(jobs: tuple[JobAhead, ...]) -> str:
+    """The sentence that says which jobs' folders are ahead of the log."""
     named = ", ".join(map(str, jobs[:MOST_NAMED])) + (f" and {len(jobs) - MOST_NAMED} more" * (len(jobs) > MOST_NAMED))
     return f"the folders of these jobs are ahead of the log, which does not know that they ran: {named}"

@@ -39,7 +39,7 @@ OWNERS = ("owner", "queue")
 def crowd_of(facts: JobFacts, quotas: Collection[str], *, by_owner: bool) -> Hashable:
     """What a waiting job has in common with those of its crowd.
 
-    ``quotas`` are those that it falls under; ``by_owner`` if the policy regards to whom jobs belong.
+    ``quotas`` are those that it falls under; ``by_owner`` if the policy considers the owners of jobs.
     """
     leave_out = ORDERED_BY if by_owner else (*ORDERED_BY, *OWNERS)
     return asked_for(facts, by_name=False, leave_out=leave_out), tuple(sorted(quotas))

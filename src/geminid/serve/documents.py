@@ -1,4 +1,4 @@
-"""What the interface tells about jobs, nodes and usage, as plain data: for programs, tables and metrics alike."""
+"""Jobs, nodes and usage as plain data, for the HTTP interface, tables and metrics."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def changing(job: LiveJob, state: ServiceState, delay: str = "") -> str:
 
 
 def drain_document(state: ServiceState, node: str) -> dict[str, list[str]]:
-    """What becomes of the jobs on a node that takes no more work: those that stop, and those that move."""
+    """The jobs that a drain of a node affects: those that stop, and those that move."""
     there = [job for job in state.jobs.values() if job.state.placement and node in job.state.placement.node_names]
     return {
         "stops": [job.id for job in there if not job.elastic],

@@ -1,6 +1,6 @@
 """Long queues of equal jobs: only as many of them as could start are shown to the policy, and the rest wait behind.
 
-Waiting jobs that nothing tells apart but their time of arrival start in that order. However many there are, no more of
+Waiting jobs that differ only in their time of arrival start in that order. However many there are, no more of
 them can start at once than the cluster has slots for. So a decision need not look at those behind: what it costs grows
 with the slots and with the kinds of jobs, not with the length of the queue. Policies that count all jobs get the times
 of arrival of those behind (``ClusterView.behind``); policies that need every job (``Policy.needs_every_job``) see all.

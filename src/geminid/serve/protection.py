@@ -54,7 +54,7 @@ class Standing:
 
 
 def settled_s(trains_since_s: float, rescale_s: float) -> float:
-    """When a job may change slots again that has trained on its own since a time, and pauses so long for a change."""
+    """When a job that trains on its slots since a time may change them again; a change pauses it for ``rescale_s``."""
     return trains_since_s + max(SETTLE_S, SETTLE_PAUSES * rescale_s)
 
 

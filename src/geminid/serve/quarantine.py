@@ -1,4 +1,4 @@
-"""Quarantine: what becomes of a job about which something absurd was reported, so that nothing else suffers from it.
+"""Quarantine: a job about which something absurd was reported fails, so that no other job is affected.
 
 Before records are written they are applied to a copy of the state. A job's record that cannot be applied is not
 written; in its place stands a :class:`~geminid.serve.records.JobQuarantined`, by which the job fails with the reason,

@@ -151,7 +151,7 @@ class Causes:
         for number, (job_id, because) in enumerate(explained.items()):
             texts = [weighed.reasons.get(job_id, ""), because]
             if not any(texts) and weighed.before[job_id].allocation:
-                texts = ["weighed anew with what jobs have measured" if weighed.has_measurements else "weighed anew"]
+                texts = ["decided again with what jobs have measured" if weighed.has_measurements else "decided again"]
             if number < MAX_EXPLAINED:
                 texts.append(weighed.expectation(job_id, changes[job_id]))
             if reason := "; ".join(text for text in texts if text):

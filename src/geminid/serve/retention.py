@@ -15,7 +15,7 @@ from pathlib import Path
 
 from geminid.serve.state import ServiceState
 
-#: So many jobs are forgotten at a time: each time is one record, and one pause of the service.
+#: Most jobs that are forgotten at a time: each time is one record, and one pause of the service.
 MAX_AT_ONCE = 500
 
 

@@ -1,7 +1,7 @@
 """The sequence file: how far the log has come, written beside the database and synced by itself.
 
 A database that has lost its newest records (a damaged or missing write-ahead log, an older file put back) looks whole;
-only something outside of it can tell. The file has two slots which are written in turn, so that one of them is intact
+only another file shows it. This one has two slots which are written in turn, so that one of them is intact
 whenever the machine stops. It is written after every commit and synced while the next batch is on its way: when the
 machine stops, the log may be one batch ahead of the file on disk, and never behind.
 """

@@ -331,7 +331,7 @@ def _answer(
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
     context.recorder.close()
-    service.end(detach=bool(asked and asked[0]))  # waits until it has, and tells what went wrong
+    service.end(detach=bool(asked and asked[0]))  # returns when it has ended; raises what went wrong
 
 
 def start_detached(options: Options) -> dict[str, object]:

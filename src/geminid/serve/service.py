@@ -1,10 +1,10 @@
 """The service: one thread that owns the state, the planner and the executor.
 
 Requests and what the executor learns arrive in one inbox and are handled in batches. Of each batch, first what happened
-is written, then the planner decides (at most once), then the plan is written as a whole, and then the executor is told
-which job is to run where. What cannot be written has not happened: requests are refused, and what the executor reported
-is kept until it can be written. After each batch an unchanging copy of the state is published, which any thread may
-read without waiting.
+is written, then the planner decides (at most once), then the plan is written as a whole, and then the executor is asked
+to run each job on its slots. What cannot be written has not happened: requests are refused, and what the executor
+reported is kept until it can be written. After each batch an unchanging copy of the state is published, which any
+thread may read without waiting.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ class Service:
         self._journal.touch_active_jobs()
 
     def _steer(self) -> None:
-        """Tell the executor where the jobs are to run that records were about."""
+        """Ask the executor to run, or to stop, the jobs that records were about."""
         journal = self._journal
         touched, journal.touched = journal.touched, set()
         records = journal.take_unwritten()

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from geminid.serve.ahead import jobs_ahead, told_ahead
+from geminid.serve.ahead import ahead_sentence, jobs_ahead
 from geminid.serve.chain import Link, Row, seal
 from geminid.serve.inspection import DATABASE as DATABASE
 from geminid.serve.inspection import (
@@ -128,7 +128,7 @@ class Store:
             if found.damage:
                 raise StoreDamaged(refusal(folder, found))
             if found.last.seq and not found.is_old and (ahead := jobs_ahead(folder, _state_of(folder))):
-                raise StoreDamaged(f"{told_ahead(ahead)}. {UNTOUCHED}")
+                raise StoreDamaged(f"{ahead_sentence(ahead)}. {UNTOUCHED}")
             self._last, self._last_at_s, self._submitted = found.last, found.last_at_s, found.submitted
             mark = Mark(link=found.last, at_s=found.last_at_s, submitted=found.submitted)
             try:

@@ -72,7 +72,7 @@ def facts_of(job: LiveJob, cluster: Cluster) -> JobFacts:
 
 
 def recall_usage(policy: Policy, jobs: Iterable[LiveJob], now_s: float, *, began_s: float = 0.0) -> None:
-    """Tell a policy that has a memory of usage what jobs have used so far, those that are over included.
+    """Give a policy that remembers usage what all jobs have used so far, finished ones included.
 
     ``began_s`` is when the policy's own time began.
     """

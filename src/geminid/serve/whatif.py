@@ -115,7 +115,7 @@ class WhatIf:
         return replace(self.workload, jobs=tuple(jobs))
 
     def simulator(self, cluster: Cluster, policy: Policy) -> Simulator:
-        """What becomes of them under a policy that knows what is known of them. No two live jobs share slots."""
+        """A simulation of these jobs under a policy that knows what was measured. No two live jobs share slots."""
         settings = Settings(oracle=True)
         simulator = Simulator(self.workload, self.applications, cluster, policy, settings, standing=self.standing)
         simulator.engine.sharing = None

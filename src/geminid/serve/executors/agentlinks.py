@@ -221,7 +221,7 @@ class AgentLinks:
                 self._hang_up(node)
 
     def hold(self, name: str) -> None:
-        """Have the agent of a node know who holds its slots."""
+        """Send the agent of a node the processes that hold its slots."""
         holders = self._holders_on(name)
         if holders:
             self.send(name, m.Hold(slots=dict(holders)))

@@ -47,7 +47,7 @@ class AgentPool:
         )
 
     def know(self, node: str, host: str, port: int, token: str) -> bool:
-        """A node's agent is there: connect with it, if that is not done; an event says when it is."""
+        """Connect to a node's agent, unless that is done; an event follows when it is connected."""
         with self._links.lock:
             known = self._links.agents.get(node)
             if known is not None and (known.host, known.port, known.token) == (host, port, token):
@@ -56,7 +56,7 @@ class AgentPool:
         return False
 
     def forget(self, node: str) -> None:
-        """The engine has a node no more: its agent ends everything, if it can be reached, or that is waited for."""
+        """The engine no longer has a node: its agent ends everything, or its lease runs out."""
         self._links.do(lambda: self._links.give_up(node))
 
     def doubt(self, node: str) -> bool:
@@ -80,7 +80,7 @@ class AgentPool:
         return "" if known is None else known.host
 
     def wait(self, reached: Callable[[], bool], timeout_s: float) -> bool:
-        """Wait until something is so; whether it is."""
+        """Wait until a condition holds; whether it does."""
         with self._links.changed:
             return self._links.changed.wait_for(reached, timeout_s)
 
@@ -106,7 +106,7 @@ class AgentPool:
         self.send(node, m.Signal(key=key, signal=signal.SIGKILL))
 
     def end_strangers(self, node: str) -> None:
-        """End the processes of a node that nobody here watches."""
+        """End the processes of a node that this service does not watch."""
         with self._links.lock:
             agent, watched = self._links.agents.get(node), self._links.processes
             strangers = [] if agent is None else [key for key in agent.running if key not in watched]
@@ -114,7 +114,7 @@ class AgentPool:
             self.end(key, node)
 
     def hold(self, node: str) -> None:
-        """Have a node's agent know who holds its slots; it learns it with every new connection, too."""
+        """Send a node's agent the processes that hold its slots; they are also sent with every new connection."""
         self._links.do(lambda: self._links.hold(node))
 
     def send(self, node: str, request: m.Request) -> None:

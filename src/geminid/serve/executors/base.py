@@ -84,12 +84,12 @@ class Executor(Protocol):
         """Start what ``run`` announced: the service has written it down. Nothing starts before."""
 
     def handle(self, event: ExecutorEvent) -> list[Record]:
-        """What something that was posted means for the jobs."""
+        """Handle a posted event; the records of what it means for jobs."""
 
     def tick(self, capacity: Callable[[], Mapping[str, int]]) -> list[Record]:
         """Look at the clock: called about twice a second.
 
-        ``capacity`` tells how many slots of each GPU type there is work for, to executors that can get more nodes.
+        ``capacity`` returns for how many slots of each GPU type there is work, for executors that can get more nodes.
         """
 
     def delay_of(self, job_id: str) -> str:

@@ -159,7 +159,7 @@ class ElasticJob:
         self.supervisor.stop(save=save)
 
     def do_without(self, slots: Set[str], reason: str) -> None:
-        """No worker can be on these slots: the job goes on with the others, and ends if there are none.
+        """No worker can be on these slots: the job continues on the others, and ends if there are none.
 
         One that was on its way to no other slots than these stays where it trains.
         """

@@ -1,4 +1,4 @@
-"""Jobs by the slots that they have to do with: whom a change of slots concerns is found without asking everybody."""
+"""An index of jobs by slot: finds the jobs that a change of slots concerns without looking at all jobs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterable, Set
 
 
 class JobsBySlot:
-    """Which jobs have to do with which slots: who holds them, say, or who wants them."""
+    """The jobs of each slot: for example those that hold it, or those that want it."""
 
     def __init__(self) -> None:
         self._slots: dict[str, frozenset[str]] = {}
         self._jobs: dict[str, dict[str, None]] = {}
 
     def put(self, job_id: str, slots: Set[str]) -> Set[str]:
-        """A job has to do with these slots now and with no others; with which it had before, and has not any more."""
+        """Set the slots of a job; returns those that it had before and no longer has."""
         before = self._slots.get(job_id, frozenset())
         if slots == before:
             return frozenset()
@@ -30,5 +30,5 @@ class JobsBySlot:
         return before - slots
 
     def of(self, slots: Iterable[str]) -> list[str]:
-        """The jobs that have to do with any of these slots, each once."""
+        """The jobs of any of these slots, each once."""
         return list(dict.fromkeys(job_id for slot in slots for job_id in self._jobs.get(slot, ())))

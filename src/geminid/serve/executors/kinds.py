@@ -1,4 +1,4 @@
-"""Which kind a job is: as its submitter says, or as far as its command and its script tell.
+"""Which kind a job is: as its submitter says, or as far as its command and its script show.
 
 Whether a script really calls ``geminid.init()`` shows only when it runs: an import may be guarded, or skipped by a
 flag. So a job that may be elastic is of unknown kind until it has called it, and runs as one process until then.
@@ -51,7 +51,7 @@ def _script(command: Sequence[str]) -> str | None:
 
 
 def uses_library(command: Sequence[str], working_dir: str | None) -> bool:
-    """Whether a command runs a Python script or module that imports geminid, as far as its own text tells."""
+    """Whether a command runs a Python script or module that imports geminid, as far as its own text shows."""
     line = PythonLine.of(command)
     script = None if line is None else line.file_in(Path(working_dir or "."))
     if script is None:

@@ -149,7 +149,7 @@ def exit_of(folder: Path) -> CommandExit | None:
 
 
 def forget_exit(folder: Path) -> None:
-    """The command of a folder is run again: how it ended before counts no more."""
+    """The command of a folder is run again: how it ended before does not matter any more."""
     (folder / EXIT).unlink(missing_ok=True)
 
 
@@ -169,7 +169,7 @@ def live_pid(folder: Path) -> int | None:
 
 
 def has_processes(folder: Path) -> bool:
-    """Whether the command or the workers of a folder still run, as far as its files tell; nothing is changed."""
+    """Whether the command or the workers of a folder still run, as far as its files show; nothing is changed."""
     try:
         document = json.loads((folder / PROCESS).read_text(encoding="utf-8"))
         identity = {"pid": int(document["pid"]), "started_at": document["started_at"]}

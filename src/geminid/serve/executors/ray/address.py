@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-#: So long, an address is tried before it counts as one where nobody is.
+#: Time after which an address that does not answer counts as one where no head is, in seconds.
 ADDRESS_S = 5.0
 
 

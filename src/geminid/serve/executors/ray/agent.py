@@ -1,4 +1,4 @@
-"""The actor that stands on every node of a Ray cluster: a :class:`~geminid.node.agent.NodeServer`.
+"""The actor on every node of a Ray cluster: a :class:`~geminid.node.agent.NodeServer`.
 
 It is detached and takes no resources; the slots that its processes use are held by placement groups. It outlives the
 service, so that jobs train on without one. It does not outlive its raylet, nor do its processes: to Ray the node's
@@ -133,7 +133,7 @@ def agent_folder(service: str, node: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Have a folder that nobody else can change: others may have made one of its name, where all may.
+    """Make a folder that nobody else can change: another user may have made one of its name before.
 
     Raises:
         PermissionError: somebody has.

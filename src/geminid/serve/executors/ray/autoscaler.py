@@ -1,7 +1,7 @@
 """What Ray's autoscaler is asked for: one standing request for the whole cluster, until it is taken back.
 
 Ray does not say who made it, so we keep that we did where the next bridge, or the agents that are left when no service
-comes any more, will find it: a request that nobody takes back would have nodes be paid for, for ever.
+comes any more, will find it: a request that nobody withdraws would keep nodes running, and paid for.
 """
 
 from __future__ import annotations

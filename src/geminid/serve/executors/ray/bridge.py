@@ -11,10 +11,13 @@ from collections.abc import Callable, Sequence
 from geminid.serve.executors.ray import messages as b
 from geminid.wire.codec import ProtocolError
 
-#: A bridge that ended is started again after so long, twice as long each time, up to a limit.
-BRIDGE_S, BRIDGE_LIMIT_S = 0.5, 8.0
+#: First delay before a bridge that ended is started again, in seconds; doubles up to BRIDGE_LIMIT_S.
+BRIDGE_S = 0.5
 
-#: One that has said nothing for so long hangs, and is ended; it says something at every look at the cluster.
+#: Longest delay before a bridge that ended is started again, in seconds.
+BRIDGE_LIMIT_S = 8.0
+
+#: A bridge that has sent nothing for this time, in seconds, is ended: it sends something at every look at the cluster.
 BRIDGE_SILENT_S = 60.0
 
 

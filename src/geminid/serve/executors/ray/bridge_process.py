@@ -45,7 +45,7 @@ TROUBLE_S = 5.0
 #: A node that seems to be a restarted one is not used before Ray has given the earlier one up, or for this time.
 SUCCESSION_S = 60.0
 
-#: So many requests for slots are carried out at a time.
+#: Most requests for slots that are carried out at a time.
 WORKERS = 32
 
 #: Number of looks in a row after which slots of others count as taken: counts of Ray lag a little.

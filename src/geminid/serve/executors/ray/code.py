@@ -35,7 +35,7 @@ PLUGINS = "RAY_RUNTIME_ENV_PLUGINS"
 
 
 class CannotPack(ValueError):
-    """A folder cannot be taken along; the text completes "it …"."""
+    """A folder cannot be packed; the text completes "it …"."""
 
 
 class CodeStore:

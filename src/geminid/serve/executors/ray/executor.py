@@ -154,7 +154,7 @@ def _why_unusable(made: AgentExecutor, provider: RayProvider) -> str:
 
 
 def warn_of_storage(made: AgentExecutor, provider: RayProvider, storage: str | None, moved_from: str) -> None:
-    """Have the operator know which nodes must see the service's folder, and that checkpoints were elsewhere before."""
+    """Warn the operator that nodes must see the service's folder, or that checkpoints were elsewhere before."""
     if moved_from:
         now = f"checkpoints are kept in {storage}, and those of jobs that have run before are looked for there"
         made.note(f"{now}; they were kept in {moved_from}")

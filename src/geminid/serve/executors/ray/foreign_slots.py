@@ -37,7 +37,7 @@ class OthersSlots:
         self._refused_until_s |= dict.fromkeys(slots, self._clock.monotonic_s() + REFUSED_S)
 
     def spare(self, nodes: Collection[str], reason: str) -> list[str]:
-        """Of these nodes, no more slots are used for a while; for which of them that is new."""
+        """Use no more slots of these nodes for a while; returns those of them for which that is new."""
         new = sorted(
             node for node in nodes if node not in self._unfit or self._unfit[node][0] <= self._clock.monotonic_s()
         )

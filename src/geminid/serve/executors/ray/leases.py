@@ -17,7 +17,7 @@ LINGER_S = 3.0
 
 
 class Leases:
-    """The leases of slots. ``send`` passes a request to the bridge; ``hold`` has a node's agent know its holders."""
+    """The leases of slots. ``send`` passes a request to the bridge; ``hold`` sends a node's agent its holders."""
 
     def __init__(self, send: Callable[[b.Request], int | None], hold: Callable[[str], None], clock: Clock) -> None:
         self._send, self._hold, self._clock = send, hold, clock
@@ -39,18 +39,18 @@ class Leases:
         return missing
 
     def granted(self, seats: Mapping[str, Seat]) -> None:
-        """Slots are held for us; their agents know by whom before anything is started there."""
+        """Slots are held for us; their agents get the holders before anything is started there."""
         self.held |= {slot: seat for slot, seat in seats.items() if seat.holder or slot not in self.held}
         for node in {node_of(slot) for slot in seats}:
             self._hold(node)
 
     def seated(self, seats: Mapping[str, Seat]) -> None:
-        """It is known now by whom slots are held."""
+        """The processes that hold these slots are known now."""
         waiting = {slot for slot in seats if slot in self.held and self.held[slot].holder is None}
         self.granted({slot: seat for slot, seat in seats.items() if slot in waiting})
 
     def changed(self, found: Mapping[str, Seat]) -> list[str]:
-        """Slots that are not held any more by the process that held them; it may not have been known yet."""
+        """Slots whose holder has changed; the earlier one may not have been known yet."""
         return [slot for slot, seat in self.held.items() if _is_another(found.get(slot), seat)]
 
     def release(self, slots: Collection[str]) -> None:
@@ -85,7 +85,7 @@ class Leases:
         return taken
 
     def mark_taken(self, slots: Sequence[str]) -> list[SlotsTaken]:
-        """These slots are not ours, until their nodes are looked at again."""
+        """These slots are used by others, until their nodes are looked at again."""
         marked = self.others.mark(map(place_of, slots))
         return [SlotsTaken(node, indices, self.others.why_unfit(node)) for node, indices in marked.items()]
 

@@ -1,4 +1,4 @@
-"""What the service and its process inside a Ray cluster (``bridge_process.py``) say to each other.
+"""The messages between the service and its process inside a Ray cluster (``bridge_process.py``).
 
 Both are of the same version: the service starts the process, and another one when it is gone.
 """
@@ -46,7 +46,7 @@ class SeenNode(Struct, frozen=True, kw_only=True):
 
 
 class Bundle(Struct, frozen=True, kw_only=True):
-    """So many slots, each this bundle of resources to Ray, on nodes with this accelerator."""
+    """A number of slots, each this bundle of resources to Ray, on nodes with this accelerator."""
 
     bundle: dict[str, float]
     accelerator: str | None
@@ -87,7 +87,7 @@ class Release(_Request, frozen=True):
 
 
 class RequestCapacity(_Request, frozen=True):
-    """The autoscaler is to make room for this, and for nothing else; None: whatever was asked for is taken back."""
+    """Ask the autoscaler for this, and for nothing else; None: withdraw what was requested."""
 
     bundles: list[Bundle] | None
 
@@ -120,20 +120,20 @@ class Nodes(_Answer, frozen=True):
 
 
 class Leased(_Answer, frozen=True):
-    """By whom each slot is held."""
+    """Slots are leased: the process that holds each."""
 
     id: int
     held: dict[str, Seat]
 
 
 class Seated(_Answer, frozen=True):
-    """By whom CPU slots are held, for whose actors nobody had to wait."""
+    """The processes that hold CPU slots, which were leased before their actors had started."""
 
     held: dict[str, Seat]
 
 
 class Refused(_Answer, frozen=True):
-    """Slots are not to be had; ``withheld``: Ray has them, for others."""
+    """Slots cannot be leased; ``withheld``: Ray has them, for others."""
 
     id: int
     slots: list[str]
@@ -208,7 +208,7 @@ class Trouble(_Answer, frozen=True):
 
 
 class Away(_Answer, frozen=True):
-    """Of the service to itself: this bridge is gone, for this reason if it has said one."""
+    """From the service to itself: this bridge is gone, for this reason if it has given one."""
 
     bridge: int
     trouble: str

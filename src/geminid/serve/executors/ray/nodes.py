@@ -15,7 +15,7 @@ from geminid.serve.executors.ray.private import kv_delete, kv_get, kv_put, node_
 #: The resource that says how many CPU slots a node has.
 SLOTS = "geminid_slot"
 
-#: The label and the resource by which Ray tells GPU types apart.
+#: The label and the resource that name a GPU type in Ray.
 ACCELERATOR_LABEL, ACCELERATOR = "ray.io/accelerator-type", "accelerator_type:"
 
 #: Longest time to ask the head for its nodes, in seconds.

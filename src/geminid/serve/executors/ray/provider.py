@@ -113,7 +113,7 @@ class RayProvider(NodeProvider):
             self.places.bring(job_id, nodes, code)
 
     def seat(self, slot: str) -> Seat | None:
-        """By whom a slot is held for us."""
+        """The lease of a slot, if it is held for us."""
         return self.leases.held.get(slot)
 
     def is_ready(self, job_id: str, code: str, slot: str) -> bool:
@@ -141,7 +141,7 @@ class RayProvider(NodeProvider):
         return self.leases.holders_on(node, self.seen[node].slots if node in self.seen else 0)
 
     def request_capacity(self, slots_by_type: Callable[[], Mapping[str, int]]) -> None:
-        """Tell Ray's autoscaler what is needed."""
+        """Ask Ray's autoscaler for what is needed."""
         if self.capacity.scales:
             self.capacity.request(slots_by_type())
         if self.has_looked:
@@ -174,7 +174,7 @@ class RayProvider(NodeProvider):
     # --- Events ---
 
     def tick(self, needed: Callable[[], Set[str]], jobs: Callable[[str], bool]) -> list[NodeEvent]:
-        """Slots and agents that no job needs go back to Ray; slots that could not be had are requested again."""
+        """Give slots and agents that no job needs back to Ray; request slots again that could not be leased."""
         slots = needed()
         self.leases.release_idle(slots)
         events: list[NodeEvent] = []
@@ -226,7 +226,7 @@ class RayProvider(NodeProvider):
         return []
 
     def _bridge_gone(self, answer: b.Away) -> list[NodeEvent]:
-        """Whatever the bridge was asked for is asked for again, of the next one as soon as that is there."""
+        """A bridge is gone: what it has not answered is requested again from the next one."""
         self.leases.pending.drop_bridge(answer.bridge)
         self.places.lose_bridge(answer.bridge)
         self.capacity.bridge_gone()

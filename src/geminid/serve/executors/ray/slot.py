@@ -1,6 +1,6 @@
 """The actor that sits in every slot that Geminid holds on a Ray cluster.
 
-Ray counts the slot as used by it, and tells it which GPU that is. The processes of jobs are not its own (they come from
+Ray counts the slot as used by it, and assigns it a GPU. The processes of jobs are not its own (they come from
 a warm process of the node's agent), but they end when it does: a user who takes the slot back from Geminid, with any
 tool of Ray's, takes it back from the job as well. Whose process has the slot it says when asked, in its log, and by its
 name in lists of processes.
@@ -17,7 +17,7 @@ from geminid.node.processes import PROCESSES
 from geminid.process.identity import identity_of
 from geminid.serve.executors.ray.agent import agent_folder
 
-#: So often, it looks whose process has the slot.
+#: Time between two looks at which process has the slot, in seconds.
 LOOK_S = 1.0
 
 

@@ -21,13 +21,13 @@ from geminid.serve.executors.ray.agent import lease_name
 from geminid.serve.executors.ray.node_agents import Answers
 from geminid.serve.executors.ray.slot import GeminidSlot
 
-#: Within this time it shows whether a node is gone where something could not be done.
+#: Time in which Ray reports that a node is gone, after something failed there.
 NOTICED_S = 3.0
 
 #: A slot that cannot be held within this time is somebody else's.
 LEASE_S = 5.0
 
-#: Longest time for an actor to sit down in a slot.
+#: Longest time for the actor of a slot to start.
 SEAT_S = 60.0
 
 #: … in slots that an earlier bridge held: nothing else happens meanwhile, and a bridge that is silent is ended.
@@ -236,10 +236,10 @@ class SlotLeases:
                     remove_placement_group(known)
 
     def sit_again(self) -> dict[str, b.Seat]:
-        """By whom the slots are held that an earlier bridge held; those that cannot be sat in are given up.
+        """The holders of slots that an earlier bridge held; slots whose actor does not answer are given up.
 
-        Those who sit there answer at once. Whoever does not was stopped, or was being started when the head of the
-        cluster ended, which Ray never gets over: only a new placement group will do.
+        An actor that does not answer at once was stopped, or was being started when the head of the cluster ended. Ray
+        never finishes that start: only a new placement group helps.
         """
         self._answers.send(b.Looked())
         groups = {slot: group for slot, group in self.held.items() if slot.rpartition("/")[0] in self._units}

@@ -73,7 +73,7 @@ class Unanswered:
 
     @property
     def things(self) -> Set[str]:
-        """All that was asked for, for whomever."""
+        """All that was asked for, for any job."""
         return self._things.keys()
 
     def of(self, job_id: str) -> set[str]:
@@ -82,5 +82,5 @@ class Unanswered:
         return {thing for request in requests if request is not None for thing in request.things}
 
     def among(self, things: Iterable[str]) -> Collection[str]:
-        """Those of some things that were asked for, for whomever."""
+        """Those of some things that were asked for, for any job."""
         return [thing for thing in things if thing in self._things]
