@@ -154,6 +154,7 @@ EVERYTHING = Workload(
             weight=1e-7,
             slo_s=86_400.0,
             owner="123",
+            queue="prod",
         ),
         TraceJob(name="c", submit_s=7200.0, requested_slots=8, duration_s=1e9 / 3, adaptivity=Adaptivity.RIGID),
         TraceJob(

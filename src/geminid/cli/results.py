@@ -44,6 +44,21 @@ BOUND_COLUMNS = (Column("bound", 1), Column("to bound"))
 #: Additional columns for workloads with deadlines.
 DEADLINE_COLUMNS = (Column("late", 1), Column("cost", 8))
 
+#: Columns of the tables of owners and queues.
+TENANT_COLUMNS = (
+    Column("policy", text=True, least=24),
+    Column("name", text=True, least=8),
+    Column("jobs", 4),
+    Column("share"),
+    Column("fair share", 1),
+    Column("avg JCT", 2),
+    Column("worst FTF", 3),
+    Column("envy"),
+)
+
+#: Rows of such a table at most.
+MOST_TENANTS_SHOWN = 40
+
 #: Figures that a comparison of two results shows.
 COMPARED = ("avg_jct_s", "median_jct_s", "p99_jct_s", "makespan_s", "avg_queue_s", "gpu_hours", "rescales_per_job")
 
@@ -119,6 +134,9 @@ def print_results(workload: Workload, slots: int, results: list[dict[str, Any]])
             ]
         )
     print_table(f"{workload.name}: {len(workload.jobs)} jobs on {slots} slots", header, rows)
+    for kind, title in (("owners", "Owners"), ("queues", "Queues")):
+        if any(r.get(kind) for r in results):
+            _print_tenants(title, [(label(r["policy"]), tenant) for r in results for tenant in r[kind]])
     for r in results:
         if r["rejected_decisions"]:
             text = f"{r['policy']}: {r['rejected_decisions']} decisions were invalid and not used"
@@ -128,6 +146,29 @@ def print_results(workload: Workload, slots: int, results: list[dict[str, Any]])
         for reason, jobs in r["reasons"].items():
             if is_named(reason):
                 console.print(f"[yellow]{escape(label(r['policy']))}: {escape(reason)} (jobs: {jobs})[/]")
+
+
+def _print_tenants(title: str, rows: list[tuple[str, Mapping[str, Any]]]) -> None:
+    """Print what owners or queues got under each policy: those that envy others most, where there are many."""
+    order = sorted(rows, key=lambda row: -(row[1]["envy"] or 0.0))[:MOST_TENANTS_SHOWN]
+    shown = [row for row in rows if row in order]
+    print_table(
+        title if len(shown) == len(rows) else f"{title}: those that envy others most (all are in --json)",
+        TENANT_COLUMNS,
+        [
+            [
+                policy,
+                tenant["name"] or "–",
+                str(tenant["jobs"]),
+                _percent(tenant["share"]),
+                _percent(tenant["fair_share"]),
+                duration(tenant["avg_jct_s"]),
+                _number(tenant["worst_ftf"], 1),
+                _percent(tenant["envy"]),
+            ]
+            for policy, tenant in shown
+        ],
+    )
 
 
 def _late(result: Mapping[str, Any]) -> str:

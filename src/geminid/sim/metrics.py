@@ -13,6 +13,7 @@ import numpy as np
 from geminid.sim.oracle import mixed_duration_s
 from geminid.sim.result import Result
 from geminid.sim.simjob import SimJob
+from geminid.sim.tenants import tenants
 from geminid.sim.timeuse import communication_share, time_shares
 
 #: A deadline is met up to this: ends of jobs are sums of many times.
@@ -174,6 +175,7 @@ def summary(result: Result, *, timings: bool = True, stints: bool = False) -> di
         else None,
         "node_failures": result.failures,
         "node_hours": result.node_s / 3600.0,
+        **tenants(result, [job.finish_time_ratio for job in jobs]),
         "decision_ms_mean": float(decisions.mean()) if timings else None,
         "decision_ms_p99": float(np.percentile(decisions, 99)) if timings else None,
         "wall_s": result.wall_s if timings else None,

@@ -62,6 +62,7 @@ def page(*, workload: Workload, cluster: Cluster, results: Sequence[Mapping[str,
         "facts": "".join(_facts(workload, cluster, seed)),
         "notes": "".join(f"<p class=note>{html.escape(note)}</p>" for note in _notes(workload, results)),
         "policies": _policies_table(results),
+        "tenants": "".join(_tenants(results)),
         "data": "\n".join(blocks),
         "script": script,
     }
@@ -189,6 +190,46 @@ def _policies_table(results: Sequence[Mapping[str, Any]]) -> str:
     first = "<th scope=col><button type=button class=sort>Policy</button></th>"
     head = "".join(_heading(column) for column in columns)
     return f"<thead><tr>{first}{head}</tr></thead><tbody>{''.join(body)}</tbody>"
+
+
+# --- Owners and queues ---
+
+
+TENANT_COLUMNS: Final = (
+    Column("jobs", "Jobs", _as("{:,.0f}")),
+    Column("share", "Share", _as("{:.0f} %", 100), hint="Of the slot time held while it had unfinished jobs"),
+    Column("fair_share", "Fair share", _as("{:.0f} %", 100), hint="If all that had unfinished jobs held as much"),
+    Column("avg_jct_s", "Average JCT", durations),
+    Column("worst_ftf", "Worst FTF", _as("{:.2f}"), hint="Finish-time fairness: JCT over that with a fair share"),
+    Column(
+        "envy", "Envy", _as("{:.0f} %", 100), hint="Other's slots less its own, of both; worth to it; the most envied"
+    ),
+)
+
+
+def _tenants(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A section with a table for the owners and one for the queues, where there are several."""
+    for kind, title in (("owners", "Owners"), ("queues", "Queues")):
+        rows = [(result["policy"], tenant) for result in results for tenant in result.get(kind, ())]
+        if not rows:
+            continue
+        cells = [_plain_cells(column, [tenant[column.key] for _, tenant in rows]) for column in TENANT_COLUMNS]
+        body = []
+        for i, (policy, tenant) in enumerate(rows):
+            names = f"<th scope=row>{html.escape(policy)}</th><td>{html.escape(tenant['name']) or '–'}</td>"
+            body.append(f"<tr>{names}{''.join(column[i] for column in cells)}</tr>")
+        hints = (f' title="{html.escape(column.hint)}"' if column.hint else "" for column in TENANT_COLUMNS)
+        heads = (f"<th scope=col{hint}>{c.label}</th>" for c, hint in zip(TENANT_COLUMNS, hints, strict=True))
+        head = f"<thead><tr><th scope=col>Policy</th><th scope=col>{title[:-1]}</th>{''.join(heads)}</tr></thead>"
+        yield f'<section id="{kind}-part" aria-labelledby="{kind}-title">\n<h2 id="{kind}-title">{title}</h2>\n'
+        yield f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{kind}-title">'
+        yield f"<table>{head}<tbody>{''.join(body)}</tbody></table></div>\n</section>\n"
+
+
+def _plain_cells(column: Column, values: Sequence[float | None]) -> list[str]:
+    """The cells of a column in which nothing is better than anything else."""
+    show = column.shows([value for value in values if value is not None])
+    return [_cell(value, None if value is None else show(value), best=False) for value in values]
 
 
 def _heading(column: Column) -> str:

@@ -143,6 +143,7 @@ class JobMaker:
             rescale_s=rescale_s,
             weight=trace.weight,
             owner=trace.owner,
+            queue=trace.queue,
             opportunistic=trace.opportunistic,
             kind=trace.application or "" if key is None else key.value.name,
             **(self._opaque_facts(trace) if key is None else self._profiled_facts(trace, key.value)),

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from geminid.job import Adaptivity
 from geminid.sim.application import LossCurve
+
+#: The queue of jobs that name none.
+DEFAULT_QUEUE: Final = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +38,7 @@ class TraceJob:
     slo_s: float | None = None
     slo_factor: float | None = None
     owner: str = ""
+    queue: str = DEFAULT_QUEUE
     opportunistic: bool = False
     loss: LossCurve | None = None
 

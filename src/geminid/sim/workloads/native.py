@@ -33,7 +33,7 @@ from geminid.nodes import MAX_SLOTS
 from geminid.policies.gavel.problem import MOST_WEIGHT
 from geminid.sim.application import LossCurve
 from geminid.sim.csvfile import MAX_PROBLEMS, Column, Row
-from geminid.sim.workload import TraceJob, Workload
+from geminid.sim.workload import DEFAULT_QUEUE, TraceJob, Workload
 from geminid.sim.workloads.tables import MAX_COUNT, MAX_SECONDS, Table, TextFile, in_order, raise_first
 from geminid.units import A_DURATION, format_duration, parse_duration
 
@@ -91,6 +91,7 @@ def _job(values: Mapping[str, Any]) -> TraceJob:
         slo_s=given.get("slo"),
         slo_factor=given.get("slo_factor"),
         owner=given.get("owner", ""),
+        queue=given.get("queue", DEFAULT_QUEUE),
         opportunistic=given.get("opportunistic", False),
         loss=given.get("loss"),
     )
@@ -114,6 +115,7 @@ def _problems(given: Mapping[str, Any]) -> list[Problem]:
         "slo": lambda field, value: check_number(field, value, above=0, at_most=MAX_SECONDS),
         "slo_factor": lambda field, value: check_number(field, value, above=0),
         "owner": _check_label,
+        "queue": _check_label,
     }
     problems = [bad for name, check in checks.items() if name in given for bad in check(name, given[name])]
     if ("application" in given) == ("duration" in given):
@@ -190,6 +192,7 @@ COLUMNS: Final = {
     "slo": _optional(*_DURATION),
     "slo_factor": _optional(*_A_NUMBER),
     "owner": _optional(str, ""),
+    "queue": _optional(str, ""),
     "opportunistic": _optional(_true_or_false, "must be true or false"),
     "loss": _optional(_loss_of_cell, _A_LOSS_CURVE),
 }
@@ -269,6 +272,7 @@ def _read_job(reader: Reader) -> TraceJob:
         "slo": reader.duration("slo", None),
         "slo_factor": reader.number("slo_factor", None),
         "owner": reader.text("owner", None),
+        "queue": reader.text("queue", None),
         "opportunistic": reader.boolean("opportunistic", None),
         "loss": None if (curve := reader.nested("loss")) is None else LossCurve.read(curve),
     }
@@ -303,6 +307,7 @@ def _plain(
         "slo": seconds(job.slo_s),
         "slo_factor": job.slo_factor,
         "owner": job.owner or None,
+        "queue": None if job.queue == DEFAULT_QUEUE else job.queue,
         "opportunistic": job.opportunistic or None,
         "loss": None if job.loss is None else write_loss(job.loss),
     }
