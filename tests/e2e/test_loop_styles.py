@@ -19,6 +19,7 @@ STYLES = {
     "tokens, several passes": ("tokens", "--per-slot", 3),
     "own parts": ("parts", "--per-slot", 5),
     "closures": ("closure", "--per-slot", 5),
+    "8-bit optimizer, channels last": ("bytes", "--per-slot", 5),
 }
 
 
@@ -61,7 +62,7 @@ def test_a_loop_trains_the_same_on_one_two_and_three_slots(tmp_path, launcher, s
         assert json.loads(job.out.read_text()) == expected
 
 
-@pytest.mark.parametrize("style", ["gan", "steps"])
+@pytest.mark.parametrize("style", ["gan", "steps", "bytes"])
 def test_it_does_through_resizes_and_the_loss_of_workers(tmp_path, launcher, script, style):
     until = tmp_path / "until"
     with Job(tmp_path, "styles.py", style, "--until", until, launcher=launcher) as job:

@@ -10,7 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import geminid
 from geminid.supervise.protocol import Plan
+from geminid.train.optim import is_compiled
 from geminid.train.outsiders import Outsiders
+from geminid.train.several import load_optimizer
 
 
 @pytest.fixture(autouse=True)
@@ -276,3 +278,42 @@ def test_only_modules_that_collect_gradients_are_outsiders(capsys):
     assert capsys.readouterr().err.count("a Linear was not given to run.prepare()") == 1
     with pytest.raises(RuntimeError, match=r"freeze it with requires_grad_\(False\)"):
         outsiders.check(several_workers=True)
+
+
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}])
+def test_fused_and_foreach_optimizers_train_as_plain_ones_and_resume(tmp_path, options):
+    def trained(epochs, folder, **options):
+        torch.manual_seed(3)
+        run, model = geminid.init(checkpoint_dir=folder), nn.Linear(1, 1)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+        *_, loader = run.prepare(model, optimizer, DataLoader(data(), batch_size=8), max_per_slot_batch=3)
+        for _ in run.epochs(epochs):
+            for (x,) in loader:
+                step(model, optimizer, x)
+        atexit.unregister(run._script_end.end)
+        return [value.item() for value in model.parameters()]
+
+    expected = pytest.approx(trained(3, tmp_path / "plain"), abs=1e-6)
+    trained(2, tmp_path / "resumed", **options)
+    assert trained(3, tmp_path / "resumed", **options) == expected
+
+
+def test_an_optimizers_state_keeps_its_types():
+    parameter = nn.Parameter(torch.ones(2, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    kept = {"bits": torch.tensor([3, 250], dtype=torch.uint8), "exact": torch.tensor([1 + 2.0**-20, 1.0])}
+    optimizer.state[parameter].update(kept)
+    other = torch.optim.SGD([nn.Parameter(torch.ones(2, dtype=torch.bfloat16))], lr=0.1)
+    load_optimizer(other, optimizer.state_dict())
+    (restored,) = other.state.values()
+    assert all(
+        torch.equal(restored[name], value) and restored[name].dtype == value.dtype for name, value in kept.items()
+    )
+
+
+def test_models_compiled_in_place_are_given_batches_of_few_sizes():
+    model = nn.Sequential(nn.Linear(1, 1))
+    assert not is_compiled(model)
+    model[0].compile(backend="eager")
+    assert is_compiled(model)
+    assert is_compiled(torch.compile(nn.Linear(1, 1), backend="eager"))

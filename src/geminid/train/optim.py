@@ -201,6 +201,14 @@ def check_helpers(scaler: Any, lr_scheduler: Any) -> None:
             )
 
 
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether the model or a part of it is compiled, by ``torch.compile(model)`` or ``model.compile()``."""
+    return any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
+
+
 def has_batch_norm(model: torch.nn.Module) -> bool:
     """Whether the model's results depend on the per-slot batch."""
     return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())

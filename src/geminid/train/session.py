@@ -24,7 +24,7 @@ from geminid.train.indexed import IndexSource
 from geminid.train.loop import BatchLoop
 from geminid.train.membership import Membership
 from geminid.train.norms import NoiseMeter
-from geminid.train.optim import Schedule, fewest_samples, has_batch_norm, schedules_in
+from geminid.train.optim import Schedule, fewest_samples, has_batch_norm, is_compiled, schedules_in
 from geminid.train.progress import Position, TrainingProgress
 from geminid.train.rendezvous import RendezvousServer
 from geminid.train.reporting import Reporter
@@ -185,7 +185,7 @@ def make_session(
         model=model,
         optimizer=optimizer,
         meter=NoiseMeter(optimizer, scaler, clock),
-        tuner=Tuner(limits, round_down=any(type(one).__name__ == "OptimizedModule" for one in model.modules())),
+        tuner=Tuner(limits, round_down=is_compiled(model)),
         progress=progress,
         scaler=scaler,
         schedules=[Schedule(one, progress) for one in schedules_in(lr_scheduler)],

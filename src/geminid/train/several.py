@@ -43,10 +43,30 @@ class Optimizers:
         if set(state) != set(self.named):
             raise ValueError(f"they were {', '.join(sorted(state))} and are {', '.join(sorted(self.named))}")
         for name, optimizer in self.named.items():
-            optimizer.load_state_dict(state[name])
+            load_optimizer(optimizer, state[name])
 
 
 AnyOptimizer = Optimizer | Optimizers
+
+
+def load_optimizer(optimizer: AnyOptimizer, saved: Mapping[str, Any]) -> None:
+    """Continue from what was saved, with the types that were saved: PyTorch converts tensors to the parameters' type.
+
+    Optimisers keep 8-bit or 32-bit numbers for parameters of other types.
+
+    Raises:
+        KeyError, ValueError: it belongs to another optimiser.
+    """
+    if isinstance(optimizer, Optimizers):
+        optimizer.load_state_dict(saved)
+        return
+    optimizer.load_state_dict(dict(saved))
+    numbers = (number for group in saved["param_groups"] for number in group["params"])
+    for number, parameter in zip(numbers, parameters_of(optimizer.param_groups), strict=True):
+        own = optimizer.state.get(parameter, {})
+        for name, value in saved["state"].get(number, {}).items():
+            if isinstance(value, Tensor) and isinstance(own.get(name), Tensor) and own[name].dtype != value.dtype:
+                own[name] = value.to(own[name].device, copy=True)
 
 
 def each(optimizer: AnyOptimizer) -> Iterator[tuple[Optimizer, int]]:

@@ -17,7 +17,7 @@ from geminid.train import rng
 from geminid.train.norms import NoiseMeter
 from geminid.train.optim import Schedule
 from geminid.train.progress import Position, TrainingProgress
-from geminid.train.several import AnyOptimizer, parameters_of
+from geminid.train.several import AnyOptimizer, load_optimizer, parameters_of
 from geminid.train.state_codec import CannotSave, check_saveable, decode, encode
 from geminid.train.tuner import Tuner
 
@@ -109,7 +109,7 @@ class TrainingState:
             for parameter, saved in zip(self._others, state.get("others", ()), strict=False):
                 parameter.copy_(saved)
         try:
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer(self.optimizer, state["optimizer"])
         except (KeyError, ValueError) as problem:
             raise DoesNotFit(f"the optimizer has changed since: {problem}") from problem
         for parameter, trained in zip(self.parameters, state.get("trained", ()), strict=False):

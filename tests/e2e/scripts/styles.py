@@ -2,7 +2,8 @@
 
 ``gan`` has two models, optimisers and schedules; ``steps`` has no Dataset and steps of several batches; ``tokens`` has
 samples of different lengths, and a loss that is an average over all tokens; ``parts`` divides its batches by itself;
-``closure`` steps by a closure; ``outside`` leaves a model out of ``prepare``.
+``closure`` steps by a closure; ``outside`` leaves a model out of ``prepare``. ``bytes`` has an optimiser that keeps
+8-bit numbers, and a convolution in the memory format ``channels_last``.
 """
 
 import argparse
@@ -19,12 +20,32 @@ import geminid
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
-parser.add_argument("style", choices=("gan", "steps", "tokens", "parts", "closure", "outside"))
+parser.add_argument("style", choices=("gan", "steps", "tokens", "parts", "closure", "outside", "bytes"))
 parser.add_argument("--plain", action="store_true", help="without Geminid")
 parser.add_argument("--per-slot", type=int, help="accumulate over passes of at most this many samples")
 parser.add_argument("--until", type=Path, help="pause in every step until there is this file")
 
 SAMPLES, BATCH, EPOCHS = 50, 12, 4
+
+
+class Bytes(torch.optim.Optimizer):
+    """Momentum of signs, kept in 8 bits: a stand-in for the 8-bit optimisers that need a GPU."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for one in group["params"]:
+                state = self.state[one]
+                if not state:
+                    state["momentum"] = torch.full_like(one, 128, dtype=torch.uint8)
+                assert state["momentum"].dtype == torch.uint8
+                signs = torch.where(one.grad.abs() > 1e-4, one.grad.sign(), 0.0)
+                kept = (state["momentum"].float() - 128) * 0.5 + signs * 32
+                state["momentum"] = (kept.round() + 128).to(torch.uint8)
+                one.sub_((state["momentum"].float() - 128) / 64 * group["lr"])
 
 
 class Script:
@@ -149,6 +170,20 @@ class Script:
 
                 assert optimizer.step(closure).isfinite()
                 self.pause()
+        return model
+
+    def bytes(self):
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Flatten(), nn.Linear(4, 1)).to(memory_format=torch.channels_last)
+        optimizer = Bytes(model.parameters(), lr=0.05)
+        loader = self.prepare(model, optimizer, self.loader())
+        for _ in self.epochs():
+            for x, _numbers in loader:
+                optimizer.zero_grad()
+                image = x[:, :, None, None].to(memory_format=torch.channels_last)
+                (model(image) - 1).square().mean().backward()
+                optimizer.step()
+                self.pause()
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
         return model
 
     def outside(self):
