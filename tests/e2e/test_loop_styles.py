@@ -1,4 +1,7 @@
-"""Loops as people write them: the same weights as without Geminid, on any number of slots and through resizes."""
+"""Loops as people write them: the same results as without Geminid, on any number of slots and through resizes.
+
+The examples too, whose results must be those of a run without resizes.
+"""
 
 import importlib.util
 import json
@@ -86,3 +89,42 @@ def test_a_model_outside_of_prepare_that_collects_gradients_is_refused_on_severa
         job.resize(["a", "b"])
         assert job.ended() == "failed"
         assert "was not given to run.prepare(), but its parameters collect gradients" in job.status.reason
+
+
+#: The examples at a small size, and how far the last number that they print may be off: sums are rounded differently.
+EXAMPLES = {
+    "nanogpt.py": (("--steps", 12), 0.01),
+    "gan.py": (("--epochs", 1), 0.01),
+    "lora.py": (("--epochs", 1), 0.01),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_ends_with_the_same_result_through_resizes(tmp_path, launcher, name):
+    options, tolerance = EXAMPLES[name]
+    until = tmp_path / "until"
+
+    def result(logs):
+        (line,) = [line for line in logs.splitlines() if line.startswith(("unseen", "distance", "loss"))]
+        return float(line.split()[1])
+
+    results = []
+    for folder in (tmp_path / "alone", tmp_path / "resized"):
+        folder.mkdir()
+        with Job(folder, "example.py", until, name, *options, launcher=launcher, max_failures=0) as job:
+            if folder.name == "alone":
+                until.touch()
+                job.resize(["a"])
+            else:
+                until.unlink()
+                for slots in ("a", "ab", "b"):
+                    job.resized(slots)
+                until.touch()
+            assert job.ended() == "finished", job.status.reason
+        results.append(result(job.logs))
+        numbers = [number for path in folder.glob("out-*") for number in map(int, path.read_text().split())]
+        assert sorted(numbers) == sorted(set(numbers)), "a sample was used twice"
+        results.append(len(numbers))
+    alone, samples, resized, as_many = results
+    assert samples == as_many > 0
+    assert resized == pytest.approx(alone, abs=tolerance)

@@ -17,13 +17,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import geminid
+from geminid.train.indexed import draw
 
 parser = argparse.ArgumentParser()
 parser.add_argument("out", type=Path)
 parser.add_argument("style", choices=("gan", "steps", "tokens", "parts", "closure", "outside", "bytes"))
 parser.add_argument("--plain", action="store_true", help="without Geminid")
 parser.add_argument("--per-slot", type=int, help="accumulate over passes of at most this many samples")
-parser.add_argument("--until", type=Path, help="pause in every step until there is this file")
+parser.add_argument("--until", type=Path, help="until there is this file, wait in every step for a resize")
 
 SAMPLES, BATCH, EPOCHS = 50, 12, 4
 
@@ -70,8 +71,9 @@ class Script:
         return loader
 
     def pause(self):
-        if self.args.until is not None and not self.args.until.exists():
-            time.sleep(0.1)
+        until = self.args.until
+        while until is not None and not until.exists() and self.run._agent.orders.form is None:
+            time.sleep(0.02)
 
     def gan(self):
         models = {"g": nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 3)), "d": nn.Linear(3, 1)}
@@ -102,7 +104,7 @@ class Script:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 
         def get_batch(indices):
-            chosen = geminid.train.indexed.draw(indices, SAMPLES, seed=0)
+            chosen = draw(indices, SAMPLES, seed=0)
             return self.x[chosen], chosen
 
         def step(number, batches):
