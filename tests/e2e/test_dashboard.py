@@ -261,7 +261,7 @@ def test_viewers_look_and_change_nothing(live, browser):
         check=False,
     )
     assert done.returncode != 0
-    assert "may look and change nothing" in done.stderr
+    assert "has role viewer, which may only read" in done.stderr
 
 
 # --- Pages ---

@@ -35,7 +35,7 @@ TOKENS = "tokens.json"
 class Identity:
     """The user that a token stands for; ``made_by`` is the account that made it.
 
-    ``role`` is ``admin``, who may do everything, ``user``, who may change his own jobs, or ``viewer``, who may change
+    ``role`` is ``admin``, who may do everything, ``user``, who may change their own jobs, or ``viewer``, who may change
     nothing.
     """
 

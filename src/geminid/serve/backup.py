@@ -1,7 +1,7 @@
 """Copies of a home in one file, made beside a running service or without one, and homes made of such copies.
 
 A copy is a tar file: the database as it was at one moment, its sequence file, and the small files of the home (tokens,
-settings). With ``jobs``, the newest checkpoints of jobs are in it as well. It holds secrets, and is its owner's alone.
+settings). With ``jobs``, the newest checkpoints of jobs are in it as well. Only its owner can read it.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Crowds:
         self._changed[key] = None
 
     def discard(self, job_id: str) -> bool:
-        """A job waits no more, or is dealt with otherwise; whether it was shown. It stays as it is, shown or not."""
+        """A job no longer waits here; whether it was shown. It stays as it is, shown or not."""
         place = self._places.pop(job_id, None)
         if place is None:
             return False

@@ -1,7 +1,7 @@
-"""The rules that hold under every policy: protected jobs keep their slots, quotas are kept, wide jobs start some day.
+"""The rules that hold under every policy: protected jobs keep their slots, quotas hold, wide jobs get a turn.
 
 A :class:`Guard` stands between the engine and a policy. It shows the policy only the jobs that may change, on the slots
-that the others leave; it cuts down what goes beyond a quota; and it sees to it that a job which needs many slots is not
+that the others leave; it cuts down what goes beyond a quota; and it keeps a job that needs many slots from being
 overtaken for ever (``reservations.py``).
 """
 

@@ -1,7 +1,7 @@
 """One decision of the past, made again: the state as it was is rebuilt from the log, and a policy is asked.
 
-Two things are not in the log: what a policy had kept in mind from earlier decisions, and what others had measured that
-is long forgotten. So the same policy may decide differently; both decisions are shown.
+Two things are not in the log: what a policy remembered of earlier decisions, and measurements of jobs that are
+forgotten. So the same policy may decide differently; both decisions are shown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from geminid.sim.run import named_policy
 
 
 class _Then(Clock):
-    """A clock that stands."""
+    """A clock that always shows the same time."""
 
     def __init__(self, at_s: float) -> None:
         super().__init__(at_s)

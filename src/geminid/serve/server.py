@@ -175,7 +175,7 @@ def _taken(options: Options, before_write: Callable[[str], None]) -> Store:
                 sentence = (
                     f"the service on {options.home} (process {place['pid']}) is ending, and waits for its jobs to stop"
                 )
-                raise StoreTaken(f"{sentence}; try again when it has: `geminid status` says for whom") from None
+                raise StoreTaken(f"{sentence}; try again when it has ended: `geminid status` lists them") from None
         raise
 
 
@@ -285,7 +285,7 @@ def _answer(
             threading.Thread(target=wind_down, name="geminid end", daemon=True).start()
 
     class Server(uvicorn.Server):
-        """One that a first signal has wind down, and a second one end at once."""
+        """A server that winds down at the first signal, and ends at once at the second."""
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if not asked:

@@ -99,7 +99,7 @@ async def _checked(request: Request, call_next: Handler) -> Response:
     if by_cookie and not reads and not by_own_page:
         return refuse(request, 403, "a browser may change something only from a page of this service")
     if identity.is_viewer and not reads and request.url.path not in FOR_VIEWERS:
-        return error_response(403, f"{identity.user} may look and change nothing (role viewer)")
+        return error_response(403, f"{identity.user} has role viewer, which may only read")
     connection = getattr(request.state, CONNECTION, None)
     if connection is not None and not connection.identified(identity.user):
         most = connection.all_connections.limits.per_user

@@ -82,7 +82,7 @@ def local_executor(
         here = cluster.total_slots
         gone = f"gone since the service ran last: {'slot' if len(lost) == 1 else 'slots'} {', '.join(lost)}"
         now = f"this machine has {here} slot{'' if here == 1 else 's'} now"
-        made.note(f"{gone}; {now}. Jobs that were there go on elsewhere, or wait")
+        made.note(f"{gone}; {now}. Jobs that were there continue elsewhere, or wait")
     return made
 
 

@@ -18,7 +18,7 @@ def trouble_at(address: str) -> str | None:
     try:
         socket.create_connection((host, int(port)), timeout=ADDRESS_S).close()
     except OSError as problem:
-        return f"nobody answers at {address} ({problem.strerror or problem}): is that where its head is?"
+        return f"nothing answers at {address} ({problem.strerror or problem}): is the cluster's head there?"
     return None
 
 

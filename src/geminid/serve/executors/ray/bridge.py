@@ -80,7 +80,7 @@ class Bridge:
                     silent = f"the process that talks with Ray has said nothing for {BRIDGE_SILENT_S:g} s"
                     self.trouble = f"{silent}: it is ended, and another one is started"
                 except ProtocolError as problem:
-                    self.trouble = f"the process that talks with Ray is not understood: {problem}"
+                    self.trouble = f"the process that talks with Ray has sent something that cannot be read: {problem}"
                 except (OSError, EOFError):
                     pass
                 self._end(connection)

@@ -221,7 +221,7 @@ class RayProvider(NodeProvider):
                 text = f"node {name} has geminid {version}, and the service {__version__}: it is not used"
                 return _once(self._other_versions, name, version, text)
             case b.NoAgent(node=name, reason=reason):
-                text = f"node {name} is not used, for its agent cannot be started: {reason}"
+                text = f"node {name} is not used, because its agent cannot be started: {reason}"
                 return _once(self.agentless, name, reason, text)
         return []
 

@@ -81,7 +81,7 @@ class SlotLeases:
                     groups = {slot: self.held[slot] for slot in slots}
                 held = dict.fromkeys(slots, UNSEATED) if later else self._sit(groups)
                 if held.keys() != set(slots):
-                    raise RuntimeError("nobody could sit down in some of them")
+                    raise RuntimeError("no actor could be started in some of them")
         except Exception as problem:  # a node that has just gone, for example
             print(f"geminid: slots could not be held: {problem}", file=sys.stderr, flush=True)
             late = slots
@@ -145,7 +145,7 @@ class SlotLeases:
                 seats[slot] = convert(ray.get(answer, timeout=0), b.Seat)
             except ray.exceptions.RayError as problem:
                 if slot in self._ours(groups):  # otherwise it was given back meanwhile
-                    print(f"geminid: nobody sits in {slot}: {in_a_line(problem)}", file=sys.stderr, flush=True)
+                    print(f"geminid: no actor holds {slot}: {in_a_line(problem)}", file=sys.stderr, flush=True)
         with self._lock:
             mine = [slot for slot in self._ours(groups) if slot in seats]
             self._stays |= {slot: actors[slot].stay.remote() for slot in mine}
@@ -161,7 +161,7 @@ class SlotLeases:
         try:
             held = self._sit(groups)
         except Exception as problem:  # whatever it is, nobody else would know that nobody sits there
-            print(f"geminid: nobody sits in {', '.join(groups)}: {in_a_line(problem)}", file=sys.stderr, flush=True)
+            print(f"geminid: no actor holds {', '.join(groups)}: {in_a_line(problem)}", file=sys.stderr, flush=True)
         self._answers.send(b.Seated(held=held))
         if len(held) == len(groups):
             return
@@ -175,7 +175,7 @@ class SlotLeases:
             self.release(slot)
         here = [slot for slot in lost if self._units.get(slot.rpartition("/")[0], ("",))[0] not in gone]
         if here:  # the nodes of the others are reported as gone
-            self._answers.send(b.Lost(slots=here, reason="nobody could sit there"))
+            self._answers.send(b.Lost(slots=here, reason="no actor could be started there"))
             self._on_change()
 
     def find_lost(self, alive: set[str]) -> None:
