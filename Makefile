@@ -54,7 +54,7 @@ $(VENV)/.ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/.ready-dev: $(VENV)/.ready
 	@echo "Installing the development tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch,ray,dev,docs]'
+	@$(BIN)/python -m pip install --quiet $(TORCH) -e '.[torch,ray,accelerate,dev,docs]'
 	@touch $@
 
 $(VENV)/.ready-docs: pyproject.toml | $(BIN)/python

@@ -17,6 +17,7 @@
 ``optim`` ``several``    the user's optimisers, loss scaler and schedules, adapted to changing batch plans
 ``trained_parts``        what is trained, checked; ``outsiders`` finds what was left out, ``averaging`` keeps averages
 ``agent``                the connection to the supervisor (``orders``, ``activity``, ``watching``; ``shutdown``)
+``integrations``         training frameworks made elastic
 ``profiling``            runs a script on changing slots and batch plans, and fits the goodput model
 =======================  ==========================================================================================
 """

@@ -229,6 +229,26 @@ class TrainingData:
     batches: int | None = None
 
 
+def with_batch_size(loader: DataLoader[Any], batch_size: int) -> DataLoader[Any]:
+    """The same data in batches of another size; a loader that has no batch size of its own as it is."""
+    if loader.batch_size in (None, batch_size) or type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        return loader
+    return DataLoader(
+        loader.dataset,
+        batch_size=batch_size,
+        sampler=None if isinstance(loader.dataset, IterableDataset) else loader.sampler,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=loader.generator,
+        prefetch_factor=loader.prefetch_factor,
+    )
+
+
 def data_of(loader: DataLoader[Any], seed: int) -> TrainingData:
     """The data behind a user's loader; raises what ``source_of`` does."""
     source = source_of(loader, seed)

@@ -142,6 +142,7 @@ class Run(RunView):
         self._user_state: dict[str, Any] = {}
         self._metrics: dict[str, Any] = {}
         self._callbacks: list[Callable[[], Any]] = []
+        self._group_callbacks: list[Callable[[], Any]] = []
         self._looped = False
         self._script_end = ScriptEnd(agent, checkpoints)
         if agent.supervised or checkpoints is not None:
@@ -231,6 +232,7 @@ class Run(RunView):
             lr_scheduler=parts.lr_scheduler,
         )
         session.step.callbacks.functions = self._callbacks
+        session.step.callbacks.for_groups = self._group_callbacks
         self._parts, self._session, self._script_end.session = parts, session, session
         return session
 
@@ -322,6 +324,10 @@ class Run(RunView):
         """
         self._callbacks.append(function)
 
+    def on_group(self, function: Callable[[], Any]) -> None:
+        """Call a function whenever ``run.rank`` and ``run.size`` may have changed: when a group has been formed."""
+        self._group_callbacks.append(function)
+
     def ema(self, model: nn.Module, decay: float = 0.999, *, name: str = "ema") -> AveragedModel:
         """An exponential moving average of a model's weights and buffers, updated after every step.
 
@@ -376,7 +382,7 @@ class Run(RunView):
         """
         self._keep_state(name, value)
         if isinstance(value, AveragedModel):
-            average_per_step(value, lambda: self._session is None or self._session.step.in_effect)
+            average_per_step(value, lambda: self.in_effect)
         return value
 
     def _keep_state(self, name: str, value: Any) -> None:

@@ -28,10 +28,11 @@ from geminid.train.worker import Worker
 
 
 class StepCallbacks:
-    """Functions of the script's own for every step that was taken, and whether they are ``due``."""
+    """The script's own functions: for every step that was taken, if they are ``due``, and for every new group."""
 
     def __init__(self) -> None:
         self.functions: list[Callable[[], Any]] = []
+        self.for_groups: list[Callable[[], Any]] = []
         self.due = False
 
     def call(self) -> None:
@@ -86,6 +87,8 @@ class Step:
         if self._agent.supervised:
             self._outsiders.begin_group()
         self.gradients.spread_over(self._group.size)
+        for function in self.callbacks.for_groups:
+            function()
 
     def begin(self, share: StepShare, *, whole: bool) -> None:
         """A step begins; ``whole`` says whether it has as many samples as the batch plan wants."""

@@ -49,6 +49,21 @@ class RunView:
         return step is not None and step.share is not None and step.stepped
 
     @property
+    def in_effect(self) -> bool:
+        """Whether ``optimizer.step()`` takes effect now: not in passes that only accumulate."""
+        return self._session is None or self._session.step.in_effect
+
+    @property
+    def training(self) -> bool:
+        """Whether the loop over epochs or steps is under way."""
+        return self._session is not None and self._session.progress.training
+
+    @property
+    def in_loop(self) -> bool:
+        """Whether the loop over batches is under way."""
+        return self._session is not None and self._session.progress.in_loop
+
+    @property
     def progress(self) -> float:
         """Useful samples so far."""
         return self._session.position.progress if self._session is not None else 0.0

@@ -1,0 +1,1 @@
+"""Training frameworks made elastic; scripts import them as ``geminid.accelerate``."""
