@@ -35,7 +35,9 @@ def history(
     name: Annotated[str | None, typer.Option(help="Only jobs with this in their name.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
     queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
-    state: Annotated[str | None, typer.Option(help="Only jobs that ended so: succeeded, failed or cancelled.")] = None,
+    state: Annotated[
+        str | None, typer.Option(help="Only jobs that ended this way: succeeded, failed or cancelled.")
+    ] = None,
     days: Annotated[float | None, typer.Option(min=0.0, help="Only jobs that ended within this many days.")] = None,
     limit: Annotated[
         int | None,

@@ -68,7 +68,7 @@ def queue(
     state: Annotated[str | None, typer.Option(help="Only jobs in this phase, such as running or failed.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
     queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")] = False,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that are over.")] = False,
     limit: Annotated[
         int | None,
         typer.Option(

@@ -149,7 +149,7 @@ def quota(
     of: Annotated[Literal["queue", "owner"] | None, typer.Argument(help="Whose quota to set.")] = None,
     name: Annotated[str | None, typer.Argument(help="The queue's or the owner's name.")] = None,
     slots: Annotated[str | None, typer.Argument(help="The most slots together, or `none`.")] = None,
-    borrow: Annotated[bool, typer.Option("--borrow", help="They may have more while nobody else can use it.")] = False,
+    borrow: Annotated[bool, typer.Option("--borrow", help="Allow more slots while nobody else can use them.")] = False,
     wide: WideOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -182,7 +182,7 @@ def quota(
 def queue_members(
     queue: Annotated[str | None, typer.Argument(help="The queue; all are listed when left out.")] = None,
     add: Annotated[list[str] | None, typer.Option(metavar="USER", help="Let this user use it. Repeatable.")] = None,
-    remove: Annotated[list[str] | None, typer.Option(metavar="USER", help="Not any more. Repeatable.")] = None,
+    remove: Annotated[list[str] | None, typer.Option(metavar="USER", help="Remove this user. Repeatable.")] = None,
     open_to_all: Annotated[bool, typer.Option("--open", help="Let everybody use it, without members.")] = False,
     wide: WideOption = False,
     json: JsonOption = False,
@@ -262,7 +262,7 @@ def events(
     after: Annotated[int | None, typer.Option(min=0, help="Only after the record of this number.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue as they happen.")] = False,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Reports of progress, too.")] = False,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Include progress reports.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Print the service's log of records, without reports of progress."""

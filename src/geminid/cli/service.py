@@ -33,7 +33,7 @@ def up(
         ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Start in the background and return.")] = False,
-    policy: Annotated[str | None, typer.Option(help="Who gets what; see `geminid policies`.")] = None,
+    policy: Annotated[str | None, typer.Option(help="The scheduling policy; see `geminid policies`.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen at; others than loopback are refused.")] = "127.0.0.1",
     port: Annotated[
         int | None,
@@ -45,7 +45,7 @@ def up(
         ),
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that jobs have to stop before they are made to.")
+        float, typer.Option(min=0.0, help="Seconds that jobs have to stop before they are killed.")
     ] = 30.0,
     patience: Annotated[
         float,
@@ -76,7 +76,7 @@ def up(
         bool, typer.Option("--shared-code", help="With `ray`: all nodes see jobs' folders; do not bring them there.")
     ] = False,
     autoscale: Annotated[
-        bool, typer.Option("--autoscale", help="With `ray`: ask Ray's autoscaler for nodes, and let idle ones go.")
+        bool, typer.Option("--autoscale", help="With `ray`: ask Ray's autoscaler for nodes, and release idle ones.")
     ] = False,
     agent_timeout: Annotated[
         float,
@@ -296,7 +296,7 @@ def status(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON 
         facts["wishes"] = "; ".join(wish["reason"] for wish in answer["wishes"])
     if answer["ending"]:
         facts["ENDING"] = (
-            f"waits for {', '.join(answer['awaited'])} to stop" if answer["awaited"] else "is about to be gone"
+            f"waits for {', '.join(answer['awaited'])} to stop" if answer["awaited"] else "has almost ended"
         )
     if answer["trouble"]:
         facts["TROUBLE"] = answer["trouble"]

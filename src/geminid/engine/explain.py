@@ -418,7 +418,7 @@ def _running(
         text = f"no slot is free, and {_names(holders)} {'is' if len(holders) == 1 else 'are'} as small as can be"
         return text, numbers, [Hint("it can grow when one of them ends")]
     may_give = any(other.id not in levers.stays for other in holders) or waiting > 0
-    text = "the others make more of the remaining slots"
+    text = "the other jobs gain more from the remaining slots"
     return text, numbers, raise_priority(job.id, levers) if may_give else []
 
 
