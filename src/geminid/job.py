@@ -15,6 +15,8 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, Final, Self
 
+from geminid.arrayrange import ArrayRange, read_array
+from geminid.dependency import Dependency, check_dependencies, read_dependencies
 from geminid.documents import Document
 from geminid.executionplan import DATA_PARALLEL, ExecutionPlan, plan_to_plain, read_plans
 from geminid.fields import (
@@ -127,6 +129,8 @@ class JobSpec(Document):
         max_retries: How often it is restarted after a failure; with the next failure it is given up.
         min_runtime_s: How long it runs before it may be preempted.
         checkpoint_interval_s: The longest time between two checkpoints.
+        array: The elements of an array, each of which is such a job; None for a single job.
+        after: Jobs that must be over, and how, before it may start.
     """
 
     name: str
@@ -154,6 +158,8 @@ class JobSpec(Document):
     max_retries: int = DEFAULT_MAX_RETRIES
     min_runtime_s: Seconds = 0.0
     checkpoint_interval_s: Seconds = 600.0
+    array: ArrayRange | None = None
+    after: tuple[Dependency, ...] = ()
 
     # --- What follows from the fields ---
 
@@ -229,6 +235,8 @@ class JobSpec(Document):
             *check_integer("max_retries", self.max_retries, at_least=0, at_most=MAX_RETRIES),
             *check_number("min_runtime", self.min_runtime_s, at_least=0),
             *check_number("checkpoint_interval", self.checkpoint_interval_s, above=0),
+            *check_optional(check_instance, "array", self.array, ArrayRange),
+            *check_dependencies("after", self.after),
         ]
 
     def _rule_problems(self, faulty: set[str]) -> Iterator[Problem]:
@@ -318,6 +326,8 @@ class JobSpec(Document):
             "max_retries": self.max_retries,
             "min_runtime": format_duration(self.min_runtime_s),
             "checkpoint_interval": format_duration(self.checkpoint_interval_s),
+            "array": None if self.array is None else str(self.array),
+            "after": [str(one) for one in self.after] or None,
         }
         return {name: value for name, value in plain.items() if value is not None}
 
@@ -421,6 +431,8 @@ def _read_fields(reader: Reader) -> dict[str, Any]:
         "max_retries": reader.integer("max_retries", None),
         "min_runtime_s": reader.duration("min_runtime", None),
         "checkpoint_interval_s": reader.duration("checkpoint_interval", None),
+        "array": read_array(reader, "array"),
+        "after": read_dependencies(reader, "after"),
     }
     return {name: value for name, value in arguments.items() if value is not None}
 

@@ -70,7 +70,7 @@ def test_metrics_tell_why_jobs_wait():
         state.apply(state.seq + 1, 1.0, record)
     families = {one.name: one for one in text_string_to_metric_families(metrics_text(Published(2.0, state), CLUSTER))}
     waiting = {sample.labels["reason"]: sample.value for sample in families["geminid_waiting_jobs"].samples}
-    assert waiting == {"capacity": 1, "quota": 1, "paused": 1, "retry": 0}
+    assert waiting == {"capacity": 1, "quota": 1, "paused": 1, "retry": 0, "dependency": 0}
     assert [tuple(sample[:3]) for sample in families["geminid_jobs_submitted"].samples] == [
         ("geminid_jobs_submitted_total", {}, 4)
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -68,7 +67,8 @@ def queue(
     state: Annotated[str | None, typer.Option(help="Only jobs in this phase, such as running or failed.")] = None,
     owner: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
     queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that are over.")] = False,
+    array: Annotated[str | None, typer.Option(metavar="JOB", help="The elements of this array.")] = None,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")] = False,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -84,7 +84,10 @@ def queue(
     """List jobs: what they do, what they have, and when they will be done."""
     most = limit or (None if json else SHOWN)
     with reporting_trouble():
-        jobs, there_are = client().get_counted("jobs", state=state, owner=owner, queue=queue, all=all, limit=most)
+        array_id = None if array is None else client().get(of("jobs", array))["id"]
+        jobs, there_are = client().get_counted(
+            "jobs", state=state, owner=owner, queue=queue, array=array_id, all=all, limit=most
+        )
     if json:
         print_json(jobs)
         return
@@ -110,9 +113,12 @@ def job_row(job: dict[str, Any]) -> list[str]:
     """A job as a row of the queue's table."""
     phase = job["phase"] if job["position"] is None else f"{job['phase']} (#{job['position']})"
     phase += " (over budget)" if job["over_budget"] else ""
+    if job["array"] is not None:
+        phase += f" ({job['array']['running']} of {job['array']['total']})"
     colour = COLOURS.get(job["phase"])
     most = job["max_slots"]
     size = f"{job['slots']}" if most == job["min_slots"] else f"{job['slots']} of {job['min_slots']}–{most or 'any'}"
+    size = f"{job['slots']}" if job["array"] is not None else size
     size = f"needs {needed(job['needs'])}" if job["needs"] is not None else size
     return [
         job["id"],
@@ -199,6 +205,8 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         "job": f"{full['id']} {full['name']} of {full['owner']}, queue {full['queue']}, priority {full['priority']}",
         "phase": _why(full["phase"], full["reason"]),
         "command": shlex.join(full["spec"].get("command", [])) or f"only for {full['owner']} and admins to see",
+        "array": "" if full["array"] is None else _about_array(full),
+        "after": ", ".join(full["after"]),
         "kind": launched_as(full),
         "slots": f"{full['slots']} (planned {full['target_slots']}, may have {sizes})",
         "on": "; ".join(
@@ -241,47 +249,18 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         console.print(f"{at}  {escape(line['text'])}{pause}", soft_wrap=True)
 
 
+def _about_array(job: dict[str, Any]) -> str:
+    """How many elements of an array are in which state."""
+    array = job["array"]
+    states = ("running", "queued", "succeeded", "failed", "cancelled")
+    counts = [f"{array[state]} {state}" for state in states if array[state]]
+    counts += [f"{array['unqueued']} not queued yet"] if array["unqueued"] else []
+    return f"{array['elements']}: {', '.join(counts)} (geminid queue --all --array {job['id']} lists them)"
+
+
 def _why(phase: str, reason: str) -> str:
     """A phase and its reason, without saying it twice."""
     return reason if reason.startswith(phase) else f"{phase}: {reason}" if reason else phase
-
-
-def logs(
-    job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue until the job is over.")] = False,
-    tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, metavar="LINES", help="Only this many last lines of each log.")
-    ] = None,
-    worker: Annotated[str | None, typer.Option(help="Only this worker's, such as w2.")] = None,
-) -> None:
-    """Print what a job printed."""
-    from geminid.serve.client import NO_SERVICE, ServiceError
-
-    absence, places = Absence(), dict[str, int]()
-
-    def read() -> None:
-        nonlocal job
-        client().get("status")
-        absence.over()
-        if not places:  # the name may later belong to another job
-            job = client().get(of("jobs", job))["id"]
-        at = ",".join(f"{log}:{place}" for log, place in places.items())
-        begin: dict[str, Any] = {"at": at} if at else {"tail": tail}
-        for log, end, piece in client().frames(of("jobs", job, "logs"), follow=follow, worker=worker, **begin):
-            places[log] = end
-            sys.stdout.buffer.write(piece)
-            sys.stdout.buffer.flush()
-        if follow and client().get(of("jobs", job))["finished_at_s"] is None:
-            raise ServiceError(NO_SERVICE, f"the service is ending, and job {job} is not over")
-
-    with reporting_trouble():
-        while True:
-            try:
-                return read()
-            except ServiceError as trouble:
-                if not follow:
-                    raise
-                absence.wait_or_raise(trouble)
 
 
 def explain(job: JobArgument, wide: WideOption = False, json: JsonOption = False) -> None:

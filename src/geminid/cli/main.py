@@ -44,7 +44,8 @@ def _places() -> Iterator[tuple[str, Place]]:
     for panel, module, names in (
         ("The service", "service", "up down status"),
         ("Jobs", "submit", "submit"),
-        ("Jobs", "jobs", "queue show logs explain wait cancel pause resume"),
+        ("Jobs", "jobs", "queue show explain wait cancel pause resume"),
+        ("Jobs", "logs", "logs"),
     ):
         yield from ((name, Place(module, name, panel)) for name in names.split())
     yield "open", Place("open", "open_page", "The service")

@@ -56,6 +56,19 @@ def submit(
     checkpoint_interval: Annotated[
         str | None, typer.Option(metavar="TIME", help="The longest time between two checkpoints.")
     ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(
+            metavar="0-99%8",
+            help="Run it once for each number, in GEMINID_ARRAY_INDEX; after %, how many are active at a time.",
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="JOB[:ok|any|failed]", help="Start only when this job has succeeded, ended or failed. Repeatable."
+        ),
+    ] = None,
     key: Annotated[
         str | None,
         typer.Option(help="Submit at most once under this key; used again, it returns the job submitted before."),
@@ -86,8 +99,13 @@ def submit(
         "gpu_time_budget": gpu_time_budget,
         "min_runtime": min_runtime,
         "checkpoint_interval": checkpoint_interval,
+        "array": array,
+        "after": after,
         "env": _environment(env or []),
     }
+    if _is_file(words) and (group := _group(Path(words[0]))) is not None:
+        _submit_group(group, [field for field, value in given.items() if value], key, dry_run, json)
+        return
     document = _from_file(Path(words[0])) if _is_file(words) else _from_command(words, working_dir or Path())
     if slots is not None:  # options override the file
         document = {name: value for name, value in document.items() if name not in ("min_slots", "max_slots")}
@@ -105,7 +123,8 @@ def submit(
     if dry_run:
         _print_dry_run(answer)
     else:
-        what = f"({answer['name']}, {launched_as(answer)})"
+        many = "" if answer["array"] is None else f"{answer['array']['total']} elements, "
+        what = f"({answer['name']}, {many}{launched_as(answer)})"
         console.print(f"submitted [bold]{answer['id']}[/] {escape(what)}", soft_wrap=True)
     if hint:
         console.print(escape(hint), soft_wrap=True)
@@ -132,6 +151,33 @@ def _from_file(file: Path) -> dict[str, Any]:
     spec = JobSpec.from_dict(data)  # mistakes are reported here, before anything is sent
     folder = file.absolute().parent
     return {**spec.to_dict(), "working_dir": str(folder / (spec.working_dir or ""))}
+
+
+def _group(file: Path) -> list[dict[str, Any]] | None:
+    """The jobs of a file that has several; None if it has one."""
+    from geminid.serve.dependencies import read_group
+    from geminid.sim.files import read_data
+
+    data = read_data(file)
+    if not isinstance(data, Mapping) or "jobs" not in data:
+        return None
+    folder = file.absolute().parent
+    return [{**spec.to_dict(), "working_dir": str(folder / (spec.working_dir or ""))} for spec in read_group(data)]
+
+
+def _submit_group(jobs: list[dict[str, Any]], options: list[str], key: str | None, dry_run: bool, json: bool) -> None:
+    """Submit several jobs: all of them, or none."""
+    if options or dry_run:
+        named = "--dry-run" if dry_run else f"--{options[0].replace('_', '-')}"
+        raise InvalidInput([Problem("option", named, "must be left out: the file has several jobs")])
+    with reporting_trouble():
+        answer = _submit_once({"jobs": jobs}, key, to="job-groups")
+    if json:
+        print_json(answer)
+        return
+    for job in answer:
+        after = f", after {', '.join(job['after'])}" if job["after"] else ""
+        console.print(f"submitted [bold]{job['id']}[/] ({escape(job['name'] + after)})", soft_wrap=True)
 
 
 def _from_command(words: list[str], folder: Path) -> dict[str, Any]:
@@ -180,8 +226,8 @@ def _try_out(document: Mapping[str, Any]) -> dict[str, Any]:
     return forecast
 
 
-def _submit_once(document: Mapping[str, Any], key: str | None) -> dict[str, Any]:
-    """Submit a job at most once, under the given key or a new one; returns the job.
+def _submit_once(document: Mapping[str, Any], key: str | None, to: str = "jobs") -> Any:
+    """Submit a job at most once, under the given key or a new one; returns the job, or those of a group.
 
     Raises:
         ServiceError: the service refused it; or it is unknown whether it was submitted, with a command that finds out.
@@ -193,7 +239,7 @@ def _submit_once(document: Mapping[str, Any], key: str | None) -> dict[str, Any]
         error_console.print("the connection broke before the answer: asking whether the job was submitted")
 
     try:
-        return submit_once(client, document, key, patience_s=away_s(), on_break=say_so)
+        return submit_once(client, document, key, patience_s=away_s(), on_break=say_so, to=to)
     except Unknown as trouble:
         again = f"run this command in this folder, which submits it at most once: {_same_command(trouble.key)}"
         raise ServiceError(

@@ -120,8 +120,15 @@ class Job:
         return self
 
     def logs(self, tail: int | None = None) -> str:
-        """What it has printed; with ``tail``, the last lines of each worker."""
-        return "".join(self._pieces({} if tail is None else {"tail": tail}))
+        """What it has printed; with ``tail``, the last lines of each worker. Of an array: element after element."""
+        return "".join(piece for job in self.elements() or [self] for piece in job._pieces({"tail": tail}))
+
+    def elements(self) -> list[Job]:
+        """The elements of an array that have been queued and are retained; empty for a job that is no array."""
+        if self._known["array"] is None:
+            return []
+        found = self._client.get("jobs", array=self.id, all=True, limit=100_000)
+        return [Job(self._client, known) for known in found]
 
     def follow(self) -> Iterator[str]:
         """What it prints, piece by piece, until it has ended."""
@@ -185,6 +192,7 @@ class Job:
     refresh_async = _in_a_thread(refresh)
     wait_async = _in_a_thread(wait)
     logs_async = _in_a_thread(logs)
+    elements_async = _in_a_thread(elements)
     metrics_async = _in_a_thread(metrics)
     explain_async = _in_a_thread(explain)
     history_async = _in_a_thread(history)
@@ -249,13 +257,15 @@ class Connection:
         slots: int | tuple[int, int | None] = 1,
         working_dir: str | os.PathLike[str] | None = None,
         env: Mapping[str, str] | None = None,
+        after: Sequence[Job | str] = (),
         key: str | None = None,
         **fields: Any,
     ) -> Job:
         """Submit a Python script with ``args``, or a command as a list of words.
 
-        ``slots`` is an exact number, or the fewest and the most. ``fields`` are those of a job file, such as
-        ``priority``, ``queue``, ``deadline`` or ``kind``. With the same ``key``, a job is submitted at most once.
+        ``slots`` is an exact number, or the fewest and the most. ``after`` are jobs that must succeed first, or texts
+        such as ``"prepare:any"``. ``fields`` are those of a job file, such as ``array``, ``priority``, ``queue``,
+        ``deadline`` or ``kind``. With the same ``key``, a job is submitted at most once.
 
         Raises:
             ServiceError: the service refused it, with a sentence for each mistake.
@@ -269,6 +279,7 @@ class Connection:
             "min_slots": least,
             **({} if most is None else {"max_slots": most}),
             **({} if env is None else {"env": dict(env)}),
+            **({"after": [one.id if isinstance(one, Job) else one for one in after]} if after else {}),
             **fields,
         }
         return Job(self._client, submit_once(self._find_client, document, key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -35,13 +35,13 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "owner": job.spec.owner,
         "queue": job.spec.queue,
         "priority": job.spec.priority,
-        "phase": state.phase.value,
+        "phase": job.shown_phase.value,
         "wish": job.wish,
-        "reason": state.reason,
+        "reason": state.reason or waits_after(job),
         "elastic": job.elastic,
         "kind": job.kind.value,
         "kind_reason": job.kind_reason,
-        "slots": state.num_slots,
+        "slots": job.held_slots,
         "target_slots": job.target.num_slots if job.target else 0,
         "placement": state.placement.to_dict() if state.placement else None,
         "min_slots": job.spec.min_slots,
@@ -70,7 +70,42 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "failures": state.failures,
         "late_s": late_s(job, now_s),
         "pauses_s": list(job.pauses_s),
+        "after": [str(one) for one in job.spec.after],
+        "array": array_document(job),
     }
+
+
+def waits_after(job: LiveJob) -> str:
+    """Which jobs a blocked job waits for, in words."""
+    return f"it waits for {', '.join(map(str, job.spec.after))}" if job.blocked and not job.phase.is_terminal else ""
+
+
+def array_document(job: LiveJob) -> dict[str, Any] | None:
+    """What has become of the elements of an array; None for other jobs."""
+    array = job.array
+    if array is None:
+        return None
+    return {
+        "elements": str(job.spec.array),
+        "total": array.total,
+        "unqueued": array.unmade,
+        "queued": array.active - array.running,
+        "running": array.running,
+        "succeeded": array.succeeded,
+        "failed": array.failed,
+        "cancelled": array.cancelled,
+    }
+
+
+def count_phases(jobs: Iterable[LiveJob]) -> Counter[str]:
+    """How many jobs are in which phase; of an array, its elements are counted."""
+    phases: Counter[str] = Counter()
+    for job in jobs:
+        if job.array is None:
+            phases[job.phase.value] += 1
+        elif job.array.unmade:
+            phases[JobPhase.PENDING.value] += job.array.unmade
+    return phases
 
 
 def done_share(job: LiveJob) -> float | None:
@@ -79,6 +114,8 @@ def done_share(job: LiveJob) -> float | None:
     One that succeeded has done all, however much was forecast, unless its script ended before training was over.
     """
     work = job.work_samples
+    if job.array is not None:
+        return (job.array.succeeded + job.array.failed + job.array.cancelled) / job.array.total
     if job.phase is JobPhase.SUCCEEDED:
         if not job.samples:
             return None
@@ -334,7 +371,7 @@ def quota_documents(state: ServiceState) -> list[dict[str, Any]]:
 def status_document(published: Published, cluster: Cluster, policy: str, extra: Mapping[str, Any]) -> dict[str, Any]:
     """The service at a glance."""
     state = published.state
-    phases = Counter(job.phase.value for job in state.jobs.values())
+    phases = count_phases(state.jobs.values())
     return {
         **extra,
         "policy": policy,
@@ -386,7 +423,7 @@ def glance_document(published: Published, service: Service) -> dict[str, Any]:
         "decisions": published.counts.made,
         "trouble": published.trouble,
         "ending": service.ending,
-        "jobs": dict(Counter(job.phase.value for job in state.jobs.values())),
+        "jobs": dict(count_phases(state.jobs.values())),
         "nodes_out": sorted(state.drained | state.down | state.leaving),
         "notes": [{"at_s": at_s, "level": level, "text": text} for at_s, level, text in state.notes[-5:]],
     }

@@ -1,6 +1,7 @@
 """Which job is meant by a name that is given instead of an identifier.
 
-An identifier (``j7``) always means that job, whatever others are called. A name means the caller's own jobs of that
+An identifier (``j7``) always means that job, whatever others are called; ``j7_3`` is element 3 of array ``j7``, and so
+is ``train_3`` if that array is called train and no job is called train_3. A name means the caller's own jobs of that
 name, or those of others if the caller has none; if there are several, the one that is not over. If that still is not
 one job, nothing is done and the candidates are listed.
 """
@@ -10,11 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from geminid.serve.arrays import unmade_element
+from geminid.serve.jobarray import array_of, element_id
 from geminid.serve.livejob import LiveJob
 from geminid.units import humanize_duration
 
 #: What identifiers look like; a name that looks like one means nothing.
-IDENTIFIER = re.compile(r"j[0-9]+")
+IDENTIFIER = re.compile(r"j[0-9]+(_[0-9]+)?")
+
+_NAMED_ELEMENT = re.compile(r"(.+)_(0|[1-9][0-9]*)")
 
 #: Candidates that are listed at most, newest first.
 MAX_CANDIDATES = 10
@@ -38,8 +43,15 @@ def named_job(jobs: Mapping[str, LiveJob], given: str, user: str, now_s: float) 
         return jobs[given]
     shown = given[:100]
     if IDENTIFIER.fullmatch(given):
+        if (element := unmade_element(jobs, given)) is not None:
+            return element
         raise NotOneJob(f"there is no job {shown}", ambiguous=False)
-    candidates = [job for job in jobs.values() if job.spec.name == given]
+    candidates = [job for job in jobs.values() if job.spec.name == given and array_of(job.id) is None]
+    if not candidates and (named := _NAMED_ELEMENT.fullmatch(given)):
+        arrays = {job_id: job for job_id, job in jobs.items() if job.array is not None and job.spec.name == named[1]}
+        if arrays:
+            array = named_job(arrays, named[1], user, now_s)
+            return named_job(jobs, element_id(array.id, int(named[2])), user, now_s)
     candidates = [job for job in candidates if job.spec.owner == user] or candidates
     active = [job for job in candidates if not job.phase.is_terminal]
     for some in (candidates, active):

@@ -16,6 +16,7 @@ from geminid.goodput.profile import Profile
 from geminid.job import JobKind
 from geminid.jobstate import TRANSITIONS, JobPhase, JobState
 from geminid.serve import records as r
+from geminid.serve.jobarray import INDEX, JobArray, element_id
 from geminid.serve.livejob import LiveJob, ScriptFacts, Stretch, observation_of, printable, total_batch
 
 #: Pauses that are kept of a job, the latest ones.
@@ -34,8 +35,8 @@ MAX_RETRY_S = 60.0
 REQUESTS = {"run": "resumed", "pause": "paused", "cancel": "cancelled"}
 
 
-def submitted(record: r.JobSubmitted, at_s: float, like: LiveJob | None) -> LiveJob:
-    """A new job. Until it is measured itself it is taken to be as fast as ``like``, an earlier job of the same kind."""
+def submitted(record: r.JobSubmitted, at_s: float) -> LiveJob:
+    """A new job."""
     job = LiveJob(
         state=JobState.submitted(job_id=record.job_id, spec=record.spec, at_s=at_s),
         elastic=record.elastic,
@@ -44,13 +45,62 @@ def submitted(record: r.JobSubmitted, at_s: float, like: LiveJob | None) -> Live
         request=record.request,
         digest=record.digest,
         code=record.code,
+        blocked=bool(record.spec.after),
+        array=None if record.spec.array is None else JobArray(total=len(record.spec.array)),
     )
-    job = job.with_story(at_s, f"submitted by {record.spec.owner or 'nobody'}")
-    if like is None or like.limits is None or job.kind is JobKind.PLAIN:
+    return job.with_story(at_s, f"submitted by {record.spec.owner or 'nobody'}")
+
+
+def as_fast_as(job: LiveJob, at_s: float, like: LiveJob | None) -> LiveJob:
+    """A new job that is taken to be as fast as ``like``, an earlier job of the same kind, until it is measured."""
+    if like is None or like.limits is None or job.kind is JobKind.PLAIN or job.array is not None:
         return job
     limits = replace(like.limits, dataset_samples=None, work_samples=None)
     job = replace(job, limits=limits, measured=like.measured, gradient=like.gradient)
     return job.with_story(at_s, f"taken to be as fast as {like.id} until it is measured itself")
+
+
+def element(array: LiveJob, number: int) -> LiveJob:
+    """An element of an array, as it is made. It counts as submitted when its array was."""
+    env = {**dict(array.spec.env), INDEX: str(number)}
+    spec = replace(array.spec, array=None, after=(), env=tuple(env.items()))
+    at_s = array.state.submitted_at_s
+    return LiveJob(
+        state=JobState.submitted(job_id=element_id(array.id, number), spec=spec, at_s=at_s),
+        elastic=array.elastic,
+        kind=array.kind,
+        kind_reason=array.kind_reason,
+        code=array.code,
+    ).with_story(at_s, f"submitted by {spec.owner or 'nobody'}")
+
+
+def counted(job: LiveJob, at_s: float, array: JobArray) -> LiveJob:
+    """An array with other counts of its elements; it ends with the last of them."""
+    state = job.state
+    at_s = max(at_s, state.updated_at_s)
+    if array.running and state.first_started_at_s is None:
+        state = replace(state, first_started_at_s=at_s, phase_since_s=at_s, updated_at_s=at_s)
+    if job.phase.is_terminal or not array.is_over:
+        return replace(job, state=state, array=array)
+    phase, reason = array.outcome(job.id)
+    if job.wish == "cancel":
+        phase, reason = JobPhase.CANCELLED, job.wished
+    state = replace(state, phase=phase, phase_since_s=at_s, finished_at_s=at_s, updated_at_s=at_s, reason=reason)
+    text = phase.value if not reason or reason.startswith(phase.value) else f"{phase.value}: {reason}"
+    return replace(job, state=state, array=array).with_story(at_s, text)
+
+
+def _settled(job: LiveJob, at_s: float, record: r.DependenciesSettled) -> LiveJob:
+    """The job after the jobs that it waits for are over."""
+    if not job.blocked:
+        return job
+    if record.met:
+        return replace(job, blocked=False).with_story(at_s, "the jobs that it waits for are over")
+    reason = printable(record.reason)
+    if job.array is not None:
+        return counted(replace(job, wish="cancel", wished=reason), at_s, job.array.skip_all())
+    cancelled = replace(job, state=job.state.move(JobPhase.CANCELLED, at_s=at_s, reason=reason), wish="cancel")
+    return cancelled.with_story(at_s, f"cancelled: {reason}")
 
 
 def continued(job: LiveJob, at_s: float) -> LiveJob:
@@ -99,6 +149,15 @@ def changed(job: LiveJob, at_s: float, record: r.Record, gpu_types: Mapping[str,
             return replace(job, state=state).with_story(at_s, f"stopping: {reason}")
         case r.JobEnded():
             return _ended(job, at_s, replace(record, reason=printable(record.reason)))
+        case r.JobWished() if job.array is not None and record.wish == "cancel":
+            text = f"cancelled by {record.by}"
+            asked = replace(job, wish="cancel", wished=text).with_story(at_s, text)
+            return counted(asked, at_s, job.array.skip_all())
+        case r.ElementSkipped() if job.array is not None:
+            skipped = job.with_story(at_s, f"element {record.element} cancelled by {record.by}")
+            return counted(skipped, at_s, job.array.skip(record.element))
+        case r.DependenciesSettled():
+            return _settled(job, at_s, record)
         case r.JobWished():
             return _requested(job, at_s, record)
         case r.JobHeld():

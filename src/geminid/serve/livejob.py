@@ -16,6 +16,7 @@ from geminid.goodput.profile import Observation, Profile
 from geminid.job import JobKind, JobSpec
 from geminid.jobstate import JobPhase, JobState
 from geminid.serve import records as r
+from geminid.serve.jobarray import JobArray
 
 #: How a job can be over, in words.
 ENDS = {JobPhase.SUCCEEDED: "succeeded", JobPhase.FAILED: "failed", JobPhase.CANCELLED: "was cancelled"}
@@ -102,11 +103,27 @@ class ScriptFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LiveJob:
+class Submission:
+    """How a job came to be.
+
+    ``request`` is the submitter's key by which a repeated request is recognised, and ``digest`` stands for what was
+    asked for. ``code`` names the snapshot of its code, if the executor has one. It is ``blocked`` until the jobs are
+    over that it is to run after. ``array`` is what has become of its elements, if it is an array: such a job holds no
+    slots itself.
+    """
+
+    request: str | None = None
+    digest: str = ""
+    code: str = ""
+    blocked: bool = False
+    array: JobArray | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveJob(Submission):
     """A job, as the service knows it.
 
     ``kind`` is how it is launched, and ``kind_reason`` why; it is ``elastic`` if it can be resized while it runs.
-    ``code`` names the snapshot of its code, if the executor has one.
     ``wish`` is what it was last asked to do: ``run``, ``pause`` or ``cancel``, and ``wished`` who asked for it.
     ``held_until_s`` keeps a job that crashed from being started again at once, ``stays_until_s`` one that runs from
     growing, and ``stays_put_until_s`` from moving. ``why`` is the reason of the last plan
@@ -123,9 +140,6 @@ class LiveJob:
     elastic: bool
     kind: JobKind = JobKind.PLAIN
     kind_reason: str = ""
-    request: str | None = None
-    digest: str = ""
-    code: str = ""
     target: Placement | None = None
     why: str = ""
     wish: str = "run"
@@ -191,14 +205,28 @@ class LiveJob:
     @property
     def wants_slots(self) -> bool:
         """Whether a policy should consider it."""
-        return self.wish == "run" and not self.phase.is_terminal and self.phase is not JobPhase.PAUSED
+        is_active = not self.phase.is_terminal and self.phase is not JobPhase.PAUSED
+        return self.wish == "run" and is_active and not self.blocked and self.array is None
+
+    @property
+    def shown_phase(self) -> JobPhase:
+        """Its phase, for people: an array runs while one of its elements does."""
+        runs = self.array is not None and self.array.running and self.phase is JobPhase.PENDING
+        return JobPhase.RUNNING if runs else self.phase
+
+    @property
+    def held_slots(self) -> int:
+        """The slots that it holds, or that the elements of an array hold."""
+        return self.state.num_slots if self.array is None else self.array.slots
 
     def executed_s(self, now_s: float) -> float:
         """Seconds for which it has been planned to have slots."""
         return self.executed_before_s + (now_s - self.target_since_s if self.target is not None else 0.0)
 
     def service_gpu_s(self, now_s: float) -> float:
-        """Slots × seconds that it has had up to now."""
+        """Slots × seconds that it has had up to now; of an array, up to the last reports of its elements."""
+        if self.array is not None:
+            return self.array.gpu_s
         since_s = 0.0 if self.phase.is_terminal else max(now_s - self.state.updated_at_s, 0.0)
         return self.state.attained_service_gpu_s + self.state.num_slots * since_s
 
@@ -262,6 +290,7 @@ def job_to_dict(job: LiveJob) -> dict[str, Any]:
     plain["pauses_s"] = list(job.pauses_s)
     plain["stretches"] = [list(astuple(stretch)) for stretch in job.stretches]
     plain["reported"] = None if job.reported is None else list(job.reported)
+    plain["array"] = None if job.array is None else job.array.to_dict()
     plain["story"] = [[line.at_s, line.text, line.slots, line.pause_s] for line in job.story]
     return plain
 
@@ -281,5 +310,6 @@ def job_from_dict(plain: Mapping[str, Any]) -> LiveJob:
     values["pauses_s"] = tuple(plain["pauses_s"])
     values["stretches"] = tuple(Stretch(*stretch) for stretch in plain.get("stretches", ()))
     values["reported"] = None if plain.get("reported") is None else tuple(plain["reported"])
+    values["array"] = None if plain.get("array") is None else JobArray.from_dict(plain["array"])
     values["story"] = tuple(StoryLine(*line) for line in plain["story"])
     return LiveJob(**values)

@@ -12,13 +12,13 @@ from prometheus_client.registry import Collector
 
 from geminid.cluster import Cluster
 from geminid.jobstate import JobPhase
-from geminid.serve.documents import quota_documents
+from geminid.serve.documents import count_phases, quota_documents
 from geminid.serve.livejob import LiveJob
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
 
 #: Why jobs wait.
-REASONS = ("capacity", "quota", "paused", "retry")
+REASONS = ("capacity", "quota", "paused", "retry", "dependency")
 
 
 def metrics_text(published: Published, cluster: Cluster) -> str:
@@ -37,7 +37,7 @@ class PublishedMetrics(Collector):
         """All metrics, in the order in which they are shown."""
         published, state, cluster = self.published, self.published.state, self.cluster
         jobs = state.jobs.values()
-        phases = Counter(job.phase.value for job in jobs)
+        phases = count_phases(jobs)
         by_phase = {phase.value: phases[phase.value] for phase in JobPhase}
         yield _labelled(GaugeMetricFamily, "jobs", "Jobs that are known, by phase.", "phase", by_phase)
         waiting = _waiting_jobs(state, published.now_s)
@@ -96,7 +96,7 @@ def _waiting_jobs(state: ServiceState, now_s: float) -> dict[str, int]:
     waiting = Counter(
         _why_waiting(job, room, now_s)
         for job in state.jobs.values()
-        if not job.phase.is_terminal and job.target is None
+        if not job.phase.is_terminal and job.target is None and job.array is None
     )
     return {reason: waiting[reason] for reason in REASONS}
 
@@ -104,7 +104,7 @@ def _waiting_jobs(state: ServiceState, now_s: float) -> dict[str, int]:
 def _why_waiting(job: LiveJob, room: Mapping[tuple[str, str], int], now_s: float) -> str:
     """Why a job has no slots, in a word."""
     if not job.wants_slots:
-        return "paused"
+        return "dependency" if job.blocked and job.wish == "run" else "paused"
     if job.held_until_s > now_s:
         return "retry"
     names = (("queue", job.spec.queue), ("owner", job.spec.owner or ""))

@@ -18,8 +18,11 @@ from geminid.job import JobKind, JobSpec
 from geminid.jobstate import JobPhase
 from geminid.process.python_command import PYTHONS
 from geminid.serve import records as r
+from geminid.serve.arrays import made_elements, unmade_element
+from geminid.serve.dependencies import check_group, resolved
 from geminid.serve.executors.base import Executor
 from geminid.serve.inbox import Refused
+from geminid.serve.jobarray import array_of, element_number
 from geminid.serve.jobnames import IDENTIFIER
 from geminid.serve.livejob import ENDS, LiveJob
 from geminid.serve.state import ServiceState
@@ -50,33 +53,58 @@ class Operations:
             InvalidInput: it can never run here.
         """
         spec = spec if checked else self.accepted(spec, owner)
-        code = self._executor.submissions.store_code(spec)
-        found = self._executor.submissions.kind_of(spec)
+        return self._submit([spec], owner, request, digest, lambda jobs: jobs[0])
+
+    def submit_group(
+        self, specs: Sequence[JobSpec], owner: str, *, request: str | None = None, digest: str = ""
+    ) -> Future[list[LiveJob]]:
+        """Submit several jobs, which were accepted before: all of them or none. They may wait for each other by name.
+
+        Raises:
+            InvalidInput: some wait for each other in a circle.
+        """
+        check_group(specs)
+        return self._submit(specs, owner, request, digest, lambda jobs: jobs)
+
+    def _submit(
+        self,
+        specs: Sequence[JobSpec],
+        owner: str,
+        request: str | None,
+        digest: str,
+        answer: Callable[[list[LiveJob]], Any],
+    ) -> Future[Any]:
+        """Submit jobs together. The first has the idempotency key, the others keys that follow from it."""
+        submissions = self._executor.submissions
+        found = [(spec, submissions.store_code(spec), submissions.kind_of(spec)) for spec in specs]
+        keys = [request if not i or request is None else f"{request}#{i}" for i in range(len(specs))]
         given: list[str] = []
 
         def make(state: ServiceState) -> list[r.Record]:
             if request is not None and request in state.requests:
-                given.append(state.requests[request])
+                given.extend(state.requests[key] for key in keys if key in state.requests)
                 known = state.jobs[given[0]].digest
                 if known and digest and known != digest:
                     sentence = f"its Idempotency-Key was used for another job before, {given[0]}: use a key only once"
                     raise Refused(422, sentence)
                 return []
-            given.append(f"j{state.submitted + 1}")
+            given.extend(f"j{state.submitted + 1 + i}" for i in range(len(specs)))
+            others = dict(zip((spec.name for spec in specs), given, strict=True)) if len(specs) > 1 else {}
             return [
                 r.JobSubmitted(
-                    job_id=given[0],
-                    spec=spec,
-                    elastic=found.kind is JobKind.ELASTIC,
-                    request=request,
+                    job_id=job_id,
+                    spec=resolved(spec, state, owner, state.at_s, others) if spec.after else spec,
+                    elastic=kind.kind is JobKind.ELASTIC,
+                    request=key,
                     digest=digest,
                     code=code,
-                    job_kind=found.kind.value,
-                    kind_reason=found.reason,
+                    job_kind=kind.kind.value,
+                    kind_reason=kind.reason,
                 )
+                for job_id, key, (spec, code, kind) in zip(given, keys, found, strict=True)
             ]
 
-        return self._ask(make, lambda state: state.jobs[given[0]])
+        return self._ask(make, lambda state: answer([state.jobs[job_id] for job_id in given]))
 
     def accepted(
         self, spec: JobSpec, owner: str, python: str | None = None, environment: Mapping[str, str] | None = None
@@ -110,10 +138,15 @@ class Operations:
                 raise _is_over(job)
             if job.wish == "cancel" and request != "cancel":
                 raise Refused(409, f"job {job_id} is being cancelled")
-            record = r.JobWished(job_id=job_id, wish=request, by=by, from_scratch=from_scratch)
-            return [] if job.wish == request else [record]
+            if job_id not in state.jobs:
+                return [_skipped(job_id, request, by)]
+            return [
+                r.JobWished(job_id=one.id, wish=request, by=by, from_scratch=from_scratch)
+                for one in _with_elements(state, job)
+                if one.wish not in (request, "cancel")
+            ]
 
-        return self._ask(make, lambda state: state.jobs[job_id])
+        return self._ask(make, lambda state: _existing(state, job_id))
 
     def change(
         self, job_id: str, by: str, *, priority: int | None, min_slots: int | None, max_slots: int | None
@@ -134,7 +167,12 @@ class Operations:
             found = self._executor.submissions.check(changed)
             if problems := [problem for problem in found if {problem.field, *problem.involves} & given.keys()]:
                 raise InvalidInput(problems)
-            return [r.JobChanged(job_id=job_id, by=by, priority=priority, min_slots=min_slots, max_slots=max_slots)]
+            if job_id not in state.jobs:
+                raise Refused(409, f"job {job_id} has not been queued yet: change the array, {array_of(job_id)}")
+            return [
+                r.JobChanged(job_id=one.id, by=by, priority=priority, min_slots=min_slots, max_slots=max_slots)
+                for one in _with_elements(state, job)
+            ]
 
         return self._ask(make, lambda state: state.jobs[job_id])
 
@@ -217,9 +255,25 @@ def _not_runnable(spec: JobSpec, *, plain: bool) -> list[Problem]:
 
 
 def _existing(state: ServiceState, job_id: str) -> LiveJob:
-    if job_id not in state.jobs:
+    job = state.jobs.get(job_id) or unmade_element(state.jobs, job_id)
+    if job is None:
         raise Refused(404, f"there is no job {job_id}")
-    return state.jobs[job_id]
+    return job
+
+
+def _with_elements(state: ServiceState, job: LiveJob) -> list[LiveJob]:
+    """A job, and if it is an array those of its elements that are not over."""
+    if job.array is None:
+        return [job]
+    return [job, *(one for one in made_elements(state, job.id) if not one.phase.is_terminal)]
+
+
+def _skipped(job_id: str, request: str, by: str) -> r.Record:
+    """The record of a request about an element that has not been made."""
+    array = array_of(job_id) or ""
+    if request != "cancel":
+        raise Refused(409, f"job {job_id} has not been queued yet: pause or resume the array, {array}")
+    return r.ElementSkipped(job_id=array, element=element_number(job_id), by=by)
 
 
 def _is_over(job: LiveJob) -> Refused:

@@ -7,6 +7,7 @@ carry it out. A plan that could not be written is forgotten.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -217,6 +218,19 @@ class Planner:
     def requested_slots(self) -> dict[str, int]:
         """How many slots of each GPU type there is work for: the slots that an autoscaled cluster should have."""
         return self._demand.slots_by_type(self._state, self.cluster, self._desired_nodes)
+
+    def free_slots(self) -> dict[str, int]:
+        """How many slots of each GPU type are in service and planned for no job."""
+        state, cluster = self._state, self.cluster
+        out, closed = state.emptied | state.down, Counter(node for node, _ in state.out_of_service)
+        free: Counter[str] = Counter()
+        for node in cluster.nodes:
+            free[node.gpu_type] += 0 if node.name in out else max(node.slots - closed[node.name], 0)
+        for job_id in self._demand.placed:
+            target = state.jobs[job_id].target
+            for name, slots in () if target is None else target.slots_by_node:
+                free[state.gpu_types.get(name, "")] -= len(slots)
+        return {name: max(free[name], 0) for name in cluster.type_index}
 
     def due_s(self) -> float:
         """When the next decision is due."""

@@ -15,6 +15,7 @@ from typing import Any, get_args, get_type_hints
 
 from geminid.configuration import Placement
 from geminid.job import JobSpec
+from geminid.serve.jobarray import element_id
 
 #: Written with every store; a store of another number is refused. Version 1 had no hash chain.
 SCHEMA_VERSION = 2
@@ -52,6 +53,32 @@ class JobSubmitted:
     code: str = ""
     job_kind: str = ""
     kind_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayExpanded:
+    """The next elements of an array were made: from now on each is a job that waits for slots."""
+
+    job_id: str
+    elements: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementSkipped:
+    """An element of an array was cancelled before it was made."""
+
+    job_id: str
+    element: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DependenciesSettled:
+    """The jobs that a job waits for are over as it asks (``met``), or one of them is not and never will be."""
+
+    job_id: str
+    met: bool
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -351,6 +378,9 @@ class JobsForgotten:
 Record = (
     ServiceStarted
     | JobSubmitted
+    | ArrayExpanded
+    | ElementSkipped
+    | DependenciesSettled
     | JobKindKnown
     | Planned
     | JobStarting
@@ -398,6 +428,8 @@ def jobs_of(record: Record) -> set[str]:
     """All jobs that a record is about."""
     if isinstance(record, Planned):
         return set(record.targets)
+    if isinstance(record, ArrayExpanded):
+        return {record.job_id, *(element_id(record.job_id, element) for element in record.elements)}
     job_id = job_of(record)
     return set() if job_id is None else {job_id}
 

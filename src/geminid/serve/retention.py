@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from geminid.serve.jobarray import array_of
 from geminid.serve.state import ServiceState
 
 #: Most jobs that are forgotten at a time: each time is one record, and one pause of the service.
@@ -29,12 +30,18 @@ class Retention:
 
     def outdated(self, state: ServiceState, now_s: float) -> list[str]:
         """The jobs to forget now, those first that ended first."""
-        over = [(job.state.finished_at_s, job.id) for job in state.jobs.values() if job.state.finished_at_s is not None]
-        over.sort()
-        too_many = len(over) - self.jobs
-        return [job_id for i, (ended_s, job_id) in enumerate(over) if i < too_many or now_s - ended_s > self.seconds][
-            :MAX_AT_ONCE
+        jobs, elements = list[tuple[float, str]](), list[tuple[float, str]]()
+        for job in state.jobs.values():
+            if job.state.finished_at_s is not None:
+                over = jobs if array_of(job.id) is None else elements  # an array does not displace other jobs
+                over.append((job.state.finished_at_s, job.id))
+        outdated = [
+            one
+            for over in (jobs, elements)
+            for i, one in enumerate(sorted(over))
+            if i < len(over) - self.jobs or now_s - one[0] > self.seconds
         ]
+        return [job_id for _, job_id in sorted(outdated)[:MAX_AT_ONCE]]
 
 
 def remove_folders(job_ids: Iterable[str], folder_of: Callable[[str], Path]) -> None:

@@ -64,7 +64,40 @@ class BatchPlan(TypedDict):
     accumulation_steps: int
 
 
-class Job(TypedDict):
+class Array(TypedDict):
+    """What has become of an array: its ``elements`` as they were given, and how many are in which state.
+
+    Those that are ``unqueued`` become jobs of their own as soon as they could start.
+    """
+
+    elements: str
+    total: int
+    unqueued: int
+    queued: int
+    running: int
+    succeeded: int
+    failed: int
+    cancelled: int
+
+
+class JobOrigin(TypedDict):
+    """What was submitted."""
+
+    id: str
+    name: str
+    owner: str | None
+    queue: str
+    priority: int
+    kind: JobKind
+    kind_reason: str
+    min_slots: int
+    max_slots: int | None
+    budget_gpu_s: float | None
+    submitted_at_s: float
+    after: list[str]
+
+
+class Job(JobOrigin):
     """A job. ``slots`` are those that its processes hold, ``target_slots`` those that the last plan gives it.
 
     One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``. All
@@ -75,24 +108,14 @@ class Job(TypedDict):
     """
 
     now_s: float
-    id: str
-    name: str
-    owner: str | None
-    queue: str
-    priority: int
     phase: JobPhase
     wish: Literal["run", "pause", "cancel"]
     reason: str
     elastic: bool
-    kind: JobKind
-    kind_reason: str
     slots: int
     target_slots: int
     placement: dict[str, list[int]] | None
-    min_slots: int
-    max_slots: int | None
     position: int | None
-    submitted_at_s: float
     started_at_s: float | None
     finished_at_s: float | None
     jct_s: float | None
@@ -109,12 +132,12 @@ class Job(TypedDict):
     learning_rate_factor: float
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     gpu_s: float
-    budget_gpu_s: float | None
     over_budget: bool
     rescales: int
     failures: int
     late_s: float | None
     pauses_s: list[float]
+    array: Array | None
     eta: Eta | None
     eta_missing: Literal["being computed", "unknown"] | None
     deadline: Deadline | None
@@ -347,40 +370,3 @@ class Ending(TypedDict):
     """The service is ending."""
 
     ending: bool
-
-
-class JobFile(TypedDict):
-    """What to run and what it needs; docs/job-file.md says what the fields mean."""
-
-    name: str
-    command: list[str]
-    queue: NotRequired[str]
-    priority: NotRequired[int]
-    working_dir: NotRequired[str]
-    env: NotRequired[dict[str, str]]
-    slots: NotRequired[int]
-    min_slots: NotRequired[int]
-    max_slots: NotRequired[int]
-    slots_per_replica: NotRequired[int]
-    gpu_types: NotRequired[list[str] | dict[str, list[str]]]
-    initial_batch_size: NotRequired[int]
-    max_batch_size: NotRequired[int]
-    min_per_slot_batch: NotRequired[int]
-    max_per_slot_batch: NotRequired[int]
-    dataset_samples: NotRequired[int]
-    epochs: NotRequired[float]
-    scaling_rule: NotRequired[str]
-    execution_plans: NotRequired[list[Any]]
-    deadline: NotRequired[str | float]
-    gpu_time_budget: NotRequired[str | float]
-    max_retries: NotRequired[int]
-    min_runtime: NotRequired[str | float]
-    checkpoint_interval: NotRequired[str | float]
-
-
-class JobChange(TypedDict):
-    """What can be changed about a job."""
-
-    priority: NotRequired[int]
-    min_slots: NotRequired[int]
-    max_slots: NotRequired[int]

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from geminid import __version__
@@ -25,6 +26,7 @@ from geminid.serve import records as r
 from geminid.serve.attempts import Attempts
 from geminid.serve.client import LONGEST_END_S
 from geminid.serve.executors.base import Executor, ExecutorEvent
+from geminid.serve.followups import follow_up
 from geminid.serve.guard import Guard
 from geminid.serve.histograms import WAITS, Histogram
 from geminid.serve.inbox import End, Inbox, Item, Operation, Posted, Query, Refused
@@ -197,6 +199,9 @@ class Service:
         """Handle what has arrived; whether the service is to end."""
         end = next((item for item in items if isinstance(item, End)), None)
         self._take_in(items)
+        if end is None:
+            follow = partial(follow_up, self._journal, self._planner.free_slots)
+            self._attempt("release waiting jobs and make elements of arrays", follow)
         if self._journal.nodes_changed:
             self._follow()
         self._attempt("pass on to the planner what has happened", self._sync)

@@ -21,6 +21,7 @@ from geminid.job import JobKind, JobSpec
 from geminid.jobstate import IllegalTransition, JobState
 from geminid.serve import lifecycle
 from geminid.serve import records as r
+from geminid.serve.jobarray import array_of
 from geminid.serve.livejob import LiveJob, job_to_dict, printable
 from geminid.serve.quarantine import check_numbers, number_of, quarantined, read_job, reason_of
 from geminid.serve.queues import QueueRules
@@ -65,7 +66,8 @@ class ServiceState:
     ``notes`` are for operators, latest last, without audit notes. ``forgotten`` are the sums over jobs that are not
     kept any more, by owner. ``down`` are nodes that are gone, ``leaving`` nodes that are about to go. ``taken`` are
     slots that processes outside Geminid use, or that cannot be used because their node is ``unfit``, with the reason.
-    ``slots`` is how many slots each node has. ``queues`` are the rules of queues that have any.
+    ``slots`` is how many slots each node has. ``queues`` are the rules of queues that have any. ``unsettled`` are jobs
+    for which something is to be done when others end: arrays that are not over, and jobs that wait for others.
     """
 
     seq: int = 0
@@ -87,6 +89,7 @@ class ServiceState:
     unfit: Mapping[str, str] = field(default_factory=dict)
     slots: Mapping[str, int] = field(default_factory=dict)
     queues: Mapping[str, QueueRules] = field(default_factory=dict)
+    unsettled: set[str] = field(default_factory=set)
 
     @property
     def emptied(self) -> frozenset[str]:
@@ -109,6 +112,7 @@ class ServiceState:
             gpu_types=dict(self.gpu_types),
             slots=dict(self.slots),
             forgotten=dict(self.forgotten),
+            unsettled=set(self.unsettled),
         )
 
     def apply(self, seq: int, at_s: float, record: r.Record) -> None:
@@ -138,11 +142,13 @@ class ServiceState:
                 self._lose_nodes(at_s, gone, "its node was gone when the service came back")
             case r.JobSubmitted():
                 self._submit(at_s, record)
+            case r.ArrayExpanded():
+                self._expand(at_s, record)
             case r.Planned():
                 for job_id, target in record.targets.items():
                     if job_id in self.jobs:
                         reason = record.reasons.get(job_id, "")
-                        self.jobs[job_id] = lifecycle.planned(self.jobs[job_id], at_s, target, reason)
+                        self._put(at_s, lifecycle.planned(self.jobs[job_id], at_s, target, reason))
             case r.NodeJoined():
                 self.gpu_types = {**self.gpu_types, record.node: record.gpu_type}
                 self.slots = {**self.slots, record.node: record.slots}
@@ -182,7 +188,8 @@ class ServiceState:
             case r.LogRecovered():
                 self.submitted = max(self.submitted, record.submitted)
                 known = [job_id for job_id in record.continued if job_id in self.jobs]
-                self.jobs.update({job_id: lifecycle.continued(self.jobs[job_id], at_s) for job_id in known})
+                for job_id in known:
+                    self._put(at_s, lifecycle.continued(self.jobs[job_id], at_s))
                 text = f"the log was recovered; {record.lost}" if record.lost else "the log was recovered"
                 self.notes = (*self.notes, (at_s, "warning", text))[-MAX_NOTES:]
             case r.JobQuarantined():
@@ -202,7 +209,26 @@ class ServiceState:
         changed = lifecycle.changed(job, at_s, record, self.gpu_types)
         if isinstance(record, r.JobHeld) and (place := lifecycle.stays_on(job, record)) is not None:
             self._take_slots(at_s, set(place.slots()), f"{job.id} stays where it is", except_for=job.id)
-        self.jobs[job.id] = changed
+        self._put(at_s, changed)
+
+    def _put(self, at_s: float, job: LiveJob) -> None:
+        """Keep a job as it is now, and count it in its array if it is an element."""
+        before = self.jobs.get(job.id)
+        self.jobs[job.id] = job
+        (self.unsettled.add if _is_unsettled(job) else self.unsettled.discard)(job.id)
+        array = self.jobs.get(array_of(job.id) or "")
+        if array is not None and array.array is not None and job is not before:
+            self._put(at_s, lifecycle.counted(array, at_s, array.array.counted(before, job)))
+
+    def _expand(self, at_s: float, record: r.ArrayExpanded) -> None:
+        """Make the next elements of an array."""
+        array = self.jobs.get(record.job_id)
+        if array is None or array.array is None or array.spec.array is None or array.phase.is_terminal:
+            return
+        self._put(at_s, replace(array, array=array.array.made(array.spec.array, record.elements)))
+        like = self._forerunner(array.spec, array.kind)
+        for number in record.elements:
+            self._put(at_s, lifecycle.as_fast_as(lifecycle.element(array, number), at_s, like))
 
     def _lose_nodes(self, at_s: float, nodes: Set[str], reason: str) -> None:
         """Take nodes that are gone from all targets."""
@@ -213,7 +239,7 @@ class ServiceState:
         """Take slots from the targets of all jobs but one."""
         for job in list(self.jobs.values()):
             if job.id != except_for:
-                self.jobs[job.id] = lifecycle.without_slots(job, at_s, slots, reason)
+                self._put(at_s, lifecycle.without_slots(job, at_s, slots, reason))
 
     def _quarantine(self, job_id: str, reason: str) -> None:
         job = self.jobs.get(job_id)
@@ -223,7 +249,7 @@ class ServiceState:
             spec = JobSpec(name="unreadable", command=("false",))
             job = LiveJob(state=JobState.submitted(job_id=job_id, spec=spec, at_s=self.at_s), elastic=False)
         if job is not None and not job.phase.is_terminal:
-            self.jobs[job_id] = quarantined(job, self.at_s, reason)
+            self._put(self.at_s, quarantined(job, self.at_s, reason))
 
     def _set_taken(self, node: str, slots: Sequence[int], reason: str) -> None:
         """Of a node's slots exactly these are taken."""
@@ -236,13 +262,17 @@ class ServiceState:
         self.submitted += 1
         if record.job_id in self.jobs:
             return
-        like = None
-        if record.job_kind != JobKind.PLAIN:
-            recent = islice(reversed(self.jobs.values()), MAX_FORERUNNERS)
-            like = next((job for job in recent if job.measured and _kind(job.spec) == _kind(record.spec)), None)
-        self.jobs[record.job_id] = lifecycle.submitted(record, at_s, like)
+        like = self._forerunner(record.spec, record.job_kind)
+        self._put(at_s, lifecycle.as_fast_as(lifecycle.submitted(record, at_s), at_s, like))
         if record.request is not None:
             self.requests[record.request] = record.job_id
+
+    def _forerunner(self, spec: JobSpec, kind: str) -> LiveJob | None:
+        """The latest job of the same kind that was measured."""
+        if kind == JobKind.PLAIN:
+            return None
+        recent = islice(reversed(self.jobs.values()), MAX_FORERUNNERS)
+        return next((job for job in recent if job.measured and _kind(job.spec) == _kind(spec)), None)
 
     def _forget(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
@@ -250,15 +280,19 @@ class ServiceState:
             if job is None or not job.phase.is_terminal:
                 continue
             del self.jobs[job_id]
+            self.unsettled.discard(job_id)
             if job.request is not None:
                 self.requests.pop(job.request, None)
             owner = job.spec.owner or ""
-            self.forgotten[owner] = self.forgotten.get(owner, Totals()).plus(job, self.at_s)
+            if job.array is None:  # its elements are counted
+                self.forgotten[owner] = self.forgotten.get(owner, Totals()).plus(job, self.at_s)
 
     def totals(self, now_s: float) -> dict[str, Totals]:
         """The sums over all jobs so far, by owner."""
         found = dict(self.forgotten)
         for job in self.jobs.values():
+            if job.array is not None:  # its elements are counted
+                continue
             owner = job.spec.owner or ""
             found[owner] = found.get(owner, Totals()).plus(job, now_s)
         return found
@@ -369,7 +403,13 @@ class ServiceState:
             unfit=dict(plain.get("unfit", {})),
             slots=dict(plain.get("slots", {})),
             queues={name: QueueRules.from_dict(rules) for name, rules in plain.get("queues", {}).items()},
+            unsettled={job.id for job in jobs if _is_unsettled(job)},
         )
+
+
+def _is_unsettled(job: LiveJob) -> bool:
+    """Whether something is to be done for a job when others end."""
+    return (job.blocked or job.array is not None) and not job.phase.is_terminal
 
 
 def _kind(spec: JobSpec) -> tuple[str | None, str, tuple[str, ...], str | None]:

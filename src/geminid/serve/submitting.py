@@ -30,8 +30,11 @@ def submit_once(
     patience_s: float = PATIENCE_S,
     on_break: Callable[[], None] = lambda: None,
     clock: Clock | None = None,
-) -> dict[str, Any]:
+    to: str = "jobs",
+) -> Any:
     """Submit a job at most once, under the given key or a new one; returns the job.
+
+    With ``to="job-groups"`` the document has several jobs, and so has the answer.
 
     The service answers a key that it has seen with the job that it created for it. If the connection breaks before the
     answer arrives, ``on_break`` is called and the request is repeated for ``patience_s``; a service that was restarted
@@ -46,9 +49,7 @@ def submit_once(
     deadline_s: float | None = None
     while True:
         try:
-            made: dict[str, Any] = find_client().post(
-                "jobs", document, headers={"Idempotency-Key": used}, **submitter()
-            )
+            made = find_client().post(to, document, headers={"Idempotency-Key": used}, **submitter())
         except ServiceError as trouble:
             unanswered = isinstance(trouble, NoAnswer) or (deadline_s is not None and trouble.code == NO_SERVICE)
             if not unanswered:

@@ -18,6 +18,7 @@ from fastapi import Depends, Request
 from geminid.process.logfiles import Tails
 from geminid.serve import documents
 from geminid.serve.api.jobviews import JobViews
+from geminid.serve.arrays import unmade_element
 from geminid.serve.auth import Identity, Tokens, changes
 from geminid.serve.forecaster import Forecaster
 from geminid.serve.inbox import Refused
@@ -115,7 +116,8 @@ class ApiContext:
 
     def latest(self, job: LiveJob) -> LiveJob:
         """The job as it is now."""
-        return self.service.published.state.jobs.get(job.id, job)
+        jobs = self.service.published.state.jobs
+        return jobs.get(job.id) or unmade_element(jobs, job.id) or job
 
 
 def _own_origins(url: str) -> list[str]:

@@ -14,9 +14,12 @@ from geminid.serve import documents, schemas
 from geminid.serve.api.context import ApiContext, Context, NamedJob
 from geminid.serve.cordons import kept_slots
 from geminid.serve.deadlines import Verdict
+from geminid.serve.dependencies import waits_for
+from geminid.serve.jobarray import JobArray
 from geminid.serve.levers import levers_of
 from geminid.serve.livejob import ENDS, LiveJob
 from geminid.serve.service import Published
+from geminid.serve.state import ServiceState
 
 router = APIRouter()
 
@@ -29,7 +32,7 @@ async def explained(context: Context, job: NamedJob) -> JSONResponse:
     made = context.views.summary(job)
     if explanation is None or not job.wants_slots:
         too_large = documents.too_large(job, service.cluster)
-        reason, numbers, suggestions = too_large or _why_not_active(job, service.clock.now_s())
+        reason, numbers, suggestions = too_large or _why_not_active(job, published.state, service.clock.now_s())
         made |= {"explanation": reason, "numbers": numbers, "suggestions": suggestions}
         return JSONResponse({**made, "sizes": [], "prices": {}, "factors": {}})
     plain = asdict(explanation)
@@ -80,7 +83,16 @@ def _slots_still_held(job: LiveJob, published: Published) -> list[str]:
     return [f"jobs that are being stopped still hold {held} more: {names}"]
 
 
-def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str], list[str]]:
+def _about_array(job: LiveJob, array: JobArray) -> tuple[str, list[str], list[str]]:
+    """How far an array is, and where to look for the reasons of its elements."""
+    limit = None if job.spec.array is None else job.spec.array.limit
+    numbers = [f"{array.unmade} of its {array.total} elements are not queued yet, {array.active} are active"]
+    if limit is not None:
+        numbers.append(f"at most {limit} may be active at a time")
+    return "elements are queued as soon as there are slots for them", numbers, [f"geminid queue --array {job.id}"]
+
+
+def _why_not_active(job: LiveJob, state: ServiceState, now_s: float) -> tuple[str, list[str], list[str]]:
     """Why a policy may not give slots to a job: a sentence, numbers, and what would change it."""
     if job.phase.is_terminal:
         suggestions = ["submit it again with a larger gpu_time_budget"] if job.over_budget else []
@@ -95,6 +107,10 @@ def _why_not_active(job: LiveJob, now_s: float) -> tuple[str, list[str], list[st
         what, why = "cancelled" if job.wish == "cancel" else "paused", f" ({job.wished})" if job.wished else ""
         sentence = f"it is being {what}{why}: its processes are stopping, and hold their slots until they end"
         return sentence, [], resume if job.wish == "pause" else []
+    if job.blocked:
+        return "it waits for other jobs", waits_for(state, job), []
+    if job.array is not None:
+        return _about_array(job, job.array)
     if job.held_until_s > now_s:
         return f"it is tried again in {job.held_until_s - now_s:.0f} s: {job.state.reason}", [], []
     return "the next decision will consider it", [], []

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query
@@ -15,12 +15,14 @@ from fastapi.responses import JSONResponse
 from geminid.job import JobSpec
 from geminid.jobstate import JobPhase
 from geminid.process.logfiles import last_lines
-from geminid.serve import documents, schemas
+from geminid.serve import bodies, documents, schemas
 from geminid.serve.api.context import ApiContext, Caller, Context, NamedJob, OwnJob, may_read
 from geminid.serve.api.requests import MAX_ENVIRONMENT_LENGTH, JsonBody, body_schema, parse_environment
 from geminid.serve.auth import Identity
 from geminid.serve.client import TOTAL
+from geminid.serve.dependencies import read_group
 from geminid.serve.inbox import Refused
+from geminid.serve.jobarray import array_of
 from geminid.serve.livejob import LiveJob
 from geminid.serve.queues import existing as existing_queues
 from geminid.serve.queues import why_not_raised, why_not_submitted
@@ -51,7 +53,7 @@ router = APIRouter()
     "/jobs",
     status_code=201,
     response_model=schemas.Job | schemas.DryRun,
-    openapi_extra=body_schema(schemas.JobFile),
+    openapi_extra=body_schema(bodies.JobFile),
 )
 async def submit(
     context: Context,
@@ -83,7 +85,7 @@ async def submit(
         service.operations.accepted, spec, caller.user, python, parse_environment(environment)
     )
     if dry_run:
-        return JSONResponse(await asyncio.to_thread(context.forecaster.dry_run, accepted))
+        return JSONResponse(await asyncio.to_thread(context.forecaster.dry_run, replace(accepted, array=None)))
     submit_once = functools.partial(service.operations.submit, request=key, digest=digest, checked=True)
     job = await asyncio.wrap_future(await asyncio.to_thread(submit_once, accepted, caller.user))
     context.forecaster.begin()  # submitters ask next when it will start
@@ -102,16 +104,54 @@ async def _with_forecast(context: ApiContext, job: LiveJob) -> LiveJob:
     return job
 
 
+@router.post(
+    "/job-groups",
+    status_code=201,
+    response_model=list[schemas.Job],
+    openapi_extra=body_schema(bodies.JobGroup),
+)
+async def submit_group(
+    context: Context,
+    caller: Caller,
+    given: JsonBody,
+    python: Annotated[str | None, Query(pattern="^/", max_length=4096)] = None,
+    environment: Annotated[str | None, Query(max_length=MAX_ENVIRONMENT_LENGTH)] = None,
+    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> JSONResponse:
+    """Submit several jobs, all or none: ``jobs`` is a list of job files, which may name each other in ``after``.
+
+    The other parameters are those of a single job.
+    """
+    service, specs = context.service, read_group(given)
+    state = service.published.state
+    queues = existing_queues(state.queues, state.quotas)
+    key = None if idempotency_key is None else f"{caller.user}:{idempotency_key}"
+    digest = hashlib.sha256(json.dumps([spec.to_dict() for spec in specs], sort_keys=True).encode()).hexdigest()
+    accepted = []
+    for spec in specs:
+        if not caller.is_admin and (why := why_not_submitted(state.rules_of(spec.queue), spec, caller.user, queues)):
+            raise Refused(403, why)
+        accept = functools.partial(service.operations.accepted, spec, caller.user, python)
+        accepted.append(await asyncio.to_thread(accept, parse_environment(environment)))
+    submit_once = functools.partial(service.operations.submit_group, request=key, digest=digest)
+    jobs = await asyncio.wrap_future(await asyncio.to_thread(submit_once, accepted, caller.user))
+    context.forecaster.begin()
+    return JSONResponse(context.views.summaries(jobs, context.views.positions()), 201)
+
+
 @router.get("/jobs", response_model=list[schemas.Job])
 async def jobs(
     context: Context,
     state: str | None = None,
     owner: str | None = None,
     queue: str | None = None,
+    array: Annotated[str | None, Query(max_length=100)] = None,
     all: bool = False,
     limit: Annotated[int, Query(ge=1, le=100_000)] = 1000,
 ) -> JSONResponse:
-    """The jobs, newest last; those that are over only with ``all`` or their ``state``.
+    """The jobs, newest last; those that are over only with ``all`` or their ``state``. An array is one job.
+
+    With ``array``, the elements of this array, by its identifier, that have been queued.
 
     If there are more than ``limit``: the jobs that run and that start next; with jobs that are over, the newest. The
     header ``X-Total-Count`` says how many there are.
@@ -121,9 +161,10 @@ async def jobs(
     chosen = [
         job
         for job in context.service.published.state.jobs.values()
-        if (owner is None or job.spec.owner == owner)
+        if array_of(job.id) == array
+        and (owner is None or job.spec.owner == owner)
         and (queue is None or job.spec.queue == queue)
-        and (job.phase.value == state if state is not None else all or not job.phase.is_terminal)
+        and (job.shown_phase.value == state if state is not None else all or not job.phase.is_terminal)
     ]
     await context.forecaster.freshen()
     positions, total = context.views.positions(), len(chosen)
@@ -201,7 +242,7 @@ def _set_checkpoints_aside(service: Service, job: LiveJob) -> None:
         raise Refused(409, f"the checkpoints of {job.id} in {place} cannot be moved: {problem}") from None
 
 
-@router.patch("/jobs/{job_id}", response_model=schemas.Job, openapi_extra=body_schema(schemas.JobChange))
+@router.patch("/jobs/{job_id}", response_model=schemas.Job, openapi_extra=body_schema(bodies.JobChange))
 async def change(context: Context, caller: Caller, job: OwnJob, given: JsonBody) -> JSONResponse:
     """Change a job's priority, min_slots or max_slots."""
     if not isinstance(given, dict) or not set(given) <= set(JOB_FIELDS):

@@ -54,7 +54,7 @@ class JobViews:
 
     def row(self, job: LiveJob) -> Row:
         """A job as one row of a table that many people watch."""
-        now_s, reason = self.now_s(), job.state.reason
+        now_s, reason = self.now_s(), job.state.reason or documents.waits_after(job)
         if (needs := documents.needs_of(job, self._slots_by_type())) is not None:
             short = f"needs {needs['slots']} slots, {needs['free']} of {needs['in_service']} are free"
             reason = self._service.published.reasons.get(job.id) or job.why or reason or short

@@ -18,6 +18,7 @@ from geminid.serve.api.requests import large_response
 from geminid.serve.client import TOTAL
 from geminid.serve.fairness import shares
 from geminid.serve.inbox import Refused
+from geminid.serve.jobarray import array_of
 from geminid.serve.observe.stints import Stint
 from geminid.serve.observe.store import MAX_ROWS
 from geminid.serve.observe.usage import LENGTHS_S, Period, by_period, period_starts
@@ -128,6 +129,7 @@ async def history(
         job
         for job in context.service.published.state.jobs.values()
         if (ended_s := job.state.finished_at_s) is not None
+        and array_of(job.id) is None
         and (owner is None or job.spec.owner == owner)
         and (queue is None or job.spec.queue == queue)
         and (state is None or job.phase.value == state)

@@ -73,7 +73,7 @@ class Changes:
 
     def look(self, published: Published) -> Change | None:
         """Compare the published state with the one before; None if nothing differs."""
-        jobs = published.state.jobs
+        jobs = {job_id: job for job_id, job in published.state.jobs.items() if "_" not in job_id}  # arrays as one row
         with_forecasts = published.now_s >= self._forecast_at_s
         if with_forecasts:
             self._forecast_at_s = published.now_s + FORECAST_EVERY_S

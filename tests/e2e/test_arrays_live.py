@@ -1,0 +1,102 @@
+"""Arrays and dependencies through the command line and from Python, with a service that is killed between all steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from live import Live
+
+import geminid
+from geminid.serve.client import ServiceError
+from waiting import until
+
+#: Says that it runs, and ends when a file tells it to.
+ELEMENT = 'echo began >> "$0/ran_$GEMINID_ARRAY_INDEX"; until [ -e "$0/go_$GEMINID_ARRAY_INDEX" ]; do sleep 0.05; done'
+
+GROUP = """
+jobs:
+  - name: report
+    command: [sh, -c, 'cat "$0"/ran_* > "$0/report"', {home}]
+    after: [sweep]
+  - name: tidy
+    command: ["true"]
+    after: ["report:failed"]
+  - name: sweep
+    command: [sh, -c, '{element}', {home}]
+    array: 3,5,7%1
+    max_retries: 0
+"""
+
+
+def test_no_element_and_no_job_of_a_chain_is_lost_or_run_twice_when_the_service_is_killed():
+    with Live(2, "fifo") as live:
+        file = live.home / "group.yaml"
+        file.write_text(GROUP.format(element=ELEMENT, home=live.home))
+        report, tidy, sweep = (job["id"] for job in live.json("submit", file, "--key", "only-once"))
+        for element in (3, 5, 7):
+            live.kill()
+            live.up()
+            until(lambda element=element: (live.home / f"ran_{element}").exists())
+            assert live.json("show", "report")["phase"] == "pending"
+            (live.home / f"go_{element}").touch()
+        live.kill()
+        live.up()
+        again = live.json("submit", file, "--key", "only-once")
+        assert [job["id"] for job in again] == [report, tidy, sweep]
+        done = live.run("wait", sweep, report, "--timeout", 60)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert live.run("wait", tidy, "--timeout", 60).returncode == 1
+        assert live.json("show", tidy)["reason"] == f"{report} must fail first, and it succeeded"
+        assert [(live.home / f"ran_{element}").read_text() for element in (3, 5, 7)] == ["began\n"] * 3
+        assert (live.home / "report").read_text() == "began\n" * 3
+
+
+@pytest.fixture(scope="module")
+def live():
+    with Live(2, "fifo") as running:
+        yield running
+
+
+def test_ten_thousand_elements_are_one_line_and_are_cancelled_as_one(live):
+    submitted = live.run("submit", "--array", "0-9999%2", "--name", "many", "--json", "--", "sleep", "1000")
+    array = json.loads(submitted.stdout)["id"]
+    until(lambda: live.json("show", "many")["array"]["running"] == 2)
+    (listed,) = live.json("queue")
+    assert (listed["id"], listed["phase"], listed["slots"], listed["array"]["total"]) == (array, "running", 2, 10_000)
+    assert "running (2 of 10000)" in live.run("queue", "--wide").stdout
+    assert len(live.json("queue", "--array", "many", "--all")) == 2  # the others are no jobs yet
+    assert live.json("show", f"{array}_9999")["phase"] == "pending"
+    assert live.run("cancel", f"{array}_9999").stdout.strip() == f"{array}_9999 is cancelled"
+    assert "9997 not queued yet" in live.run("show", "many").stdout
+    assert "not queued yet" in live.run("explain", "many").stdout
+    live.run("cancel", "many")
+    assert live.run("wait", array, "--timeout", 60).returncode == 1
+    assert live.json("show", array)["array"]["cancelled"] == 10_000
+    assert live.run("wait", f"{array}_5000").returncode == 1
+
+
+def test_arrays_and_dependencies_from_python(live):
+    cluster = geminid.connect(live.home)
+    echo = ["sh", "-c", "echo element $GEMINID_ARRAY_INDEX"]
+    array = cluster.submit(echo, array="1-3", name="echo", working_dir=live.home)
+    after = cluster.submit(["true"], after=[array], name="after", working_dir=live.home)
+    assert after.wait(60).state == "succeeded"
+    assert array.wait(60).state == "succeeded"
+    assert [job.id for job in array.elements()] == [f"{array.id}_{i}" for i in (1, 2, 3)]
+    assert array.logs() == "element 1\nelement 2\nelement 3\n"
+    assert cluster.job("echo_2").logs() == "element 2\n"
+    printed = live.run("logs", "-f", "echo").stdout
+    assert printed == "".join(f"==> {array.id}_{i} <==\nelement {i}\n" for i in (1, 2, 3))
+    for fields, why in (
+        ({"after": ["nobody"]}, "there is no job nobody"),
+        ({"after": ["echo:failed"]}, "can never be met"),
+        ({"array": "1-"}, "must be numbers and ranges"),
+    ):
+        with pytest.raises(ServiceError, match=why):
+            cluster.submit(["true"], **fields)
+    cycle = live.home / "cycle.json"
+    jobs = [{"name": one, "command": ["true"], "after": [other]} for one, other in (("a", "b"), ("b", "a"))]
+    cycle.write_text(json.dumps({"jobs": jobs}))
+    refused = live.run("submit", cycle)
+    assert (refused.returncode, "a → b → a" in refused.stderr) == (2, True)
