@@ -24,6 +24,7 @@ from geminid.fields import (
     InvalidInput,
     Problem,
     Reader,
+    check_boolean,
     check_choice,
     check_instance,
     check_integer,
@@ -36,6 +37,7 @@ from geminid.fields import (
 )
 from geminid.gputypes import ANY_GPU_TYPE, GpuPreference, read_preference
 from geminid.nodes import MAX_SLOTS
+from geminid.retryrule import RetryRule, check_rules, read_rules
 from geminid.units import MAX_BATCH_SIZE, MAX_SAMPLES, GpuSeconds, Seconds, format_duration
 
 MAX_PRIORITY: Final = 1000
@@ -131,6 +133,9 @@ class JobSpec(Document):
         checkpoint_interval_s: The longest time between two checkpoints.
         array: The elements of an array, each of which is such a job; None for a single job.
         after: Jobs that must be over, and how, before it may start.
+        time_limit_s: How long it may have slots; then it saves what it has done and ends.
+        requeue: Whether it goes back to the queue when its time limit is over, instead of ending.
+        retry: Rules for what happens after a failure; the first that matches applies.
     """
 
     name: str
@@ -160,6 +165,9 @@ class JobSpec(Document):
     checkpoint_interval_s: Seconds = 600.0
     array: ArrayRange | None = None
     after: tuple[Dependency, ...] = ()
+    time_limit_s: Seconds | None = None
+    requeue: bool = False
+    retry: tuple[RetryRule, ...] = ()
 
     # --- What follows from the fields ---
 
@@ -237,6 +245,9 @@ class JobSpec(Document):
             *check_number("checkpoint_interval", self.checkpoint_interval_s, above=0),
             *check_optional(check_instance, "array", self.array, ArrayRange),
             *check_dependencies("after", self.after),
+            *check_optional(check_number, "time_limit", self.time_limit_s, above=0),
+            *check_boolean("requeue", self.requeue),
+            *check_rules("retry", self.retry),
         ]
 
     def _rule_problems(self, faulty: set[str]) -> Iterator[Problem]:
@@ -248,6 +259,8 @@ class JobSpec(Document):
         for name, other in _TOGETHER:
             if getattr(self, name) is not None and getattr(self, other) is None:
                 yield Problem(name, getattr(self, name), f"needs {other} as well", involves=(other,))
+        if self.requeue is True and self.time_limit_s is None:
+            yield Problem("requeue", True, "needs time_limit as well", involves=("time_limit",))
         if not faulty & {"min_slots", "max_slots", "slots_per_replica"}:
             sizes = {"min_slots": self.min_slots, "max_slots": self.max_slots}
             for name, size in ({"slots": self.min_slots} if self.has_fixed_size else sizes).items():
@@ -328,6 +341,9 @@ class JobSpec(Document):
             "checkpoint_interval": format_duration(self.checkpoint_interval_s),
             "array": None if self.array is None else str(self.array),
             "after": [str(one) for one in self.after] or None,
+            "time_limit": _duration_or_none(self.time_limit_s),
+            "requeue": self.requeue or None,
+            "retry": [rule.to_dict() for rule in self.retry] or None,
         }
         return {name: value for name, value in plain.items() if value is not None}
 
@@ -433,6 +449,9 @@ def _read_fields(reader: Reader) -> dict[str, Any]:
         "checkpoint_interval_s": reader.duration("checkpoint_interval", None),
         "array": read_array(reader, "array"),
         "after": read_dependencies(reader, "after"),
+        "time_limit_s": reader.duration("time_limit", None),
+        "requeue": reader.boolean("requeue", None),
+        "retry": read_rules(reader, "retry"),
     }
     return {name: value for name, value in arguments.items() if value is not None}
 

@@ -21,9 +21,9 @@ METHODS = 25
 #: A new one needs a reason in the review that lets it in.
 EXCEPTIONS = {
     # Records, which have as many fields as there are facts: what snapshots keep of a job,
-    "serve/livejob.py: attributes of LiveJob": 33,
+    "serve/livejob.py: attributes of LiveJob": 34,
     # and what the interface shows of a job and of the service.
-    "serve/schemas.py: attributes of Job": 35,
+    "serve/schemas.py: attributes of Job": 37,
     "serve/schemas.py: attributes of Status": 28,
 }
 

@@ -112,7 +112,7 @@ def queue(
 def job_row(job: dict[str, Any]) -> list[str]:
     """A job as a row of the queue's table."""
     phase = job["phase"] if job["position"] is None else f"{job['phase']} (#{job['position']})"
-    phase += " (over budget)" if job["over_budget"] else ""
+    phase += " (over budget)" if job["over_budget"] else " (over time)" if job["over_time"] else ""
     if job["array"] is not None:
         phase += f" ({job['array']['running']} of {job['array']['total']})"
     colour = COLOURS.get(job["phase"])
@@ -226,6 +226,9 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         f" {limits['parameter_count']:,} parameters",
         "metrics": ", ".join(f"{name} {float(value):.4g}" for name, value in full["metrics"].items()),
         "used": f"{full['gpu_s']:.0f} slot-seconds{budget}; {full['rescales']} × resized, {full['failures']} × failed",
+        "time limit": ""
+        if full["time_limit_s"] is None
+        else f"{humanize_duration(full['time_limit_s'])}, {to_the_second(max(full['time_left_s'], 0.0))} left",
         "needs": "" if full["needs"] is None else _needs(full["needs"]),
         "deadline": f"missed by {humanize_duration(round(full['late_s'], 1))}"
         if full["late_s"] is not None
@@ -237,7 +240,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
     }
     for name, fact in facts.items():
         if fact:
-            console.print(f"{name + ':':<11}{escape(fact)}", soft_wrap=True)
+            console.print(f"{name + ':':<12}{escape(fact)}", soft_wrap=True)
     if full["last_lines"]:
         console.print("\n[bold]its last lines[/] [dim](geminid logs shows all)[/]")
         for line in full["last_lines"]:
@@ -319,7 +322,7 @@ def wait(
     json: JsonOption = False,
 ) -> None:
     """Wait until jobs are over; ends with 0 if all succeeded, 1 if one failed or was cancelled, 6 if one used up its
-    gpu_time_budget, 124 if it took too long.
+    gpu_time_budget or its time limit, 124 if it took too long.
     """
     from geminid.serve.client import FAILED, OVER_BUDGET, TIMED_OUT, ServiceError
 
@@ -350,7 +353,8 @@ def wait(
             why = f": {state['reason']}" if state["reason"] else ""
             console.print(f"{state['id']} {state['phase']} after {state['jct_s']:.1f} s{escape(why)}", soft_wrap=True)
     if any(state["phase"] != "succeeded" for state in answers):
-        code = max(code, OVER_BUDGET if any(state["over_budget"] for state in answers) else FAILED)
+        used_up = any(state["over_budget"] or state["over_time"] for state in answers)
+        code = max(code, OVER_BUDGET if used_up else FAILED)
     if code:
         raise typer.Exit(code)
 

@@ -16,6 +16,7 @@ from geminid.cli.client import away_s, client, reporting_trouble
 from geminid.cli.jobs import about_deadline, launched_as, to_the_second
 from geminid.cli.output import JsonOption, console, error_console, print_json
 from geminid.fields import InvalidInput, Problem
+from geminid.retryrule import RetryRule
 from geminid.units import humanize_duration
 
 
@@ -55,6 +56,19 @@ def submit(
     ] = None,
     checkpoint_interval: Annotated[
         str | None, typer.Option(metavar="TIME", help="The longest time between two checkpoints.")
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How long it may have slots; then it saves what it has done, and ends."),
+    ] = None,
+    requeue: Annotated[
+        bool | None, typer.Option("--requeue", help="After --time, wait in the queue again instead of ending.")
+    ] = None,
+    retry: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE", help="After a failure: exit=75,137:retry:5m or log=out of memory:stop. Repeatable."
+        ),
     ] = None,
     array: Annotated[
         str | None,
@@ -99,6 +113,9 @@ def submit(
         "gpu_time_budget": gpu_time_budget,
         "min_runtime": min_runtime,
         "checkpoint_interval": checkpoint_interval,
+        "time_limit": time,
+        "requeue": requeue,
+        "retry": [RetryRule.parse(rule).to_dict() for rule in retry] if retry else None,
         "array": array,
         "after": after,
         "env": _environment(env or []),

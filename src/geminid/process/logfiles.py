@@ -20,6 +20,9 @@ from geminid.clock import Clock
 
 T = TypeVar("T")
 
+#: How a line begins that stands between what a command printed before it was started again, and after.
+RESTARTED = "==> started again at "
+
 #: How much of a log is read at a time, in bytes.
 PIECE_BYTES = 1 << 16
 
@@ -176,10 +179,12 @@ def _last_lines(path: Path, lines: int) -> tuple[int, int]:
         return 0, found + 1
 
 
-def last_lines(folder: Path, lines: int) -> list[str]:
-    """The last lines of the log that was written last; none if there is none."""
+def last_lines(folder: Path, lines: int, worker: str | None = None) -> list[str]:
+    """The last lines of a worker's log, or of the log that was written last; none if there is none."""
     try:
-        log = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
+        log = folder / f"{worker}.log"
+        if worker is None:
+            log = max(folder.glob("*.log"), key=lambda path: path.stat().st_mtime_ns)
         at, _ = _last_lines(log, lines)
         with log.open("rb") as file:
             file.seek(max(at, _size(log) - PIECE_BYTES))

@@ -41,6 +41,9 @@ class JobFile(JobSize):
     checkpoint_interval: NotRequired[str | float]
     array: NotRequired[str]
     after: NotRequired[list[str]]
+    time_limit: NotRequired[str | float]
+    requeue: NotRequired[bool]
+    retry: NotRequired[list[dict[str, Any]]]
 
 
 class JobGroup(TypedDict):

@@ -13,6 +13,7 @@ from geminid.engine.hints import Levers, fewer_slots
 from geminid.job import JobKind
 from geminid.jobstate import JobPhase
 from geminid.policies.base import Policy
+from geminid.serve.limits import time_left_s
 from geminid.serve.livejob import BEFORE_THE_END, LiveJob, total_batch
 from geminid.serve.service import Published, Service
 from geminid.serve.state import ServiceState
@@ -66,6 +67,9 @@ def job_document(job: LiveJob, now_s: float, position: int | None = None) -> dic
         "gpu_s": job.service_gpu_s(now_s),
         "budget_gpu_s": job.spec.budget_gpu_s,
         "over_budget": job.over_budget,
+        "over_time": job.time.is_up,
+        "time_limit_s": job.spec.time_limit_s,
+        "time_left_s": time_left_s(job, now_s),
         "rescales": state.rescales,
         "failures": state.failures,
         "late_s": late_s(job, now_s),

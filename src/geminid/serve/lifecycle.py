@@ -17,7 +17,8 @@ from geminid.job import JobKind
 from geminid.jobstate import TRANSITIONS, JobPhase, JobState
 from geminid.serve import records as r
 from geminid.serve.jobarray import INDEX, JobArray, element_id
-from geminid.serve.livejob import LiveJob, ScriptFacts, Stretch, observation_of, printable, total_batch
+from geminid.serve.livejob import LiveJob, ScriptFacts, Stretch, TimeUse, observation_of, printable, total_batch
+from geminid.units import humanize_duration
 
 #: Pauses that are kept of a job, the latest ones.
 MAX_PAUSES = 500
@@ -30,6 +31,12 @@ FIRST_RETRY_S = 1.0
 
 #: Longest delay in seconds before a crashed job is started again.
 MAX_RETRY_S = 60.0
+
+#: Longest delay in seconds before a crashed job is started again whose retry rule sets the first one.
+MAX_RULE_RETRY_S = 3600.0
+
+#: How long in seconds a job that is queued again after its time limit lets others go first.
+REQUEUE_S = 5.0
 
 #: What is written into a job's story when its owner asks for something.
 REQUESTS = {"run": "resumed", "pause": "paused", "cancel": "cancelled"}
@@ -88,6 +95,18 @@ def counted(job: LiveJob, at_s: float, array: JobArray) -> LiveJob:
     state = replace(state, phase=phase, phase_since_s=at_s, finished_at_s=at_s, updated_at_s=at_s, reason=reason)
     text = phase.value if not reason or reason.startswith(phase.value) else f"{phase.value}: {reason}"
     return replace(job, state=state, array=array).with_story(at_s, text)
+
+
+def _out_of_time(job: LiveJob, at_s: float, *, requeue: bool) -> LiveJob:
+    """The job at the end of its time limit: it saves, and ends or waits in the queue again."""
+    text = f"its time limit of {humanize_duration(job.spec.time_limit_s or 0.0)} is over"
+    if requeue:
+        waits = replace(unplanned(job, at_s), held_until_s=at_s + REQUEUE_S, why=f"{text}: it is queued again")
+        return replace(waits, time=TimeUse(from_s=waits.executed_s(at_s))).with_story(at_s, waits.why)
+    ends = replace(unplanned(job, at_s), wish="cancel", wished=text, time=replace(job.time, is_up=True))
+    if job.phase is JobPhase.PENDING:
+        ends = replace(ends, state=job.state.move(JobPhase.FAILED, at_s=at_s, reason=text))
+    return ends.with_story(at_s, text)
 
 
 def _settled(job: LiveJob, at_s: float, record: r.DependenciesSettled) -> LiveJob:
@@ -158,6 +177,11 @@ def changed(job: LiveJob, at_s: float, record: r.Record, gpu_types: Mapping[str,
             return counted(skipped, at_s, job.array.skip(record.element))
         case r.DependenciesSettled():
             return _settled(job, at_s, record)
+        case r.TimeLimitNear():
+            warned = replace(job, time=replace(job.time, warned=True))
+            return warned.with_story(at_s, f"its time limit is over in {humanize_duration(round(record.left_s))}")
+        case r.TimeLimitReached() if job.target is not None:
+            return _out_of_time(job, at_s, requeue=record.requeue)
         case r.JobWished():
             return _requested(job, at_s, record)
         case r.JobHeld():
@@ -334,7 +358,8 @@ def _ended(job: LiveJob, at_s: float, record: r.JobEnded) -> LiveJob:
         state = state.crash(at_s=at_s, reason=record.reason, counts=counts, in_a_row=in_a_row)
         if counts:
             crashes = job.fruitless if job.elastic else state.failures
-            held_until_s = at_s + min(FIRST_RETRY_S * 2 ** min(crashes - 1, 10), MAX_RETRY_S)
+            longest_s = MAX_RETRY_S if record.retry_s is None else MAX_RULE_RETRY_S
+            held_until_s = at_s + min((record.retry_s or FIRST_RETRY_S) * 2 ** min(crashes - 1, 10), longest_s)
         elif record.how == "unstarted":
             held_until_s = at_s + FIRST_RETRY_S
     elif record.how == "held":
@@ -346,6 +371,7 @@ def _ended(job: LiveJob, at_s: float, record: r.JobEnded) -> LiveJob:
     ended = replace(job, state=state, held_until_s=held_until_s)
     if state.phase is JobPhase.PENDING and job.wish != "run":
         to = JobPhase.PAUSED if job.wish == "pause" else JobPhase.CANCELLED
+        to = JobPhase.FAILED if job.time.is_up else to
         ended = replace(ended, state=state.move(to, at_s=at_s, reason=job.wished or record.reason))
     if record.how in ("crashed", "lost", "unstarted", "held"):
         ended = replace(ended, samples=ended.saved_samples)

@@ -102,6 +102,18 @@ class ScriptFacts:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class TimeUse:
+    """How a job stands to its time limit, which counts from when it had had slots for ``from_s``.
+
+    ``warned``: that the limit is near. ``is_up``: it is over, and the job ends.
+    """
+
+    from_s: float = 0.0
+    warned: bool = False
+    is_up: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
     """How a job came to be.
@@ -127,7 +139,8 @@ class LiveJob(Submission):
     ``wish`` is what it was last asked to do: ``run``, ``pause`` or ``cancel``, and ``wished`` who asked for it.
     ``held_until_s`` keeps a job that crashed from being started again at once, ``stays_until_s`` one that runs from
     growing, and ``stays_put_until_s`` from moving. ``why`` is the reason of the last plan
-    that changed its slots. It is ``over_budget`` if it is cancelled for having used all the slots × time that it may.
+    that changed its slots. It is ``over_budget`` if it is cancelled for having used all the slots × time that it may;
+    ``time`` is what it has used of its time limit.
     ``measured`` and ``gradient`` are what its reports say of its speed and noise, and
     ``stretches`` how long it trained for how many steps in all; ``reported`` is the last report, by time and step.
     ``saved_samples`` are those of ``samples`` that are safe in a checkpoint. ``fruitless`` is how many failures there
@@ -145,6 +158,7 @@ class LiveJob(Submission):
     wish: str = "run"
     wished: str = ""
     over_budget: bool = False
+    time: TimeUse = TimeUse()
     held_until_s: float = 0.0
     stays_until_s: float = 0.0
     stays_put_until_s: float = 0.0
@@ -290,6 +304,7 @@ def job_to_dict(job: LiveJob) -> dict[str, Any]:
     plain["pauses_s"] = list(job.pauses_s)
     plain["stretches"] = [list(astuple(stretch)) for stretch in job.stretches]
     plain["reported"] = None if job.reported is None else list(job.reported)
+    plain["time"] = asdict(job.time)
     plain["array"] = None if job.array is None else job.array.to_dict()
     plain["story"] = [[line.at_s, line.text, line.slots, line.pause_s] for line in job.story]
     return plain
@@ -310,6 +325,7 @@ def job_from_dict(plain: Mapping[str, Any]) -> LiveJob:
     values["pauses_s"] = tuple(plain["pauses_s"])
     values["stretches"] = tuple(Stretch(*stretch) for stretch in plain.get("stretches", ()))
     values["reported"] = None if plain.get("reported") is None else tuple(plain["reported"])
+    values["time"] = TimeUse(**plain.get("time", {}))
     values["array"] = None if plain.get("array") is None else JobArray.from_dict(plain["array"])
     values["story"] = tuple(StoryLine(*line) for line in plain["story"])
     return LiveJob(**values)

@@ -82,6 +82,22 @@ class DependenciesSettled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimitNear:
+    """A job's time limit is over in this many seconds."""
+
+    job_id: str
+    left_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeLimitReached:
+    """A job has had slots for as long as it may: it saves what it has done, and ends or goes back to the queue."""
+
+    job_id: str
+    requeue: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobKindKnown:
     """The kind of a job became known while it runs."""
 
@@ -204,13 +220,14 @@ class JobEnded:
     ``how``: it ``succeeded``; it ``failed`` and is not tried again; it was ``stopped`` on request; it ``crashed``,
     which counts against its retries; or it was ``lost`` with its machine, or ``unstarted`` because that was short of
     something, which do not; or it is ``held``: paused until its owner resumes it. ``failures`` is how
-    many of its workers it failed for, where that was why.
+    many of its workers it failed for, where that was why, ``retry_s`` the first delay after a crash, if a rule sets it.
     """
 
     job_id: str
     how: str
     reason: str = ""
     failures: int = 0
+    retry_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,6 +398,8 @@ Record = (
     | ArrayExpanded
     | ElementSkipped
     | DependenciesSettled
+    | TimeLimitNear
+    | TimeLimitReached
     | JobKindKnown
     | Planned
     | JobStarting

@@ -93,6 +93,7 @@ class JobOrigin(TypedDict):
     min_slots: int
     max_slots: int | None
     budget_gpu_s: float | None
+    time_limit_s: float | None
     submitted_at_s: float
     after: list[str]
 
@@ -100,7 +101,8 @@ class JobOrigin(TypedDict):
 class Job(JobOrigin):
     """A job. ``slots`` are those that its processes hold, ``target_slots`` those that the last plan gives it.
 
-    One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``. All
+    One that was cancelled because its ``gpu_time_budget`` (``budget_gpu_s``) is used up is ``over_budget``; one that
+    failed because its time limit is over is ``over_time``. All
     times are the service's, which says what time it is for it (``now_s``): other clocks may have been set meanwhile.
     ``late_s`` is by how much it has missed its deadline.
     Where a job that is to run has no ``eta``, ``eta_missing`` says why: it has come or changed since the last forecast,
@@ -133,6 +135,8 @@ class Job(JobOrigin):
     metrics: dict[str, float | Literal["nan", "inf", "-inf"]]
     gpu_s: float
     over_budget: bool
+    over_time: bool
+    time_left_s: float | None
     rescales: int
     failures: int
     late_s: float | None

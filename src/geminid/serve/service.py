@@ -22,6 +22,7 @@ from geminid import __version__
 from geminid.cluster import Cluster
 from geminid.engine.explain import LastDecision
 from geminid.policies.base import Policy
+from geminid.serve import limits
 from geminid.serve import records as r
 from geminid.serve.attempts import Attempts
 from geminid.serve.client import LONGEST_END_S
@@ -37,6 +38,7 @@ from geminid.serve.pacing import DECISION_GAP_S
 from geminid.serve.planner import POLICY_LIMIT_S, DecisionCounts, Planner
 from geminid.serve.reservations import PATIENCE_S
 from geminid.serve.retention import Retention, remove_folders
+from geminid.serve.retrying import judged
 from geminid.serve.state import ServiceState
 from geminid.serve.store import Entry, Store, StoreProblem
 from geminid.serve.translation import view_of
@@ -238,6 +240,7 @@ class Service:
             if isinstance(item, Posted):
                 happened += self._handle(item.event)
         happened += self._tick()
+        happened = judged(happened, journal.state.jobs, self.executor.folders.logs_of)
         trial, happened = journal.trial(happened)
         records: list[r.Record] = list(happened)
         asked: list[Operation] = []
@@ -282,9 +285,7 @@ class Service:
         if self.clock.monotonic_s() < self._tick_at_s:
             return []
         self._tick_at_s = self.clock.monotonic_s() + TICK_S
-        now_s, jobs = self.clock.now_s(), self._journal.state.jobs.values()
-        spent = [job.id for job in jobs if _has_spent_budget(job, now_s)]
-        ends = [r.JobWished(job_id=job_id, wish="cancel", by="geminid", over_budget=True) for job_id in spent]
+        ends = limits.reached(self._journal.state.jobs.values(), self.clock.now_s())
         return [*self.executor.tick(self._planner.requested_slots), *ends]
 
     def _sync(self) -> None:
@@ -343,7 +344,7 @@ class Service:
                 if job.wants_slots and job.target is not None:
                     records += self.executor.run(job, job.target)
                 else:
-                    records += self.executor.stop(job, _why_stopped(job), save=job.wish != "cancel")
+                    records += self.executor.stop(job, _why_stopped(job), save=job.wish != "cancel" or job.time.is_up)
             except Exception as problem:
                 log.exception("%s could not be started or stopped", job_id)
                 reason = f"it cannot be started or stopped: {type(problem).__name__}: {problem}"
@@ -381,14 +382,6 @@ class Service:
         self._snapshot()
         self._publish()
         self._inbox.refuse_all("the service is ending")
-
-
-def _has_spent_budget(job: LiveJob, now_s: float) -> bool:
-    """Whether a running job has used all of the GPU time that it may use."""
-    budget_gpu_s = job.spec.budget_gpu_s
-    if budget_gpu_s is None or job.wish != "run" or not job.phase.holds_slots:
-        return False
-    return job.service_gpu_s(now_s) >= budget_gpu_s
 
 
 def _why_stopped(job: LiveJob) -> str:

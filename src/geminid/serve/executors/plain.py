@@ -35,6 +35,7 @@ from geminid.process.launch import (
     spawn,
     watched,
 )
+from geminid.process.logfiles import RESTARTED
 from geminid.process.shim import EXIT, PROCESS, locked, write
 from geminid.serve.executors.commands import CommandExit
 from geminid.supervise.handover import Handover
@@ -136,7 +137,7 @@ def _separate(log: Path) -> None:
                 ended = file.read() == b"\n"
             at = time.strftime("%Y-%m-%d %H:%M:%S")
             with log.open("ab") as file:
-                file.write(f"{'' if ended else chr(10)}==> started again at {at} <==\n".encode())
+                file.write(f"{'' if ended else chr(10)}{RESTARTED}{at} <==\n".encode())
 
 
 def exit_of(folder: Path) -> CommandExit | None:

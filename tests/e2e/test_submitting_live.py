@@ -1,4 +1,4 @@
-"""Arrays and dependencies through the command line and from Python, with a service that is killed between all steps."""
+"""Arrays, dependencies, time limits and retry rules, through the command line and from Python; also under SIGKILL."""
 
 from __future__ import annotations
 
@@ -100,3 +100,19 @@ def test_arrays_and_dependencies_from_python(live):
     cycle.write_text(json.dumps({"jobs": jobs}))
     refused = live.run("submit", cycle)
     assert (refused.returncode, "a → b → a" in refused.stderr) == (2, True)
+
+
+def test_time_limits_end_and_requeue_jobs_and_rules_give_failures_up(live):
+    cluster = geminid.connect(live.home)
+    ends = cluster.submit(["sleep", "1000"], time_limit="1s", working_dir=live.home)
+    rule = [{"log": "no such*option", "then": "stop"}]
+    fails = cluster.submit(["sh", "-c", "echo no such option; exit 2"], retry=rule, working_dir=live.home)
+    assert fails.wait(60, check=False).state == "failed"
+    assert "not tried again: a line with" in fails.reason
+    assert fails.as_dict()["failures"] == 1
+    assert live.run("wait", ends.id, "--timeout", 60).returncode == 6
+    assert ends.refresh().reason == "its time limit of 1s is over"
+    script = f'echo run >> "{live.home}/runs"; [ $(wc -l < "{live.home}/runs") -ge 2 ] || sleep 1000'
+    again = cluster.submit(["sh", "-c", script], time_limit="1s", requeue=True, working_dir=live.home)
+    again.wait(60)
+    assert any("it is queued again" in line["text"] for line in again.history())
