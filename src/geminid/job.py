@@ -45,6 +45,9 @@ MAX_PRIORITY: Final = 1000
 #: The most retries that a job may ask for.
 MAX_RETRIES: Final = 2**31
 
+#: What a job's owner can be notified of.
+OCCASIONS: Final = ("start", "end", "failure", "deadline", "time")
+
 #: How often a job is restarted after a failure, where it does not say.
 DEFAULT_MAX_RETRIES: Final = 3
 
@@ -136,6 +139,7 @@ class JobSpec(Document):
         time_limit_s: How long it may have slots; then it saves what it has done and ends.
         requeue: Whether it goes back to the queue when its time limit is over, instead of ending.
         retry: Rules for what happens after a failure; the first that matches applies.
+        notify: On which occasions its owner is notified.
     """
 
     name: str
@@ -168,6 +172,7 @@ class JobSpec(Document):
     time_limit_s: Seconds | None = None
     requeue: bool = False
     retry: tuple[RetryRule, ...] = ()
+    notify: tuple[str, ...] = ()
 
     # --- What follows from the fields ---
 
@@ -248,6 +253,7 @@ class JobSpec(Document):
             *check_optional(check_number, "time_limit", self.time_limit_s, above=0),
             *check_boolean("requeue", self.requeue),
             *check_rules("retry", self.retry),
+            *check_tuple("notify", self.notify, _check_occasion),
         ]
 
     def _rule_problems(self, faulty: set[str]) -> Iterator[Problem]:
@@ -344,6 +350,7 @@ class JobSpec(Document):
             "time_limit": _duration_or_none(self.time_limit_s),
             "requeue": self.requeue or None,
             "retry": [rule.to_dict() for rule in self.retry] or None,
+            "notify": list(self.notify) or None,
         }
         return {name: value for name, value in plain.items() if value is not None}
 
@@ -369,6 +376,10 @@ def _duration_or_none(duration_s: Seconds | None) -> str | None:
 
 def _check_batch(name: str, size: object) -> list[Problem]:
     return check_integer(name, size, at_least=1, at_most=MAX_BATCH_SIZE)
+
+
+def _check_occasion(name: str, occasion: object) -> list[Problem]:
+    return [] if occasion in OCCASIONS else [Problem(name, occasion, f"must be one of {', '.join(OCCASIONS)}")]
 
 
 def _check_plan(name: str, plan: object) -> list[Problem]:
@@ -452,6 +463,7 @@ def _read_fields(reader: Reader) -> dict[str, Any]:
         "time_limit_s": reader.duration("time_limit", None),
         "requeue": reader.boolean("requeue", None),
         "retry": read_rules(reader, "retry"),
+        "notify": reader.texts("notify", None),
     }
     return {name: value for name, value in arguments.items() if value is not None}
 

@@ -9,6 +9,7 @@ from live import Live
 
 import geminid
 from geminid.serve.client import ServiceError
+from receivers import http_receiver, smtp_receiver
 from waiting import until
 
 #: Says that it runs, and ends when a file tells it to.
@@ -116,3 +117,28 @@ def test_time_limits_end_and_requeue_jobs_and_rules_give_failures_up(live):
     again = cluster.submit(["sh", "-c", script], time_limit="1s", requeue=True, working_dir=live.home)
     again.wait(60)
     assert any("it is queued again" in line["text"] for line in again.history())
+
+
+def test_notifications_arrive_by_mail_and_hook_although_the_first_attempt_fails(live):
+    with http_receiver(statuses=(503,)) as (url, posted), smtp_receiver() as (port, mails):
+        file = live.home / "notifications.yaml"
+        file.touch(mode=0o600)
+        channels = {
+            "team": {"slack": url},
+            "mail": {"smtp": f"127.0.0.1:{port}", "from": "g@here", "to": ["{owner}@here"]},
+        }
+        rules = [{"on": ["failure"], "to": ["team"]}]
+        file.write_text(json.dumps({"channels": channels, "rules": rules, "for_jobs": ["mail"]}))
+        cluster = geminid.connect(live.home)
+        fails = cluster.submit(
+            ["false"], name="breaks", max_retries=0, notify=["end", "failure"], working_dir=live.home
+        )
+        until(lambda: len(posted) >= 2 and mails)
+        assert (
+            posted[1][1]
+            == posted[0][1]
+            == {"text": f"geminid: {fails.id} (breaks) has failed: it ended with exit code 1"}
+        )
+        assert f"To: {fails.as_dict()['owner']}@here" in mails[0]
+        assert "secret-path" not in (live.home / "service.log").read_text()
+        file.unlink()

@@ -57,7 +57,7 @@ def test_a_job_is_warned_once_and_ends_as_failed_when_its_time_is_over():
     assert at(state, 201.0) == []
     state.apply_or_raise(state.seq + 1, 202.0, r.JobEnded(job_id="j1", how="stopped"))
     job = state.jobs["j1"]
-    assert (job.phase, job.state.reason) == (JobPhase.FAILED, "its time limit of 1m 40s is over")
+    assert (job.phase, job.state.reason) == (JobPhase.FAILED, "its time limit of 1m40s is over")
     assert job_from_dict(job_to_dict(job)) == job
 
 

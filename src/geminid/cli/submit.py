@@ -70,6 +70,10 @@ def submit(
             metavar="RULE", help="After a failure: exit=75,137:retry:5m or log=out of memory:stop. Repeatable."
         ),
     ] = None,
+    notify: Annotated[
+        str | None,
+        typer.Option(metavar="start,end,failure,deadline,time", help="Notify you on these occasions."),
+    ] = None,
     array: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +120,7 @@ def submit(
         "time_limit": time,
         "requeue": requeue,
         "retry": [RetryRule.parse(rule).to_dict() for rule in retry] if retry else None,
+        "notify": notify.split(",") if notify else None,
         "array": array,
         "after": after,
         "env": _environment(env or []),

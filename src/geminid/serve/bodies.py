@@ -44,6 +44,7 @@ class JobFile(JobSize):
     time_limit: NotRequired[str | float]
     requeue: NotRequired[bool]
     retry: NotRequired[list[dict[str, Any]]]
+    notify: NotRequired[list[str]]
 
 
 class JobGroup(TypedDict):

@@ -17,7 +17,7 @@ from geminid.engine.hints import NEW, Levers, reopen
 from geminid.job import JobKind, JobSpec
 from geminid.jobstate import JobState
 from geminid.serve.cordons import kept_slots
-from geminid.serve.deadlines import Deadline, Missing, alone_s, judged
+from geminid.serve.deadlines import Deadline, Missing, Verdict, alone_s, judged
 from geminid.serve.documents import market_document, slots_by_type, too_large
 from geminid.serve.forecast import MAX_SIMULATED, Forecast, forecast, in_service, waiting_order
 from geminid.serve.levers import Competition, levers_of
@@ -183,6 +183,18 @@ class Forecaster:
         found = made.jobs.get(job.id) if made.is_of(job) else None
         state, missing = self._service.published.state, self._is_missing(job)
         return self._judged(job, state, now_s, found, made.at_s - now_s, missing=missing).to_dict(now_s)
+
+    def risk_of(self, job: LiveJob) -> str:
+        """Why a job's deadline may not be met, in a sentence; empty if it can be, or nothing is known yet."""
+        if job.spec.deadline_s is None or not job.wants_slots:
+            return ""
+        self.begin()  # unless somebody else has just asked
+        if not self.knows(job):
+            return ""
+        found = self.deadline_of(job, self._service.clock.now_s())
+        if found is None or found["verdict"] in (Verdict.MET.value, Verdict.UNKNOWN.value):
+            return ""
+        return f"{found['verdict']}: {found['why']}"
 
     def _judged(
         self,

@@ -18,7 +18,7 @@ from geminid.jobstate import TRANSITIONS, JobPhase, JobState
 from geminid.serve import records as r
 from geminid.serve.jobarray import INDEX, JobArray, element_id
 from geminid.serve.livejob import LiveJob, ScriptFacts, Stretch, TimeUse, observation_of, printable, total_batch
-from geminid.units import humanize_duration
+from geminid.units import format_duration, humanize_duration
 
 #: Pauses that are kept of a job, the latest ones.
 MAX_PAUSES = 500
@@ -99,7 +99,7 @@ def counted(job: LiveJob, at_s: float, array: JobArray) -> LiveJob:
 
 def _out_of_time(job: LiveJob, at_s: float, *, requeue: bool) -> LiveJob:
     """The job at the end of its time limit: it saves, and ends or waits in the queue again."""
-    text = f"its time limit of {humanize_duration(job.spec.time_limit_s or 0.0)} is over"
+    text = f"its time limit of {format_duration(job.spec.time_limit_s or 0.0)} is over"
     if requeue:
         waits = replace(unplanned(job, at_s), held_until_s=at_s + REQUEUE_S, why=f"{text}: it is queued again")
         return replace(waits, time=TimeUse(from_s=waits.executed_s(at_s))).with_story(at_s, waits.why)

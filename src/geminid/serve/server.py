@@ -322,6 +322,7 @@ def _answer(
     signal.signal(signal.SIGTERM, lambda *_: None)  # the server passes signals on when it is done: not to end us then
     service.start()
     context.recorder.start()
+    context.notifier.start()
     place = {"url": url, **identity_of(os.getpid()), "version": __version__}
     place |= {"note": note} if note else {}
     write_private(home / SERVICE, json.dumps(place))
@@ -330,6 +331,7 @@ def _answer(
         watcher.started(place)
     with contextlib.suppress(KeyboardInterrupt):
         server.run(sockets=[listener])
+    context.notifier.close()
     context.recorder.close()
     service.end(detach=bool(asked and asked[0]))  # returns when it has ended; raises what went wrong
 

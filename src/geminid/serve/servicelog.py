@@ -78,3 +78,5 @@ def log_to(path: Path) -> None:
     handler.addFilter(LineRateLimit())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for client in ("httpx", "httpcore"):  # they log whole URLs, which are secrets of hooks
+        logging.getLogger(client).setLevel(logging.WARNING)

@@ -24,6 +24,7 @@ from geminid.serve.forecaster import Forecaster
 from geminid.serve.inbox import Refused
 from geminid.serve.jobnames import NotOneJob, named_job
 from geminid.serve.livejob import LiveJob
+from geminid.serve.notify.notifier import Notifier
 from geminid.serve.observe.changes import Broadcast, Changes
 from geminid.serve.observe.recorder import Recorder
 from geminid.serve.observe.store import HistoryStore
@@ -54,6 +55,7 @@ class ApiContext:
     is_ending: Callable[[], bool]
     public_url: str = ""
     recorder: Recorder = field(init=False)
+    notifier: Notifier = field(init=False)
     sessions: Sessions = field(init=False)
     failed_log_ins: FailedLogIns = field(init=False)
     broadcast: Broadcast = field(init=False)
@@ -71,6 +73,7 @@ class ApiContext:
         self.forecaster = Forecaster(self.service)
         self.views = JobViews(self.service, self.forecaster)
         self.recorder = Recorder(self.service, HistoryStore(self.home))
+        self.notifier = Notifier(self.service, self.home, self.forecaster.risk_of)
         self.sessions = Sessions(self.home, self.tokens, self.service.clock.now_s)
         self.failed_log_ins = FailedLogIns(self.service.clock.monotonic_s)
         changes = Changes(self.views.row, lambda published: documents.glance_document(published, self.service))
