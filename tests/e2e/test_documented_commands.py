@@ -35,6 +35,14 @@ BEFORE = {
         "geminid up --slots 4 --detach",
         "geminid submit -- sleep 600",
     ],
+    ("docs/arrays.md", "geminid submit --array"): [
+        "geminid up --slots 8 --detach",
+        "geminid submit --name prepare -- true",
+        *["geminid submit -- true"] * 5,
+    ],
+    ("docs/arrays.md", "geminid show"): ["geminid submit --array 0-4 -- sleep 600"],
+    ("docs/limits.md", "geminid submit --time"): ["geminid up --slots 1 --detach"],
+    ("docs/notifications.md", "geminid submit"): ["geminid up --slots 1 --detach"],
     ("docs/submit.md", "geminid submit"): ["geminid up --slots 2 --detach", *["geminid submit -- true"] * 6],
     ("docs/submit.md", "geminid pause"): [
         "geminid submit -- python train.py --epochs 1000000",
@@ -52,6 +60,9 @@ INSTEAD = {
     ("docs/what-if.md", "geminid simulate --from-live"): {"1234": LAST_DECISION},
     ("docs/compare-policies.md", "geminid simulate"): {"--workload small": "--workload small --load 0.2"},
     ("docs/simulate.md", "geminid simulate"): {"--workload small": "--workload small --load 0.2"},
+    ("docs/arrays.md", "geminid submit --array"): {"0-99%8": "0-4", "python train.py": "true"},
+    ("docs/arrays.md", "geminid show"): {"cancel j7_3": "cancel j8_3"},
+    ("docs/arrays.md", "geminid submit --after"): {"python report.py": "true"},
     ("docs/submit.md", "geminid pause"): {"j7": "j10"},
     ("docs/profile-a-script.md", "geminid profile"): {"geminid profile ": "geminid profile --seconds 2 --slots 1 "},
 }

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from live import Live
@@ -142,3 +149,57 @@ def test_notifications_arrive_by_mail_and_hook_although_the_first_attempt_fails(
         assert f"To: {fails.as_dict()['owner']}@here" in mails[0]
         assert "secret-path" not in (live.home / "service.log").read_text()
         file.unlink()
+
+
+def test_top_shows_jobs_in_a_terminal_and_cancels_the_selected_one(live):
+    job = geminid.connect(live.home).submit(["sleep", "1000"], name="watched", working_dir=live.home)
+    process, terminal = pty.fork()
+    if process == 0:
+        os.execve(sys.executable, [sys.executable, "-m", "geminid", "top"], {**live.env, "TERM": "xterm"})
+    shown = bytearray()
+
+    def shows(text: bytes) -> bool:
+        while select.select([terminal], [], [], 0.05)[0]:
+            try:
+                piece = os.read(terminal, 65536)
+            except OSError:  # it has ended
+                break
+            if not piece:
+                break
+            shown.extend(piece)
+        return text in shown
+
+    try:
+        until(lambda: shows(b"watched"))
+        os.write(terminal, b"/watched\rc")
+        until(lambda: shows(b"y for yes"))
+        os.write(terminal, b"y")
+        until(lambda: live.json("show", job.id)["phase"] == "cancelled")
+        os.write(terminal, b"q")
+        until(lambda: shows(b"\x1b[?1049l"))
+    finally:
+        os.close(terminal)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) in (0, -1)
+    assert live.run("top").returncode == 2  # no terminal
+
+
+def test_job_names_are_completed_and_lists_are_sorted_and_filtered(live):
+    cluster = geminid.connect(live.home)
+    names = ("finish-b", "finish-a")
+    jobs = [cluster.submit(["true"], name=name, working_dir=live.home) for name in names]
+    for job in jobs:
+        job.wait(60)
+    listed = live.json("queue", "--all", "--name", "FINISH", "--sort", "name")
+    assert [job["name"] for job in listed] == ["finish-a", "finish-b"]
+    listed = live.json("queue", "--all", "--name", "finish", "--sort", "-name")
+    assert [job["name"] for job in listed] == ["finish-b", "finish-a"]
+    assert live.run("queue", "--sort", "colour").returncode == 2
+    for shell, asked in (
+        ("bash", {"COMP_WORDS": "geminid show fini", "COMP_CWORD": "2"}),
+        ("zsh", {"_TYPER_COMPLETE_ARGS": "geminid show fini"}),
+        ("fish", {"_TYPER_COMPLETE_ARGS": "geminid show fini", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}),
+    ):
+        command = [Path(sys.executable).with_name("geminid")]
+        env = {**live.env, "_GEMINID_COMPLETE": f"complete_{shell}", **asked}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert {"finish-a", "finish-b"} <= set(re.findall(r"finish-[ab]", done.stdout)), (shell, done)

@@ -13,14 +13,18 @@ import typer
 from rich.markup import escape
 
 from geminid.cli.client import Absence, client, of, print_error, reporting_trouble
+from geminid.cli.completion import complete_jobs
 from geminid.cli.output import Column, JsonOption, WideOption, console, print_json, print_table
 from geminid.units import humanize_duration
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="The job's identifier, such as j7, or its name.")]
-JobsArgument = Annotated[list[str], typer.Argument(metavar="JOB …", help="Identifiers, such as j7, or names.")]
-
-#: Number of jobs in the queue's table unless --limit says otherwise: short enough to appear at once.
-SHOWN = 100
+JobArgument = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="The job's identifier, such as j7, or its name.", autocompletion=complete_jobs),
+]
+JobsArgument = Annotated[
+    list[str],
+    typer.Argument(metavar="JOB …", help="Identifiers, such as j7, or names.", autocompletion=complete_jobs),
+]
 
 #: Age from which a forecast is shown together with its age, in seconds.
 OLD_FORECAST_S = 5.0
@@ -43,9 +47,6 @@ QUEUE_COLUMNS = (
     Column("resizes", 7),
 )
 
-#: Number of deadlines that may not be met which are explained below the queue's table.
-MOST_DEADLINES = 5
-
 #: How phases look in tables.
 COLOURS = {"running": "green", "succeeded": "green", "failed": "red", "cancelled": "red", "pending": "yellow"}
 
@@ -61,52 +62,6 @@ def about_deadline(job: dict[str, Any], whose: str = "its") -> list[str]:
         earliest = time.strftime(" (earliest finish: %Y-%m-%d %H:%M:%S)", at)
     lines = [f"{whose} deadline {deadline['verdict']}: {deadline['why']}{earliest}"]
     return [*lines, *(f"→ {text}" for text in deadline["help"])]
-
-
-def queue(
-    state: Annotated[str | None, typer.Option(help="Only jobs in this phase, such as running or failed.")] = None,
-    owner: Annotated[str | None, typer.Option(help="Only jobs of this user.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
-    array: Annotated[str | None, typer.Option(metavar="JOB", help="The elements of this array.")] = None,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")] = False,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=100_000,
-            help="Show at most this many: those that run, then those that start next.",
-            show_default=f"{SHOWN} in the table, 1000 as JSON",
-        ),
-    ] = None,
-    wide: WideOption = False,
-    json: JsonOption = False,
-) -> None:
-    """List jobs: what they do, what they have, and when they will be done."""
-    most = limit or (None if json else SHOWN)
-    with reporting_trouble():
-        array_id = None if array is None else client().get(of("jobs", array))["id"]
-        jobs, there_are = client().get_counted(
-            "jobs", state=state, owner=owner, queue=queue, array=array_id, all=all, limit=most
-        )
-    if json:
-        print_json(jobs)
-        return
-    if not jobs:
-        console.print("no jobs" if all or state else "no jobs are waiting or running (--all shows those that are over)")
-        return
-    print_table("Jobs", QUEUE_COLUMNS, [job_row(job) for job in jobs])
-    for line in about_times(jobs):
-        console.print(line)
-    late = [line for job in jobs for line in about_deadline(job, f"{job['id']}: its")[:1]]
-    for line in [
-        *late[:MOST_DEADLINES],
-        *([f"and {len(late) - MOST_DEADLINES} more"] if late[MOST_DEADLINES:] else []),
-    ]:
-        console.print(escape(line), soft_wrap=True)
-    if any(job["deadline"] and job["deadline"]["help"] for job in jobs):
-        console.print("`geminid explain JOB` says what would help", soft_wrap=True)
-    if there_are > len(jobs):
-        console.print(f"{there_are - len(jobs):,} more are not shown: --limit {there_are} shows all")
 
 
 def job_row(job: dict[str, Any]) -> list[str]:

@@ -44,8 +44,10 @@ def _places() -> Iterator[tuple[str, Place]]:
     for panel, module, names in (
         ("The service", "service", "up down status"),
         ("Jobs", "submit", "submit"),
-        ("Jobs", "jobs", "queue show explain wait cancel pause resume"),
+        ("Jobs", "jobs", "show explain wait cancel pause resume"),
+        ("Jobs", "queue", "queue"),
         ("Jobs", "logs", "logs"),
+        ("Jobs", "top", "top"),
     ):
         yield from ((name, Place(module, name, panel)) for name in names.split())
     yield "open", Place("open", "open_page", "The service")

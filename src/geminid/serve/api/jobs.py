@@ -145,12 +145,14 @@ async def jobs(
     state: str | None = None,
     owner: str | None = None,
     queue: str | None = None,
+    name: Annotated[str | None, Query(max_length=200)] = None,
     array: Annotated[str | None, Query(max_length=100)] = None,
     all: bool = False,
     limit: Annotated[int, Query(ge=1, le=100_000)] = 1000,
 ) -> JSONResponse:
     """The jobs, newest last; those that are over only with ``all`` or their ``state``. An array is one job.
 
+    ``name`` is a part of a name.
     With ``array``, the elements of this array, by its identifier, that have been queued.
 
     If there are more than ``limit``: the jobs that run and that start next; with jobs that are over, the newest. The
@@ -162,6 +164,7 @@ async def jobs(
         job
         for job in context.service.published.state.jobs.values()
         if array_of(job.id) == array
+        and (name is None or name.lower() in job.spec.name.lower())
         and (owner is None or job.spec.owner == owner)
         and (queue is None or job.spec.queue == queue)
         and (job.shown_phase.value == state if state is not None else all or not job.phase.is_terminal)
