@@ -60,7 +60,7 @@ INSTEAD = {
     ("docs/what-if.md", "geminid simulate --from-live"): {"1234": LAST_DECISION},
     ("docs/compare-policies.md", "geminid simulate"): {"--workload small": "--workload small --load 0.2"},
     ("docs/simulate.md", "geminid simulate"): {"--workload small": "--workload small --load 0.2"},
-    ("docs/arrays.md", "geminid submit --array"): {"0-99%8": "0-4", "python train.py": "true"},
+    ("docs/arrays.md", "geminid submit --array"): {"0-99%8": "0-4", "python train.py": "echo done"},
     ("docs/arrays.md", "geminid show"): {"cancel j7_3": "cancel j8_3"},
     ("docs/arrays.md", "geminid submit --after"): {"python report.py": "true"},
     ("docs/submit.md", "geminid pause"): {"j7": "j10"},
