@@ -1,4 +1,4 @@
-"""Completion of job identifiers and names in shells (``geminid --install-completion``)."""
+"""Completion of job identifiers and names in shells (the option ``--install-completion`` sets it up)."""
 
 from __future__ import annotations
 

@@ -26,6 +26,9 @@ JobsArgument = Annotated[
     typer.Argument(metavar="JOB …", help="Identifiers, such as j7, or names.", autocompletion=complete_jobs),
 ]
 
+#: Number of jobs in the queue's table unless --limit says otherwise: short enough to appear at once.
+SHOWN = 100
+
 #: Age from which a forecast is shown together with its age, in seconds.
 OLD_FORECAST_S = 5.0
 

@@ -10,13 +10,10 @@ from rich.markup import escape
 
 from geminid.cli.client import Absence, client, of, reporting_trouble
 from geminid.cli.completion import complete_jobs
-from geminid.cli.jobs import QUEUE_COLUMNS, about_deadline, about_times, job_row
+from geminid.cli.jobs import QUEUE_COLUMNS, SHOWN, about_deadline, about_times, job_row
 from geminid.cli.output import JsonOption, WideOption, console, print_json, print_table
 from geminid.cli.topview import SORTS, sorted_jobs
 from geminid.fields import InvalidInput, Problem
-
-#: Number of jobs in the queue's table unless --limit says otherwise: short enough to appear at once.
-SHOWN = 100
 
 #: Number of deadlines that may not be met which are explained below the queue's table.
 MOST_DEADLINES = 5
