@@ -203,3 +203,15 @@ def test_job_names_are_completed_and_lists_are_sorted_and_filtered(live):
         env = {**live.env, "_GEMINID_COMPLETE": f"complete_{shell}", **asked}
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
         assert {"finish-a", "finish-b"} <= set(re.findall(r"finish-[ab]", done.stdout)), (shell, done)
+
+
+def test_a_job_is_run_again_with_changes(live):
+    cluster = geminid.connect(live.home)
+    first = cluster.submit(["sh", "-c", "echo rate $LR"], name="first", env={"LR": "1"}, working_dir=live.home).wait(60)
+    second = first.rerun(env={"LR": "2"}, name="second").wait(60)
+    assert (second.name, second.logs()) == ("second", "rate 2\n")
+    made = live.json("rerun", "second", "--set", "env.LR=3", "--set", "priority=-5")
+    assert made["priority"] == -5
+    assert cluster.job(made["id"]).wait(60).logs() == "rate 3\n"
+    refused = live.run("rerun", first.id, "--set", "colour=red")
+    assert "colour is not a known field" in refused.stderr

@@ -45,6 +45,7 @@ def _places() -> Iterator[tuple[str, Place]]:
         ("The service", "service", "up down status"),
         ("Jobs", "submit", "submit"),
         ("Jobs", "jobs", "show explain wait cancel pause resume"),
+        ("Jobs", "rerun", "rerun"),
         ("Jobs", "queue", "queue"),
         ("Jobs", "logs", "logs"),
         ("Jobs", "top", "top"),

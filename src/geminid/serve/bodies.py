@@ -59,3 +59,16 @@ class JobChange(TypedDict):
     priority: NotRequired[int]
     min_slots: NotRequired[int]
     max_slots: NotRequired[int]
+
+
+class JobChanges(TypedDict, total=False):
+    """Fields of a job file that another run of a job has; all that are left out stay as they were."""
+
+    name: str
+    command: list[str]
+    env: dict[str, str]
+    slots: int
+    min_slots: int
+    max_slots: int
+    priority: int
+    queue: str

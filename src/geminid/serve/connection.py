@@ -121,7 +121,8 @@ class Job:
 
     def logs(self, tail: int | None = None) -> str:
         """What it has printed; with ``tail``, the last lines of each worker. Of an array: element after element."""
-        return "".join(piece for job in self.elements() or [self] for piece in job._pieces({"tail": tail}))
+        jobs = self.elements() or [self]
+        return "".join(piece for job in jobs for piece in _log_pieces(self._client, job.id, {"tail": tail}))
 
     def elements(self) -> list[Job]:
         """The elements of an array that have been queued and are retained; empty for a job that is no array."""
@@ -132,12 +133,7 @@ class Job:
 
     def follow(self) -> Iterator[str]:
         """What it prints, piece by piece, until it has ended."""
-        return self._pieces({"follow": True})
-
-    def _pieces(self, query: Mapping[str, object]) -> Iterator[str]:
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end within a character
-        for piece in self._client.stream(address("jobs", self.id, "logs"), **query):
-            yield decoder.decode(piece)
+        return _log_pieces(self._client, self.id, {"follow": True})
 
     def metrics(self) -> Any:
         """Its curves: samples, goodput, batch, learning rate, noise scale and the metrics that its script reports.
@@ -167,6 +163,11 @@ class Job:
         found: list[dict[str, Any]] = self._client.get(address("jobs", self.id, "story"))
         return found
 
+    def rerun(self, **changes: Any) -> Job:
+        """Submit it again, with these fields of its job file changed; ``env`` is added to its own."""
+        path = f"{address('jobs', self.id)}/rerun"
+        return Job(self._client, submit_once(lambda: self._client, changes, to=path))
+
     def cancel(self) -> Job:
         """Give it up."""
         return self._after(self._client.post(address("jobs", self.id, "cancel")))
@@ -193,6 +194,7 @@ class Job:
     wait_async = _in_a_thread(wait)
     logs_async = _in_a_thread(logs)
     elements_async = _in_a_thread(elements)
+    rerun_async = _in_a_thread(rerun)
     metrics_async = _in_a_thread(metrics)
     explain_async = _in_a_thread(explain)
     history_async = _in_a_thread(history)
@@ -215,6 +217,13 @@ class Job:
         text = f"{self.id} {self.name}: {self.state} on {self.slots} slots{done}"
         reason = f"<br>{html.escape(self.reason)}" if self.reason else ""
         return f"<p><b>{html.escape(text)}</b>{reason}</p>{slots_drawing(series['at_s'], series['slots'])}"
+
+
+def _log_pieces(client: Client, job_id: str, query: Mapping[str, object]) -> Iterator[str]:
+    """What a job printed, piece by piece."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end within a character
+    for piece in client.stream(address("jobs", job_id, "logs"), **query):
+        yield decoder.decode(piece)
 
 
 def slots_drawing(times: Sequence[float], slots: Sequence[int]) -> str:

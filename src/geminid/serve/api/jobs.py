@@ -26,6 +26,7 @@ from geminid.serve.jobarray import array_of
 from geminid.serve.livejob import LiveJob
 from geminid.serve.queues import existing as existing_queues
 from geminid.serve.queues import why_not_raised, why_not_submitted
+from geminid.serve.rerun import changed_spec
 from geminid.serve.service import Service
 from geminid.supervise.setaside import set_checkpoints_aside
 
@@ -92,6 +93,31 @@ async def submit(
     if accepted.deadline_s is not None:
         job = await _with_forecast(context, job)
     return JSONResponse(context.views.summary(job), 201)
+
+
+@router.post(
+    "/jobs/{job_id}/rerun", status_code=201, response_model=schemas.Job, openapi_extra=body_schema(bodies.JobChanges)
+)
+async def rerun(
+    context: Context,
+    caller: Caller,
+    job: OwnJob,
+    given: JsonBody,
+    idempotency_key: Annotated[str | None, Header(max_length=200)] = None,
+) -> JSONResponse:
+    """Submit a job again, with its command, folder and environment, and with the fields that are given changed."""
+    spec, service = changed_spec(job.spec, given), context.service
+    state = service.published.state
+    queues = existing_queues(state.queues, state.quotas)
+    if not caller.is_admin and (why := why_not_submitted(state.rules_of(spec.queue), spec, caller.user, queues)):
+        raise Refused(403, why)
+    accepted = await asyncio.to_thread(service.operations.accepted, spec, caller.user)
+    key = None if idempotency_key is None else f"{caller.user}:{idempotency_key}"
+    digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode()).hexdigest()
+    submit_once = functools.partial(service.operations.submit, request=key, digest=digest, checked=True)
+    made = await asyncio.wrap_future(await asyncio.to_thread(submit_once, accepted, caller.user))
+    context.forecaster.begin()
+    return JSONResponse(context.views.summary(made), 201)
 
 
 async def _with_forecast(context: ApiContext, job: LiveJob) -> LiveJob:
