@@ -17,6 +17,7 @@ from geminid.jobstate import JobPhase
 from geminid.policies.registry import make_policy
 from geminid.serve import records as r
 from geminid.serve.arrays import MAX_WAITING, expansions, unmade_element
+from geminid.serve.demand import startable
 from geminid.serve.dependencies import read_group, settlements
 from geminid.serve.inbox import Refused
 from geminid.serve.jobarray import INDEX
@@ -230,6 +231,31 @@ def test_a_job_after_an_array_waits_for_all_elements_and_an_array_may_wait_too()
         world.end(f"{second}_{one}")
     world.follow_up()
     assert (world.phase(second), world.phase(broken)) == ("succeeded", "cancelled")
+
+
+def test_an_array_asks_an_autoscaled_cluster_for_all_that_it_may_start():
+    world = State()
+    for text, blocked, needed in (("0-9", [], 9), ("0-9%4", [], 3), ("0-9", ["j1"], 0)):
+        array = world.submit(array=text, after=blocked)
+        world.follow_up(free=0)
+        assert startable(world.state.jobs[array]) == needed  # one of them is a job already
+    assert startable(world.state.jobs["j1_0"]) == 1
+
+
+def test_what_was_never_made_is_cancelled_with_its_array_and_nothing_else():
+    world = State()
+    array = world.submit(array="0-9%1")
+    world.follow_up()
+    world.end(f"{array}_0")
+    world.follow_up()
+    world.apply(r.JobsForgotten(job_ids=[f"{array}_0"]), r.JobWished(job_id=array, wish="cancel", by="ann"))
+    assert unmade_element(world.state.jobs, f"{array}_0") is None
+    later = unmade_element(world.state.jobs, f"{array}_2")
+    assert later is not None
+    assert later.phase is JobPhase.CANCELLED
+    assert not world.state.jobs[array].phase.is_terminal  # an element is still there
+    world.apply(r.JobWished(job_id=f"{array}_1", wish="cancel", by="ann"))
+    assert world.phase(array) == "cancelled"
 
 
 def test_elements_do_not_displace_other_jobs_from_what_is_retained():

@@ -54,12 +54,12 @@ def unmade_element(jobs: Mapping[str, LiveJob], job_id: str) -> LiveJob | None:
     element = element_number(job_id)
     if element not in job.spec.array or job_id != element_id(job.id, element):
         return None
-    skipped = element in job.array.skipped
-    never_made = job.wish == "cancel" and job.array.cancelled > 0
-    if job.spec.array.position(element) < job.array.passed and not never_made:
+    position, stopped_at = job.spec.array.position(element), job.array.stopped_at
+    was_cancelled = element in job.array.skipped or (stopped_at is not None and position >= stopped_at)
+    if position < job.array.passed and not was_cancelled:
         return None  # it is over, and not retained any more
     made = lifecycle.element(job, element)
-    if not (skipped or never_made):
+    if not was_cancelled:
         return made
     at_s = job.state.updated_at_s
     state = made.state.move(JobPhase.CANCELLED, at_s=at_s, reason="cancelled before it was queued")

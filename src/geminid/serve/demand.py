@@ -11,6 +11,16 @@ from geminid.serve.livejob import LiveJob
 from geminid.serve.state import ServiceState
 
 
+def startable(job: LiveJob) -> int:
+    """How many jobs could start if there were slots: the job itself, or elements of an array that are not made yet."""
+    if job.array is None or job.spec.array is None:
+        return int(job.target is None and job.wants_slots)
+    if job.blocked or job.wish != "run" or job.phase.is_terminal:
+        return 0
+    limit = job.spec.array.limit
+    return job.array.unmade if limit is None else max(min(job.array.unmade, limit - job.array.active), 0)
+
+
 @dataclass(slots=True)
 class Demand:
     """Which jobs have slots or a target (``placed``), and what the others need at least."""
@@ -25,10 +35,11 @@ class Demand:
         (self.placed.add if placed else self.placed.discard)(job_id)
         gpu_type, slots = self._needed.pop(job_id, ("", 0))
         self._needed_by_type[gpu_type] -= slots
-        if job is not None and job.target is None and job.wants_slots:
+        jobs = 0 if job is None else startable(job)
+        if job is not None and jobs:
             gpu_type = (*job.spec.gpu_types.names, *cluster.type_index)[0]
-            self._needed[job_id] = gpu_type, job.spec.min_slots
-            self._needed_by_type[gpu_type] += job.spec.min_slots
+            self._needed[job_id] = gpu_type, jobs * job.spec.min_slots
+            self._needed_by_type[gpu_type] += jobs * job.spec.min_slots
 
     def slots_by_type(self, state: ServiceState, cluster: Cluster, desired_nodes: Mapping[str, int]) -> dict[str, int]:
         """How many slots of each GPU type jobs have or need; or as many as the ``desired_nodes`` of the policy have."""

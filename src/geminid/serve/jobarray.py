@@ -31,14 +31,16 @@ class JobArray:
     """The elements of an array, counted.
 
     ``passed`` are those, in the order of their start, that have been made or skipped; ``skipped`` are the numbers of
-    later ones that were cancelled before they were made. Of those made, ``active`` are not over: ``waiting`` for their
-    first slots, ``running`` on ``slots``, paused, or waiting to be started again. ``cancelled`` includes those that
-    were never made. ``failed_elements`` are the first few numbers of those that failed.
+    later ones that were cancelled before they were made; so were all from position ``stopped_at`` on, if it is set. Of
+    those made, ``active`` are not over: ``waiting`` for their first slots, ``running`` on ``slots``, paused, or waiting
+    to be started again. ``cancelled`` includes those that were never made. ``failed_elements`` are the first few
+    numbers of those that failed.
     """
 
     total: int
     passed: int = 0
     skipped: tuple[int, ...] = ()
+    stopped_at: int | None = None
     active: int = 0
     waiting: int = 0
     running: int = 0
@@ -81,7 +83,8 @@ class JobArray:
 
     def skip_all(self) -> JobArray:
         """The array after all elements were cancelled that had not been made."""
-        return replace(self, passed=self.total, skipped=(), cancelled=self.cancelled + self.unmade)
+        cancelled = self.cancelled + self.unmade
+        return replace(self, passed=self.total, stopped_at=self.passed, cancelled=cancelled, skipped=())
 
     def counted(self, before: LiveJob | None, after: LiveJob) -> JobArray:
         """The array after one of its elements has changed, or was made."""

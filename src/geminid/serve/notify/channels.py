@@ -6,6 +6,7 @@ The file has secrets (passwords, addresses of hooks): only its owner may read it
 from __future__ import annotations
 
 import smtplib
+import ssl
 import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -66,7 +67,7 @@ class Mail:
         try:
             with smtplib.SMTP(self.host, self.port, timeout=SEND_TIMEOUT_S) as server:
                 if self.starttls:
-                    server.starttls()
+                    server.starttls(context=ssl.create_default_context())
                 if self.user:
                     server.login(self.user, self.password)
                 server.send_message(mail)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from geminid.jobstate import JobPhase
-from geminid.serve.jobarray import array_of
 from geminid.serve.livejob import LiveJob
 from geminid.serve.quarantine import number_of
 from geminid.serve.state import ServiceState
@@ -60,17 +59,26 @@ def messages_of(
     """
     found: list[Message] = []
     after: dict[str, frozenset[str]] = {}
-    for job in state.jobs.values():
-        before = said.occasions.get(job.id)
-        if array_of(job.id) is not None or (before is None and number_of(job.id) <= said.submitted):
-            continue
-        before = before or frozenset()
+    known = [job_id for job_id in said.occasions if job_id in state.jobs]
+    for job in (state.jobs[job_id] for job_id in [*known, *_new_jobs(state, said.submitted)]):
+        before = said.occasions.get(job.id, frozenset())
         occasions = dict(_occasions(job, "" if Occasion.DEADLINE in before else at_risk(job)))
         new = {occasion: text for occasion, text in occasions.items() if occasion not in before}
         found += [_message(job, occasion, text, now_s) for occasion, text in new.items()]
         if not job.phase.is_terminal:
             after[job.id] = before | {occasion.value for occasion in new}
     return found, Said(after, state.submitted)
+
+
+def _new_jobs(state: ServiceState, submitted: int) -> list[str]:
+    """The jobs that were submitted after so many others, without elements of arrays."""
+    found: list[str] = []
+    for job_id in reversed(state.jobs):
+        number = number_of(job_id)  # 0 for an element
+        if 0 < number <= submitted:
+            break
+        found += [job_id] if number else []
+    return found[::-1]
 
 
 def _occasions(job: LiveJob, risk: str) -> Iterable[tuple[Occasion, str]]:
