@@ -30,7 +30,7 @@ def queue(
     array: Annotated[
         str | None, typer.Option(metavar="JOB", help="The elements of this array.", autocompletion=complete_jobs)
     ] = None,
-    all: Annotated[bool, typer.Option("--all", "-a", help="Jobs that are over, too.")] = False,
+    all: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that are over.")] = False,
     sort: Annotated[
         str | None, typer.Option(metavar="|".join(SORTS), help="The order; a minus before it reverses it.")
     ] = None,
