@@ -50,8 +50,8 @@ READ_AGAIN = ("nodes", "lanes")
 #: Time between two such readings of a page: as often as if a job was resized every ten seconds.
 READ_AGAIN_S = 10.0
 
-#: Requests whose times are compared, with and without viewers.
-REQUESTS = 300
+#: Requests of one round whose times are compared, with and without viewers.
+REQUESTS = 100
 
 #: What the page is measured against.
 TARGETS = {
@@ -112,7 +112,7 @@ def measure(*, repeats: int = 5, jobs: int = 1000, many_jobs: int | None = 10_00
             frame_ms = _scrolling(context, client.url)
             token = (home / TOKEN).read_text(encoding="utf-8").strip()
             stream_kb = _stream_kb_per_s(client.url, token)
-            slowdown = _slowdown(client, token, REQUESTS if repeats > 1 else REQUESTS // 10)
+            slowdown = _slowdown(client, token, rounds=3 if repeats > 1 else 1)
         many_ms = None
         if many_jobs is not None:
             with _service(many_jobs) as (client, _), _logged_in(browser, client) as context:
@@ -211,30 +211,42 @@ def _stream_kb_per_s(url: str, token: str) -> float:
         return received / 1000.0 / (time.monotonic() - began_s)
 
 
-def _slowdown(client: Client, token: str, requests: int) -> float:
-    """By which share the median answer is slower while many watch, from another process."""
-    alone_s = _median_answer_s(client, requests)
+def _slowdown(client: Client, token: str, rounds: int) -> float:
+    """By which share the median answer is slower while many watch: alone and watched take turns."""
+    alone: list[float] = []
+    watched: list[float] = []
+    _answer_times(client)  # the first ones find nothing prepared
+    for _ in range(rounds):
+        alone += _answer_times(client)
+        with _viewers(client.url, token):
+            watched += _answer_times(client)
+    return statistics.median(watched) / statistics.median(alone) - 1.0
+
+
+def _answer_times(client: Client) -> list[float]:
+    times = []
+    for _ in range(REQUESTS):
+        began_s = time.perf_counter()
+        client.get("jobs/j1")
+        times.append(time.perf_counter() - began_s)
+    return times
+
+
+@contextlib.contextmanager
+def _viewers(url: str, token: str) -> Iterator[None]:
+    """Many open pages, in another process: this one only measures."""
     spawning = multiprocessing.get_context("spawn")
     ready, over = spawning.Event(), spawning.Event()
-    viewers = spawning.Process(target=watch_as_many, args=(client.url, token, ready, over), daemon=True)
+    viewers = spawning.Process(target=watch_as_many, args=(url, token, ready, over), daemon=True)
     viewers.start()
     try:
         if not ready.wait(PATIENCE_MS / 1000.0):
             raise TimeoutError(f"{VIEWERS} viewers could not connect")
-        return _median_answer_s(client, requests) / alone_s - 1.0
+        yield
     finally:
         over.set()
         viewers.join(10.0)
         viewers.kill()
-
-
-def _median_answer_s(client: Client, requests: int) -> float:
-    times = []
-    for _ in range(requests):
-        began_s = time.perf_counter()
-        client.get("jobs/j1")
-        times.append(time.perf_counter() - began_s)
-    return statistics.median(times)
 
 
 def _open_stream(url: str, token: str) -> socket.socket:

@@ -5,6 +5,7 @@ import { html, useCallback, useEffect, useRef, useState } from "./dom.js";
 
 export const ROW_PX = 30;
 const SPARE_ROWS = 12;
+const STEP_PX = 6 * ROW_PX; // drawn again after so much scrolling: fewer rows than are spare
 
 // columns: [{ key, title, num, cell(row), sort(row) }]; only the rows in sight are in the document.
 export function Table({ label, columns, rows, empty, onOpen, windowed = true, sorting, setSorting }) {
@@ -46,7 +47,7 @@ export function Table({ label, columns, rows, empty, onOpen, windowed = true, so
     tabindex="0"
     role="region"
     aria-label=${label}
-    onScroll=${(event) => windowed && setTop(event.currentTarget.scrollTop)}
+    onScroll=${(event) => windowed && setTop(event.currentTarget.scrollTop - (event.currentTarget.scrollTop % STEP_PX))}
     onKeyDown=${keys}
   >
     <table aria-rowcount=${rows.length + 1}>

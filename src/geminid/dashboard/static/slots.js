@@ -211,12 +211,12 @@ export function SlotLanes({ nodes, job }) {
     </div>
     ${tip && html`<${Tip} ...${tip} />`}
     ${!lanes.complete && html`<p class="note">Too many stints to show all: the oldest are left out. Zoom in to see them.</p>`}
-    <p class="note">A dark line marks a resize, a cross a lost worker or a failure. Drag to move, Ctrl and the wheel zoom.</p>
+    <p class="note">A line marks a resize, a cross a lost worker or a failure. Drag to move; the wheel zooms with Ctrl.</p>
     <${LanesTable} lanes=${lanes} t0=${t0} t1=${t1} />
   </div>`;
 }
 
-// Where a job was resized, a dark line through its first lane.
+// Where a job was resized, a line through its first lane.
 function markChanges(context, model, view) {
   const { x, y } = laneScale(model, view);
   const last = new Map();

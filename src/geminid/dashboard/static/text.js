@@ -30,6 +30,14 @@ const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
 export const moment = (s) => (s === null || s === undefined ? "–" : dayFormat.format(s * 1000));
 export const timeZone = zone;
 
+const dateFormat = new Intl.DateTimeFormat(undefined, { dateStyle: "medium" });
+
+// When a period begins: a day where that is midnight.
+export const period = (s) => {
+  const at = new Date(s * 1000);
+  return at.getHours() || at.getMinutes() ? dayFormat.format(at) : dateFormat.format(at);
+};
+
 export function clock(s, now) {
   if (s === null || s === undefined) return "–";
   return Math.abs(s - now) < 20 * 3600 ? clockFormat.format(s * 1000) : dayFormat.format(s * 1000);

@@ -30,9 +30,9 @@ export function Nodes() {
         <div class="bar">
           <strong>${node.name}</strong>
           <span>${plural(node.slots, "slot")} of ${node.gpu_type}</span>
-          ${node.rack && html`<span class="note">rack ${node.rack}${node.zone ? `, zone ${node.zone}` : ""}</span>`}
+          ${node.rack && html`<span class="note">${[node.rack, node.zone].filter(Boolean).join(", ")}</span>`}
           <span>${health(node)}</span>
-          <span class="note">agent ${node.agent_version || "not heard of yet"}</span>
+          <span class="note">agent ${node.agent_version || "not connected yet"}</span>
           <span class="push"></span>
           ${admin &&
           (node.drained

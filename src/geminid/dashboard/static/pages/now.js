@@ -12,18 +12,18 @@ const NODES_EVERY_MS = 10000;
 const COLUMNS = [
   { key: "id", title: "job", cell: (row) => html`<${Link} to=${`/jobs/${row.id}`}>${row.id}<//>`, sort: (row) => Number(row.id.slice(1)) },
   { key: "name", title: "name", cell: (row) => html`<span title=${row.name}>${row.name}</span>`, sort: (row) => row.name },
-  { key: "owner", title: "owner", cell: (row) => row.owner ?? "", sort: (row) => row.owner },
   { key: "phase", title: "state", cell: (row) => html`<${Phase} phase=${row.phase} />`, sort: (row) => row.phase },
-  { key: "position", title: "position", num: true, cell: (row) => row.position ?? "", sort: (row) => row.position },
   { key: "slots", title: "slots", num: true, cell: (row) => slotsText(row), sort: (row) => row.slots },
-  { key: "needs", title: "may have", cell: slotRange, sort: (row) => row.min_slots },
-  { key: "priority", title: "priority", num: true, cell: (row) => row.priority, sort: (row) => row.priority },
+  { key: "position", title: "position", num: true, cell: (row) => row.position ?? "", sort: (row) => row.position },
   { key: "done", title: "done", cell: (row) => html`<${Meter} share=${row.done} />`, sort: (row) => row.done },
-  { key: "batch", title: "batch", num: true, cell: (row) => count(row.batch), sort: (row) => row.batch },
   { key: "starts", title: "starts in", cell: (row) => (row.slots ? "" : ahead(row.start_s, now())), sort: (row) => row.start_s?.[0] },
   { key: "ends", title: "finishes in", cell: (row) => ahead(row.finish_s, now()), sort: (row) => row.finish_s?.[0] },
-  { key: "age", title: "age", num: true, cell: (row) => duration(now() - row.submitted_at_s), sort: (row) => -row.submitted_at_s },
   { key: "reason", title: "reason", cell: (row) => html`<span title=${row.reason}>${row.reason}</span>`, sort: (row) => row.reason },
+  { key: "owner", title: "owner", cell: (row) => row.owner ?? "", sort: (row) => row.owner },
+  { key: "needs", title: "may have", cell: slotRange, sort: (row) => row.min_slots },
+  { key: "batch", title: "batch", num: true, cell: (row) => count(row.batch), sort: (row) => row.batch },
+  { key: "priority", title: "priority", num: true, cell: (row) => row.priority, sort: (row) => row.priority },
+  { key: "age", title: "age", num: true, cell: (row) => duration(now() - row.submitted_at_s), sort: (row) => -row.submitted_at_s },
 ];
 
 const slotsText = (row) => (row.target_slots && row.target_slots !== row.slots ? `${row.slots} → ${row.target_slots}` : `${row.slots}`);

@@ -3,7 +3,7 @@
 import { html } from "../dom.js";
 import { Meter, Problem, Table, useAnswer } from "../parts.js";
 import { useParameter } from "../router.js";
-import { moment, number } from "../text.js";
+import { moment, number, period } from "../text.js";
 
 const REFRESH_MS = 5000;
 const ratio = (value) => (value === null || value === undefined ? "–" : number(value, 3));
@@ -13,9 +13,9 @@ export function Users() {
   const usage = useAnswer("usage", REFRESH_MS);
   const quotas = useAnswer("quotas", REFRESH_MS);
   const queues = useAnswer("queues", REFRESH_MS);
-  const [period, setPeriod] = useParameter("period", "day");
+  const [length, setLength] = useParameter("period", "day");
   const zone = -60 * new Date().getTimezoneOffset();
-  const periods = useAnswer(`usage/periods?period=${period}&periods=${period === "hour" ? 24 : 14}&zone_s=${zone}`, 4 * REFRESH_MS);
+  const periods = useAnswer(`usage/periods?period=${length}&periods=${length === "hour" ? 24 : 14}&zone_s=${zone}`, 4 * REFRESH_MS);
   const used = new Map((usage.data ?? []).map((row) => [row.owner, row]));
   const columns = [
     { key: "owner", title: "owner", cell: (row) => row.owner || "nobody" },
@@ -34,6 +34,7 @@ export function Users() {
     <${Problem} text=${shares.problem || usage.problem || quotas.problem} />
     <${Table} label="Shares of users" columns=${columns} rows=${(shares.data ?? []).map((row) => ({ ...row, key: row.owner }))} windowed=${false} empty="Nobody has submitted a job yet." />
     <p class="note">A finish-time ratio above 1 means that the user's jobs took longer than they would have on an equal share of the cluster.</p>
+    <p class="cmd"><code>geminid usage</code></p>
     <h2>Quotas</h2>
     <${Table} label="Quotas" windowed=${false} empty="There are no quotas." rows=${(quotas.data ?? []).map((row) => ({ ...row, key: `${row.of} ${row.name}` }))} columns=${[
       { key: "of", title: "of", cell: (row) => `${row.of} ${row.name}` },
@@ -49,7 +50,7 @@ export function Users() {
       { key: "priority", title: "highest priority", num: true, cell: (row) => row.max_priority ?? 0 },
     ]} />
     <h2>Slot-hours by period</h2>
-    <div class="bar"><label>period <select value=${period} onChange=${(event) => setPeriod(event.currentTarget.value)}><option value="hour">hour</option><option value="day">day</option><option value="week">week</option></select></label><span class="push cmd"><code>geminid usage</code></span></div>
+    <div class="bar"><label>period <select value=${length} onChange=${(event) => setLength(event.currentTarget.value)}><option value="hour">hour</option><option value="day">day</option><option value="week">week</option></select></label></div>
     <${Periods} data=${periods.data} />
   </div>`;
 }
@@ -59,7 +60,7 @@ function Periods({ data }) {
   const owners = Object.keys(data.slot_hours);
   const rows = data.starts_s.map((at, i) => ({ key: at, at, hours: owners.map((owner) => data.slot_hours[owner][i]) })).reverse();
   const columns = [
-    { key: "at", title: "from", cell: (row) => moment(row.at) },
+    { key: "at", title: "from", cell: (row) => (data.period_s < 86400 ? moment : period)(row.at) },
     ...owners.map((owner, k) => ({ key: owner, title: owner || "nobody", num: true, cell: (row) => number(row.hours[k], 3) })),
     { key: "all", title: "together", num: true, cell: (row) => number(row.hours.reduce((a, b) => a + b, 0), 3) },
   ];
