@@ -119,8 +119,9 @@ def load_files() -> dict[str, File]:
 
 
 def without_comments(script: bytes) -> bytes:
-    """A script without lines that are comments or empty, and without indentation: a fifth less to send."""
-    return re.sub(rb"^(?:[ \t]*//[^\n]*)?\s+", b"", script, flags=re.MULTILINE)
+    """A script without comments that end a line, empty lines and indentation: a fifth less to send."""
+    code = re.sub(rb"(?:^[ \t]*|(?<=[;{,]) )//[^\n]*$", b"", script, flags=re.MULTILINE)
+    return re.sub(rb"^\s+", b"", code, flags=re.MULTILINE)
 
 
 def is_page(path: str) -> bool:

@@ -38,8 +38,9 @@ export function useParameters(...names) {
   const set = (changes) => {
     const next = new URLSearchParams(location.search);
     for (const [name, value] of Object.entries(changes)) value === "" ? next.delete(name) : next.set(name, value);
-    const text = next.toString();
-    history.replaceState(null, "", location.pathname + (text ? `?${text}` : ""));
+    const text = next.size ? `?${next}` : "";
+    if (text === location.search) return;
+    history.replaceState(null, "", location.pathname + text);
     dispatchEvent(new Event("geminid-address"));
   };
   return [values, set];

@@ -14,6 +14,7 @@ const MAX_ROW_PX = 20;
 const MAX_HEIGHT_PX = 620;
 const SOON_MS = 1200; // after a job got or lost slots: the service records them once a second
 const RARELY_MS = 20000; // goodputs change
+const ADDRESS_MS = 300;
 const MAX_TABLE_ROWS = 500;
 const SHORTEST_S = 5;
 const LONGEST_S = 60 * 86400;
@@ -52,13 +53,20 @@ export function SlotLanes({ nodes, job }) {
   const box = useRef(null);
   const sheet = useRef(null);
   const width = useWidth(box);
-  // The time that is shown is part of the address: how long, and up to when (nothing: up to now).
-  const [{ span: asked = "", until = "" }, setAddress] = useParameters("span", "until");
+  // The time that is shown is part of the address: how long, and up to when (nothing: up to now). Browsers refuse to
+  // change it many times a second, so it follows a moment after what somebody chose.
+  const [address, setAddress] = useParameters("span", "until");
+  const [chosen, setChosen] = useState(address);
   const [fitted, setFitted] = useState(900); // until somebody chooses a time
-  const length = Math.min(Math.max(Number(asked) || fitted, SHORTEST_S), LONGEST_S);
-  const end = Number(until) || null;
+  const length = Math.min(Math.max(Number(chosen.span) || fitted, SHORTEST_S), LONGEST_S);
+  const end = Number(chosen.until) || null;
   const choose = (seconds, to) =>
-    setAddress({ span: String(Math.round(seconds)), until: to === null || to >= now() ? "" : String(Math.round(to * 10) / 10) });
+    setChosen({ span: String(Math.round(seconds)), until: to === null || to >= now() ? "" : String(Math.round(to * 10) / 10) });
+  useEffect(() => setChosen(address), [address.span, address.until]);
+  useEffect(() => {
+    const timer = setTimeout(() => setAddress(chosen), ADDRESS_MS);
+    return () => clearTimeout(timer);
+  }, [chosen.span, chosen.until]);
   const [lanes, setLanes] = useState({ stints: [], names: {}, complete: true });
   const [tip, setTip] = useState(null);
   const drag = useRef(null);

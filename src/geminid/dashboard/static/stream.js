@@ -52,7 +52,7 @@ export function follow(secret, lastId, hear) {
     clearTimeout(timer);
     if (over) return;
     hear({ kind });
-    timer = setTimeout(read, RETRY_MS);
+    if (kind !== "denied") timer = setTimeout(read, RETRY_MS);
   };
   read();
   return () => {
