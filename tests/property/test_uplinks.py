@@ -7,10 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from geminid.solve.uplinks import max_min_shares
+from geminid.solve import uplinks
 
 Array = NDArray[np.float64]
 Problem = tuple[Array, NDArray[np.bool_], Array]
+
+
+def max_min_shares(demand: Array, uses: NDArray[np.bool_], capacity: Array) -> Array:
+    links = [np.flatnonzero(row).tolist() for row in uses]
+    return np.array(uplinks.max_min_shares(demand.tolist(), links, capacity.tolist()))
 
 
 @st.composite

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from geminid.bench.consolidation import SLOTS
 from geminid.bench.decisions import in_racks
@@ -15,6 +17,8 @@ from geminid.sim.run import Experiment, applications_of, policy_of
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workloads import load_workload
 from geminid.sim.workloads.generate import BUILT_IN_APPLICATIONS, generate_workload
+
+T = TypeVar("T")
 
 #: Simulations to time: policy, jobs, hours, cluster, and whether the jobs train profiled applications (then they are
 #: measured, fitted and re-tuned as they go) or are opaque durations. First the same cluster and load for longer and
@@ -34,7 +38,11 @@ GENERATED = (
 QUICK_GENERATED = (("fifo", 240, 12, "v100:16x4", False), ("tiresias", 120, 6, "t4:16x4", True))
 
 #: Simulations to time in one rack, in racks, and in racks whose uplinks are oversubscribed: policy, jobs, hours, slots.
-ON_NETWORKS = (("fifo", 400, 8, "v100:32x4"), ("tiresias", 400, 8, "v100:32x4"))
+ON_NETWORKS = (
+    ("fifo", 400, 8, "v100:32x4"),
+    ("tiresias", 400, 8, "v100:32x4"),
+    ("dally", 400, 8, "v100:32x4"),
+)
 QUICK_ON_NETWORKS = (("tiresias", 120, 6, "v100:32x4"),)
 
 #: How the nodes are joined: nodes per rack, and oversubscription of the racks' uplinks (None: wide enough).
@@ -43,7 +51,7 @@ NETWORKS = {"in one rack": None, "in racks": (4, None), "uplinks 8 : 1": (4, 8.0
 #: Each of these is run this often, and the least time counts.
 TIMES = 3
 
-#: An event may take this much longer in racks than in one rack, as a part.
+#: The network model may take this much of the CPU time of the rest, as a part: over the policies, on every network.
 MOST_NETWORK_COST = 0.2
 
 #: The simulation, by policy, jobs and slots, that is to take less than this many seconds of a core.
@@ -61,7 +69,10 @@ SIA_WORKLOADS = (
 
 @dataclass(frozen=True, slots=True)
 class SimulatorRow:
-    """One simulation: its size and its cost in CPU time; on Sia's workloads, beside that of Sia's own simulator."""
+    """One simulation: its size and its cost in CPU time; on Sia's workloads, beside that of Sia's own simulator.
+
+    ``network_cpu_s`` is the part of ``cpu_s`` that the network model takes; None where it was not measured.
+    """
 
     policy: str
     workload: str
@@ -75,6 +86,31 @@ class SimulatorRow:
     simulated_hours_per_s: float
     sia_simulator_cpu_s: float | None
     times_faster: float | None
+    network_cpu_s: float | None = None
+
+
+class NetworkTime:
+    """Adds up the CPU time that one simulation spends in its network model: finding paths and dividing uplinks."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.cpu_s = 0.0
+        executor = simulator.executor
+        for owner, name in (
+            (executor, "share_uplinks"),
+            (executor.uplinks, "crossing"),
+            (executor.uplinks, "note_change"),
+        ):
+            setattr(owner, name, self._timed(getattr(owner, name)))
+
+    def _timed(self, function: Callable[..., T]) -> Callable[..., T]:
+        def call(*args: Any) -> T:
+            began_s = time.process_time()
+            try:
+                return function(*args)
+            finally:
+                self.cpu_s += time.process_time() - began_s
+
+        return call
 
 
 def run(
@@ -129,19 +165,30 @@ def run_on_networks(
             )
             plain = Cluster.parse(text)
             experiment = Experiment(workload=workload, cluster=in_racks(plain, *racks) if racks else plain, seed=seed)
-            timed_rows = [_measure(policy, experiment, None, progress) for _ in range(TIMES)]
+            timed_rows = [_measure(policy, experiment, None, progress, network=True) for _ in range(TIMES)]
             rows.append(min(timed_rows, key=lambda row: row.cpu_s))
         found.append(rows)
     return found
 
 
-def network_cost(rows: Sequence[SimulatorRow]) -> list[float]:
-    """How much longer an event takes on each network than in one rack, as a part."""
-    return [row.microseconds_per_event / rows[0].microseconds_per_event - 1.0 for row in rows]
+def network_cost(rows: Sequence[SimulatorRow]) -> float:
+    """CPU time of the network model by that of the rest of some simulations."""
+    own_s = sum(row.network_cpu_s or 0.0 for row in rows)
+    return own_s / (sum(row.cpu_s for row in rows) - own_s)
+
+
+def network_costs(networks: Sequence[Sequence[SimulatorRow]]) -> dict[str, float]:
+    """The cost of the network model on each network, over all policies."""
+    return {rows[0].workload: network_cost(rows) for rows in zip(*networks, strict=True)}
 
 
 def _measure(
-    policy: str, experiment: Experiment, sia_cpu_s: float | None, progress: Callable[[str], None]
+    policy: str,
+    experiment: Experiment,
+    sia_cpu_s: float | None,
+    progress: Callable[[str], None],
+    *,
+    network: bool = False,
 ) -> SimulatorRow:
     workload, slots = experiment.workload, experiment.cluster.total_slots
     progress(f"{policy}: {len(workload.jobs):,} jobs on {slots:,} slots")
@@ -149,6 +196,7 @@ def _measure(
     simulator = Simulator(
         workload, applications, experiment.cluster, policy_of(policy, experiment), experiment.settings
     )
+    in_network = NetworkTime(simulator) if network else None
     _, cpu_s, result = timed(simulator.run)
     simulated_hours = simulator.now_s / 3600.0
     return SimulatorRow(
@@ -164,4 +212,5 @@ def _measure(
         simulated_hours / cpu_s,
         sia_cpu_s,
         None if sia_cpu_s is None else sia_cpu_s / cpu_s,
+        None if in_network is None else in_network.cpu_s,
     )

@@ -28,7 +28,7 @@ def simulator(
     """CPU time of the simulator as workloads grow, and beside Sia's own simulator on its own workloads.
 
     And of the same simulations in one rack and in several. Ends with 1 if 960 jobs over 48 hours on 64 slots take 2 s
-    or more, or an event takes over 20 % longer in racks.
+    or more, or the network model takes more than 20 % of the time of the rest.
     """
     from geminid.bench.simulator import (
         GENERATED,
@@ -38,7 +38,7 @@ def simulator(
         ON_NETWORKS,
         QUICK_GENERATED,
         QUICK_ON_NETWORKS,
-        network_cost,
+        network_costs,
         run,
         run_on_networks,
     )
@@ -48,28 +48,29 @@ def simulator(
         rows = run(cases=cases, peers=None if quick else peers, seed=seed, progress=status.update)
         on_networks = QUICK_ON_NETWORKS if quick else ON_NETWORKS
         networks = run_on_networks(cases=on_networks, seed=seed, progress=status.update)
-    costs = [network_cost(case) for case in networks]
     if json:
         print_json([asdict(row) for row in [*rows, *(row for case in networks for row in case)]])
     else:
         _print_simulations(rows, quick)
-        _print_networks(networks, costs, quick)
+        _print_networks(networks, quick)
     reference = [row.cpu_s for row in rows if (row.policy, row.jobs, row.slots) == GOAL_CASE]
     wanted = "960 jobs over 48 hours on 64 slots take less than 2 s of a core with a cheap policy"
     seen = f"{reference[0]:.2f} s" if reference else "not run"
-    most = max(cost for _, *others in costs for cost in others)
+    costs = network_costs(networks)
     targets = [
         Target(wanted, bool(reference) and reference[0] < GOAL_S, seen),
         Target(
-            f"an event takes at most {MOST_NETWORK_COST:.0%} longer in racks and over narrow uplinks than in one rack",
-            most <= MOST_NETWORK_COST,
-            f"{100 * most:+.0f} %",
+            f"over the policies, the network model takes at most {MOST_NETWORK_COST:.0%} of the CPU time of the rest",
+            max(costs.values()) <= MOST_NETWORK_COST,
+            ", ".join(f"{name} {100 * cost:.1f} %" for name, cost in costs.items()),
         ),
     ]
     conclude(targets, quick=quick, json=json)
 
 
-def _print_networks(networks: Sequence[Sequence[SimulatorRow]], costs: Sequence[Sequence[float]], quick: bool) -> None:
+def _print_networks(networks: Sequence[Sequence[SimulatorRow]], quick: bool) -> None:
+    from geminid.bench.simulator import network_cost
+
     print_table(
         titled("The same jobs in one rack and in several", quick),
         [
@@ -79,7 +80,7 @@ def _print_networks(networks: Sequence[Sequence[SimulatorRow]], costs: Sequence[
             Column("events", 1),
             Column("CPU"),
             Column("µs/event"),
-            Column("more per event"),
+            Column("network model"),
         ],
         [
             [
@@ -89,14 +90,15 @@ def _print_networks(networks: Sequence[Sequence[SimulatorRow]], costs: Sequence[
                 f"{row.events:,}",
                 f"{row.cpu_s:.2f} s",
                 f"{row.microseconds_per_event:.0f}",
-                f"{100 * cost:+.0f} %",
+                f"{100 * network_cost([row]):.1f} %",
             ]
-            for rows, parts in zip(networks, costs, strict=True)
-            for row, cost in zip(rows, parts, strict=True)
+            for rows in networks
+            for row in rows
         ],
     )
     console.print(
-        "Narrow uplinks make jobs slower, so that more of them wait at a time: decisions about them cost more."
+        "Network model: its CPU time by that of the rest of the simulation, which FIFO makes next to nothing. Jobs are "
+        "slower in racks, so that more of them wait at a time: decisions cost more, too."
     )
 
 

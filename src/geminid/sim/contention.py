@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from geminid.cluster import Cluster
 from geminid.network import WITHIN_RACK, Crossing, Links
 from geminid.policies.base import Allocation
@@ -48,16 +46,15 @@ class Uplinks:
         links = self.links
         crossing = [(job, job.stint) for job in running if job.stint is not None and job.stint.crossing.uplinks]
         demand = [_demand(job, stint, links) if stint.works_from_s <= now_s else 0.0 for job, stint in crossing]
-        share = demand
-        sent = np.zeros(len(links.capacity))
+        sent = dict.fromkeys((uplink for _, stint in crossing for uplink in stint.crossing.uplinks), 0.0)
         for (_, stint), needed in zip(crossing, demand, strict=True):
             for uplink in stint.crossing.uplinks:
                 sent[uplink] += needed
-        if (sent > links.capacity).any():
-            uses = np.zeros((len(crossing), len(links.capacity)), dtype=bool)
-            for row, (_, stint) in enumerate(crossing):
-                uses[row, list(stint.crossing.uplinks)] = True
-            share = max_min_shares(np.array(demand), uses, links.capacity).tolist()
+        full = {uplink for uplink, needed in sent.items() if needed > links.capacity[uplink]}  # others limit nobody
+        share = demand
+        if full:
+            limits = [[uplink for uplink in stint.crossing.uplinks if uplink in full] for _, stint in crossing]
+            share = max_min_shares(demand, limits, {uplink: float(links.capacity[uplink]) for uplink in full})
         for (job, stint), needed, got in zip(crossing, demand, share, strict=True):
             contention = needed / got if needed > got * (1.0 + SAME_SPEED) else 1.0
             if abs(contention - stint.contention) > SAME_SPEED * contention:

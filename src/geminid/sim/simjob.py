@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -128,7 +127,7 @@ class SimJob:
     def epoch(self) -> int:
         """The epoch that the current progress lies in."""
         targets = self._targets()
-        return min(bisect_right(targets, self.progress * (1.0 + 1e-9)), len(targets) - 1)
+        return min(int(targets.searchsorted(self.progress * (1.0 + 1e-9), "right")), len(targets) - 1)
 
     def advance(self, now_s: float) -> None:
         """Bring the progress up to ``now_s``, saving it at every checkpoint on the way."""
@@ -171,8 +170,10 @@ class SimJob:
         stint = self.stint
         assert stint is not None
         epoch, targets = self.epoch(), self._targets()
-        left = np.diff(targets[epoch:], prepend=self.progress)
-        return max(self.at_s, stint.works_from_s) + float(np.sum(left / self._rates(stint)[epoch:]))
+        left = targets[epoch:].copy()
+        left[1:] -= targets[epoch:-1]
+        left[0] -= self.progress
+        return max(self.at_s, stint.works_from_s) + float((left / self._rates(stint)[epoch:]).sum())
 
     # --- Changes ---
 
