@@ -1,4 +1,4 @@
-"""How long whole decisions of policies take on a large cluster: 1,000 jobs of all kinds that want more than there is.
+"""CPU time of whole decisions of policies on a large cluster: 1,000 jobs of all kinds that want more than there is.
 
 The first decision is from nothing; a later one follows reports of all running jobs, a few completions and arrivals.
 Reports include step times, by which Dally finds jobs to preempt; policies with models of speeds get none, because
@@ -83,7 +83,7 @@ GAP_S = 150.0
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """One policy: seconds of fitting all models, of its first decision and of the slowest later one."""
+    """One policy: CPU seconds of fitting all models, of its first decision and of the slowest later one."""
 
     policy: str
     slots: int
@@ -141,7 +141,7 @@ def _measure(text: str, workload: Workload, cluster: Cluster, count: int) -> Dec
         del coming[:number]
 
     arrive(count, 0.0)
-    models_s = timed(engine.view).wall_s
+    models_s = timed(engine.view).cpu_s
     first_s = _decide_s(engine)
     later_s = 0.0
     for turn in range(1, LATER + 1):
@@ -227,7 +227,7 @@ def _observation(simulator: Simulator, job: JobView) -> Observation | None:
 
 def _decide_s(engine: Engine) -> float:
     engine.take(Tick(engine.now_s))
-    took_s, _, outcome = timed(engine.decide)
+    _, took_s, outcome = timed(engine.decide)
     if outcome.rejected:
         raise RuntimeError(f"{engine.policy.name}: {outcome.rejected[0]}")
     return took_s
