@@ -33,6 +33,7 @@ from geminid.policies.geminid_objective import (
     ranking_by_pauses,
     restart_share,
     slowest,
+    values_of_work,
 )
 from geminid.policies.registry import make_policy
 from geminid.policies.remaining import RemainingWork, expected_left
@@ -605,3 +606,35 @@ def test_wrong_estimates_and_none_cost_little() -> None:
     assert mean_jct_s(0.5) < 1.1 * known
     assert mean_jct_s(1.0) < 1.15 * known
     assert mean_jct_s(None) < 1.4 * known
+
+
+# --- Weights from prices ---
+
+
+def test_work_is_worth_its_slots_and_the_delay_that_it_ends() -> None:
+    """On one and four slots, at a quarter of a job's delay per slot: (1 + 0.25)/1 or (1 + 1)/2, whichever is less."""
+    speedup = np.array([[1.0, 2.0], [1.0, 1.0], [0.0, 0.0]])
+    rents = np.array([0.25, 1.0])
+    assert values_of_work(speedup, rents, np.ones(3)).tolist() == [1.0, 1.25, 1.0]
+    assert values_of_work(speedup, rents, np.zeros(3)).tolist() == [0.5, 1.0, 1.0]
+
+
+def test_free_slots_of_a_job_that_scales_are_worth_least() -> None:
+    """The more a job gains from slots, the cheaper its work is to have later, when slots are cheap."""
+    speedup = np.array([[1.0, 4.0], [1.0, 1.5]])
+    worth = values_of_work(speedup, np.array([0.1, 0.4]), np.array([0.2, 0.2]))
+    assert worth[0] < worth[1]
+
+
+@pytest.mark.parametrize("weights", ["rank", "prices"])
+def test_certificate_and_claims_hold_with_any_weights(weights: str) -> None:
+    policy = make_policy(f"geminid:weights={weights}")
+    assert isinstance(policy, Geminid)
+    jobs = [job("urgent", priority=1), *(job(f"j{i}") for i in range(8))]
+    for now_s in (600.0, 700.0, 800.0):
+        sizes = slots(policy.decide(view(*jobs, now_s=now_s)))
+    assert policy.solution is not None
+    assert policy.solution.gap <= 0.01
+    assert sizes["urgent"] == max(sizes.values())
+    assert sum(sizes.values()) <= 16
+    assert policy.factors("urgent")["priority"] == pytest.approx(4.0)

@@ -67,7 +67,8 @@ class Engine:
     With a policy that has rounds, decisions are made at ticks only; otherwise at every event that may change
     which jobs run.
     With many events at a time, call :meth:`take` for each and :meth:`decide` once after them.
-    ``behind`` are waiting jobs that it does not know one by one (see ``ClusterView``).
+    ``behind`` are waiting jobs that it does not know one by one, ``next_arrival_s`` is when the next job will arrive
+    where a simulation says so (see ``ClusterView``).
     ``debug`` checks all invariants after every event.
     """
 
@@ -79,6 +80,7 @@ class Engine:
     debug: bool = False
     now_s: float = 0.0
     behind: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    next_arrival_s: float | None = None
     _jobs: dict[str, JobView] = field(default_factory=dict)
     _is_sorted: bool = True
     _down: set[int] = field(default_factory=set)
@@ -196,7 +198,8 @@ class Engine:
         free = tuple(map(sub, self._usable, self._held))
         ended = tuple(self._ended)
         known = self.oracle, self.sharing, ended, self.behind
-        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, *known)
+        next_s = self.next_arrival_s
+        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, *known, next_arrival_s=next_s)
 
     def _count_usable(self) -> None:
         gone = self._down | self._drained

@@ -180,6 +180,7 @@ class ClusterView:
     their final progress. ``behind`` are the times of submission of waiting jobs that are not shown, by the job that
     stands for them: they are equal to it, came after it, and could not start before it (see ``Policy``). The service
     shows no jobs that keep their slots, and does not count those as usable; ``slots_with_protected`` has them.
+    ``next_arrival_s`` is when the next job will arrive (inf: never), None where nobody knows, as in a live cluster.
     """
 
     now_s: float
@@ -192,6 +193,7 @@ class ClusterView:
     ended: tuple[JobView, ...] = ()
     behind: Mapping[str, Sequence[float]] = field(default_factory=dict)
     slots_with_protected: tuple[int, ...] | None = None
+    next_arrival_s: float | None = None
 
     @property
     def slots_in_service(self) -> tuple[int, ...]:

@@ -184,3 +184,35 @@ def within_budget(
             left = job.facts.budget_gpu_s - job.attained_service_gpu_s(view.now_s)
             allowed[row] = need <= max(left, float(need.min()) * (1.0 + 1e-9))
     return allowed
+
+
+def fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array, jobs: int) -> Array:
+    """How fast each job would be on its share of the cluster: the mean over types of as many slots as all could have.
+
+    ``jobs`` is how many jobs there are, those that the view does not show included.
+
+    Of each type, the largest configuration within the share counts, and a part of the job's smallest where that is
+    larger: the part of the time for which it could have it.
+    """
+    share = sum(view.usable_slots) / max(jobs, 1)
+    slots = np.array([c.slots for c in configurations], dtype=float)
+    type_of = np.array([view.cluster.type_index[c.gpu_type] for c in configurations])
+    scaled = np.where(speedup > 0, speedup * np.minimum(share / slots, 1.0), 0.0)
+    per_type = np.zeros((len(view.cluster.type_index), len(speedup)))
+    for index in range(len(per_type)):
+        columns = np.flatnonzero(type_of == index)
+        columns = columns[np.argsort(slots[columns], kind="stable")]
+        if not len(columns):
+            continue
+        smallest = columns[np.argmax(speedup[:, columns] > 0, axis=1)]
+        within = scaled[:, columns[slots[columns] <= max(share, 1.0)]].max(axis=1, initial=0.0)
+        per_type[index] = np.maximum(within, scaled[np.arange(len(speedup)), smallest])
+    mean = np.average(per_type, axis=0, weights=np.maximum(slots_by_type(view), 1e-9))
+    return np.asarray(np.maximum(mean, 1e-9))
+
+
+def slots_by_type(view: ClusterView) -> Array:
+    """Usable slots of every GPU type."""
+    slots = np.zeros(len(view.cluster.type_index))
+    np.add.at(slots, view.cluster.node_type, np.array(view.usable_slots, dtype=float))
+    return slots

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,14 +27,24 @@ from geminid.policies.claims import (
     Queue,
     Used,
     deadline_factors,
+    fair_speedup,
     finish_time_factors,
     preference_factors,
     priority_factors,
+    slots_by_type,
     within_budget,
 )
 from geminid.policies.consolidation import Consolidation
 from geminid.policies.everybody import Everybody
-from geminid.policies.geminid_objective import JobArrays, Objective, Ranking, ranking_by_pauses, slowest
+from geminid.policies.geminid_objective import (
+    EQUAL_RANKS,
+    JobArrays,
+    Objective,
+    Ranking,
+    ranking_by_pauses,
+    slowest,
+    values_of_work,
+)
 from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
 from geminid.policies.options import AtLeast, AtMost, Positive
@@ -63,7 +73,9 @@ class Geminid(Policy):
     NAME:WEIGHT:QUOTA:LIMIT; ``half_life`` is that of usage in fair shares, none for no fair shares; ``economy`` the
     share of the best goodput per dollar up to which an autoscaled cluster should grow, none for no wishes; ``share``
     whether two jobs may have the same slots (``pairing.py``), and ``share_adaptive`` whether those that choose their
-    batch size may, too.
+    batch size may, too. ``weights`` says what a job's work is worth: ``rank`` by the rank of its remaining time,
+    ``prices`` by what slots cost now and when it will be done; speed-ups then count linearly, and ``p``, ``q`` and
+    ``pause_power`` not at all.
     """
 
     name = "geminid"
@@ -93,6 +105,7 @@ class Geminid(Policy):
     share: bool = True
     share_adaptive: bool = False
     kinds: bool = True
+    weights: Literal["rank", "prices"] = "rank"
     interval_s: float | None = None
     _solution: Priced | None = None
     _counted: tuple[Sequence[JobView], Mapping[str, Array]] = ((), MappingProxyType({}))
@@ -233,6 +246,9 @@ class Geminid(Policy):
         jobs, now_s, everybody = view.jobs, view.now_s, Everybody.of(view)
         arrivals_s = (max(times_s, default=-math.inf) for times_s in view.behind.values())
         self._last_arrival_s = max([self._last_arrival_s, *(job.facts.submitted_s for job in jobs), *arrivals_s])
+        # Who has seen no arrival for an hour expects none in the next, unless it knows better.
+        next_s = view.next_arrival_s
+        quiet_s = now_s - self._last_arrival_s if next_s is None else next_s - now_s
         least = slowest(goodput)
         left_s = self._remaining.seconds(jobs, least, everybody.places)
         age_s = np.array([job.age_s(now_s) for job in jobs])
@@ -243,7 +259,7 @@ class Geminid(Policy):
         }
         if self.ratio > 0:
             done_s = np.array([job.progress for job in jobs]) / least
-            fair = _fair_speedup(view, configurations, speedup, len(everybody.rows))
+            fair = fair_speedup(view, configurations, speedup, len(everybody.rows))
             least_slots = np.array([job.facts.least_slots for job in jobs], dtype=float)
             claims["long wait"] = finish_time_factors(age_s, done_s, left_s, fair, least_slots, self.ratio)
         weights = {name: queue.weight for name, queue in self._queues.items()}
@@ -257,6 +273,10 @@ class Geminid(Policy):
         dear, free = Ranking(self.p, self.least_rank), Ranking(self.p_free, self.least_rank_free)
         ranking, ranks = ranking_by_pauses(dear, free, rescale_s[everybody.rows]), everybody.ranks(left_s)
         claims["little left"] = ranking.factors(ranks)
+        if self.weights == "prices":
+            rents = self._rents(view, configurations, len(everybody.rows))
+            claims["little left"] = values_of_work(speedup, rents, np.maximum(ranks, ranking.least))
+            weight, ranking = weight * claims["little left"], EQUAL_RANKS
         self._counted = (jobs, claims)
         arrays = JobArrays(
             weight=weight,
@@ -270,10 +290,10 @@ class Geminid(Policy):
         )
         objective = Objective(
             ranking=ranking,
-            speed_power=self.q,
-            horizon_s=max(self.horizon_s, now_s - self._last_arrival_s),
+            speed_power=self._speed_power,
+            horizon_s=max(self.horizon_s, quiet_s),
             horizon_pauses=self.horizon_pauses,
-            pause_power=self.pause_power,
+            pause_power=1.0 if self.weights == "prices" else self.pause_power,
             restart_power=self.restart_power,
         )
         staying = objective.utilities(arrays, goodput)
@@ -288,6 +308,20 @@ class Geminid(Policy):
             if affordable is not None:
                 utility[~affordable] = -np.inf
         return Worth(staying, moving, _partners(jobs))
+
+    @property
+    def _speed_power(self) -> float:
+        return 1.0 if self.weights == "prices" else self.q
+
+    def _rents(self, view: ClusterView, configurations: Sequence[Configuration], jobs: int) -> Array:
+        """What every configuration costs at the prices of the last decision, in seconds of one job's delay a second.
+
+        All slots together are never worth more than the delay of all jobs: claims may have made prices larger.
+        """
+        types, capacity = view.cluster.type_index, slots_by_type(view)
+        prices = np.zeros(len(capacity)) if self._solution is None else self._solution.prices.types
+        prices = prices * min(1.0, jobs / max(float(prices @ capacity), 1e-9))
+        return np.array([c.slots * prices[types[c.gpu_type]] for c in configurations])
 
     def _sharers(self, view: ClusterView) -> NDArray[np.bool_]:
         """Which jobs may share their slots."""
@@ -310,11 +344,11 @@ class Geminid(Policy):
             facts = [view.jobs[row].facts for row in rows]
             return sharing.speeds_together(facts, configurations[column].gpu_type, batch[rows, column].tolist())
 
-        return pair_up(choices, found, worth, sharers, speeds, self.q, self._solve)
+        return pair_up(choices, found, worth, sharers, speeds, self._speed_power, self._solve)
 
     def _filled(self, view: ClusterView) -> dict[str, Configuration]:
         """What jobs without slots are given of those that are free, while all others keep what they have."""
-        free = _slots_by_type(replace(view, usable_slots=tuple(max(slots, 0) for slots in view.free_slots)))
+        free = slots_by_type(replace(view, usable_slots=tuple(max(slots, 0) for slots in view.free_slots)))
         waiting = np.array([not job.allocation for job in view.jobs], dtype=bool)
         least = min((job.facts.least_slots for job in view.jobs if not job.allocation), default=math.inf)
         if free.max(initial=0.0) < least:
@@ -336,7 +370,7 @@ class Geminid(Policy):
 
     def _choices(self, view: ClusterView, configurations: Sequence[Configuration], utility: Array) -> Choices:
         """The problem; queues with a quota are groups that may have what is their limit at most."""
-        types, capacity = view.cluster.type_index, _slots_by_type(view)
+        types, capacity = view.cluster.type_index, slots_by_type(view)
         slots = np.array([c.slots for c in configurations], dtype=float)
         resource = np.array([types[c.gpu_type] for c in configurations], dtype=np.intp)
         queues = self._limited_queues
@@ -432,12 +466,6 @@ def _unchanged(view: ClusterView, wake_at_s: float) -> Decision:
     return Decision(kept, wake_at_s=wake_at_s, pairs=tuple(pairs))
 
 
-def _slots_by_type(view: ClusterView) -> Array:
-    slots = np.zeros(len(view.cluster.type_index))
-    np.add.at(slots, view.cluster.node_type, np.array(view.usable_slots, dtype=float))
-    return slots
-
-
 def _current(view: ClusterView, configurations: Sequence[Configuration]) -> NDArray[np.bool_]:
     """Where a job has a configuration that it can keep."""
     columns = {(c.gpu_type, c.nodes, c.slots): column for column, c in enumerate(configurations)}
@@ -469,28 +497,3 @@ def _reasons(view: ClusterView, found: Paired) -> dict[str, str]:
                 f"this one {100 * speed:.0f} % of what it would alone"
             )
     return reasons
-
-
-def _fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array, jobs: int) -> Array:
-    """How fast each job would be on its share of the cluster: the mean over types of as many slots as all could have.
-
-    ``jobs`` is how many jobs there are, those that the view does not show included.
-
-    Of each type, the largest configuration within the share counts, and a part of the job's smallest where that is
-    larger: the part of the time for which it could have it.
-    """
-    share = sum(view.usable_slots) / max(jobs, 1)
-    slots = np.array([c.slots for c in configurations], dtype=float)
-    type_of = np.array([view.cluster.type_index[c.gpu_type] for c in configurations])
-    scaled = np.where(speedup > 0, speedup * np.minimum(share / slots, 1.0), 0.0)
-    per_type = np.zeros((len(view.cluster.type_index), len(speedup)))
-    for index in range(len(per_type)):
-        columns = np.flatnonzero(type_of == index)
-        columns = columns[np.argsort(slots[columns], kind="stable")]
-        if not len(columns):
-            continue
-        smallest = columns[np.argmax(speedup[:, columns] > 0, axis=1)]
-        within = scaled[:, columns[slots[columns] <= max(share, 1.0)]].max(axis=1, initial=0.0)
-        per_type[index] = np.maximum(within, scaled[np.arange(len(speedup)), smallest])
-    mean = np.average(per_type, axis=0, weights=np.maximum(_slots_by_type(view), 1e-9))
-    return np.asarray(np.maximum(mean, 1e-9))

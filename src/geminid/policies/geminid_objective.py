@@ -68,6 +68,25 @@ class Ranking(NamedTuple):
         return np.asarray(np.maximum(ranks, self.least) ** self.power * (1.0 + FIRST_AMONG_EQUALS * ranks))
 
 
+#: All jobs count alike.
+EQUAL_RANKS = Ranking(0.0, 0.0)
+
+
+def values_of_work(speedup: Array, rents: Array, price_at_end: Array) -> Array:
+    """What one second of work on its slowest configuration is worth to each job, in seconds of one job's delay.
+
+    In an optimal schedule the marginal value of a job's work is constant over its life, and known at its end: there,
+    the job is done at the rate at which work is worth its slots and the delay that it ends, min over configurations of
+    (1 + rent) / speed-up. ``rents`` are those of the configurations now; ``price_at_end`` is the part of them that
+    slots will cost when a job is done. Where speeds are powers of slots (heSRPT), prices fall with the number of
+    jobs that are left, and that part is the job's rank.
+    """
+    with np.errstate(divide="ignore"):
+        costs = np.where(speedup > 0, (1.0 + price_at_end[:, None] * rents) / speedup, np.inf)
+    least = costs.min(axis=1, initial=np.inf)
+    return np.asarray(np.where(np.isfinite(least), least, 1.0))
+
+
 #: From here on a change is as dear as those of the published systems, which stop and start processes.
 DEAR_PAUSE_S = 30.0
 
