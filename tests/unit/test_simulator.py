@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from geminid.cluster import Cluster
+from geminid.configuration import Configuration
 from geminid.fields import InvalidInput
+from geminid.goodput.throughput import Shape
 from geminid.job import Adaptivity
 from geminid.policies.base import ClusterView, Decision, Policy
 from geminid.policies.registry import make_policy
@@ -340,3 +342,42 @@ def test_reasons_are_counted_without_names_and_numbers() -> None:
         "x_y: no": 1,
     }
     assert [is_named(reason) for reason in reasons.counts()] == [False, True, True]
+
+
+class Watching(Policy):
+    """Runs everything at once on one slot, and notes what it is told of the future and of speeds."""
+
+    name = "watching"
+    needs_models = True
+
+    def __init__(self) -> None:
+        self.next_s: list[float | None] = []
+        self.steps_s: list[float] = []
+
+    def decide(self, view: ClusterView) -> Decision:
+        self.next_s.append(view.next_arrival_s)
+        for job in view.jobs:
+            if job.model is not None and "v100" in job.model.fits:
+                shape = Shape.of(1, 1, 100.0)
+                self.steps_s.append(float(job.model.fits["v100"].step_times(shape).step_s))
+        return Decision({job.id: Configuration(gpu_type="v100", nodes=1, slots=1) for job in view.jobs})
+
+
+def test_schedulers_know_the_next_arrival_only_if_the_settings_say_so() -> None:
+    jobs = [opaque("a", 0, 1, 5), opaque("b", 10, 1, 5), opaque("c", 30, 1, 5)]
+    blind, seeing = Watching(), Watching()
+    run(blind, jobs)
+    run(seeing, jobs, settings=Settings(arrivals_known=True))
+    assert set(blind.next_s) == {None}
+    assert list(dict.fromkeys(seeing.next_s)) == [10.0, 30.0, float("inf")]
+
+
+def test_known_speeds_are_there_before_a_job_runs_and_wrong_ones_are_wrong() -> None:
+    known, exact, wrong = Watching(), Watching(), Watching()
+    jobs = [toy("a"), toy("b", 400.0)]
+    run(known, jobs, settings=Settings(model="pollux", speeds_known=True))
+    run(exact, jobs, settings=Settings(model="pollux"))
+    run(wrong, jobs, settings=Settings(model="pollux", speed_error=0.5))
+    assert known.steps_s[0] == pytest.approx(0.2, rel=0.05)
+    assert len(known.steps_s) > len(exact.steps_s)
+    assert exact.steps_s[-1] != pytest.approx(wrong.steps_s[-1], rel=0.05)

@@ -10,6 +10,7 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from geminid.cluster import Cluster
@@ -31,13 +32,17 @@ LIVE: Final = Settings(rescale_s=RESCALE_S)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One row of a section: policies, of which the first is the baseline, in a world that may differ from the usual."""
+    """Policies, of which the first is the baseline, in a world that may differ from the usual.
+
+    ``owners`` are given to the jobs in turn.
+    """
 
     name: str
     policies: tuple[str, ...]
     load: float = 1.0
     cluster: str = CLUSTER
     settings: Settings = LIVE
+    owners: tuple[str, ...] = ()
 
 
 _RIVALS = ("sia", "geminid")
@@ -47,12 +52,13 @@ COMPARISON: Final = (
     Case(name="cold", policies=("sia", "geminid", "tiresias"), settings=Settings()),
 )
 
-#: What each part of the policy brings: without it, against the whole.
+#: What each part of the policy brings: without it, or with another in its place, against the whole.
 ABLATION: Final = (
     Case(
         name="without",
         policies=(
             "geminid",
+            "geminid:weights=prices",
             "geminid:kinds=false",
             "geminid:p=0,p_free=0",
             "geminid:q=1",
@@ -65,6 +71,36 @@ ABLATION: Final = (
     ),
 )
 
+_OURS = ("geminid",)
+_COLD = Settings()
+
+#: What the policy would gain if it knew more, or if changes cost nothing: each against the first case, at the costs of
+#: a cold restart, where knowing matters most.
+KNOWLEDGE: Final = (
+    Case(name="as it is", policies=_OURS, settings=_COLD),
+    Case(name="all speeds known", policies=_OURS, settings=replace(_COLD, speeds_known=True)),
+    Case(name="work unknown", policies=_OURS, settings=replace(_COLD, estimate_error=None)),
+    Case(name="next arrival known", policies=_OURS, settings=replace(_COLD, arrivals_known=True)),
+    Case(name="both known", policies=_OURS, settings=replace(_COLD, speeds_known=True, arrivals_known=True)),
+    Case(name="changes free", policies=_OURS, settings=replace(_COLD, rescale_s=0.0)),
+    Case(
+        name="both known, changes free",
+        policies=_OURS,
+        settings=replace(_COLD, speeds_known=True, arrivals_known=True, rescale_s=0.0),
+    ),
+)
+
+#: Three owners with 3, 2 and 1 of every six jobs.
+OWNERS: Final = ("ann", "bob", "ann", "eve", "ann", "bob")
+
+TENANTS: Final = (
+    Case(
+        name="three owners",
+        policies=("geminid", "geminid:half_life=86400", "themis", "hierarchical", "hierarchical_perf"),
+        owners=OWNERS,
+    ),
+)
+
 SENSITIVITY: Final = (
     *(Case(name=f"load {load:g}", policies=_RIVALS, load=load) for load in (0.5, 1.0, 1.5, 2.0)),
     *(
@@ -73,22 +109,42 @@ SENSITIVITY: Final = (
     ),
     Case(name="work unknown", policies=_RIVALS, settings=replace(LIVE, estimate_error=None)),
     Case(name="all known (oracle)", policies=_RIVALS, settings=replace(LIVE, oracle=True)),
+    *(
+        Case(name=f"speeds wrong by σ = {error:g}", policies=_RIVALS, settings=replace(LIVE, speed_error=error))
+        for error in (0.2, 0.5)
+    ),
     Case(name="speeds 30 % lower on shared nodes", policies=_RIVALS, settings=replace(LIVE, interference=0.3)),
     Case(name="nodes fail every 24 h", policies=_RIVALS, settings=replace(LIVE, node_mtbf_s=86400.0)),
     Case(name="one GPU type", policies=_RIVALS, cluster="v100:8x4"),
     Case(name="large nodes", policies=_RIVALS, cluster="a100-40gb:2x8,v100:2x8"),
 )
 
-SECTIONS: Final = {"comparison": COMPARISON, "ablation": ABLATION, "sensitivity": SENSITIVITY}
+SECTIONS: Final = {
+    "comparison": COMPARISON,
+    "knowledge": KNOWLEDGE,
+    "ablation": ABLATION,
+    "sensitivity": SENSITIVITY,
+    "tenants": TENANTS,
+}
+
+#: Sections whose rows are compared with their first case instead of the first policy of their own.
+ACROSS_CASES: Final = frozenset({"knowledge"})
 
 #: A quick run: one case of each section, two policies, and a part of the jobs.
-QUICK: Final = {name: (replace(cases[0], policies=cases[0].policies[:2]),) for name, cases in SECTIONS.items()}
+QUICK: Final = {
+    name: cases[:2] if name in ACROSS_CASES else (replace(cases[0], policies=cases[0].policies[:2]),)
+    for name, cases in SECTIONS.items()
+}
 QUICK_SCALE: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class PaperRow:
-    """One policy in one case: means over the seeds with 95 % intervals, and differences paired by seed."""
+    """One policy in one case: means over the seeds with 95 % intervals, and differences paired by seed.
+
+    ``worst_envy`` is that of the owner who envies others most, ``least_share`` the smallest part of its fair share
+    that an owner got; None where all jobs have the same owner.
+    """
 
     section: str
     case: str
@@ -103,6 +159,9 @@ class PaperRow:
     to_first_low: float | None
     to_first_high: float | None
     to_bound: float | None
+    worst_ftf: float | None = None
+    worst_envy: float | None = None
+    least_share: float | None = None
 
 
 def run(
@@ -117,6 +176,7 @@ def run(
     """Simulate every policy of every case under every seed; ``scale`` multiplies all loads."""
     rows = []
     for section, cases in sections.items():
+        measured: list[tuple[str, list[dict[str, Any]]]] = []
         for case in cases:
             progress(f"{section}: {case.name}")
             experiments = [_experiment(case, workload, scale, seed) for seed in seeds]
@@ -125,14 +185,22 @@ def run(
             by_seed = [
                 with_bounds(results[i :: len(experiments)], experiment) for i, experiment in enumerate(experiments)
             ]
-            by_policy = [[of_seed[p] for of_seed in by_seed] for p in range(len(case.policies))]
-            rows += [_row(section, case.name, found) for found in over_seeds(by_policy, list(seeds))]
+            measured += [(case.name, [of_seed[p] for of_seed in by_seed]) for p in range(len(case.policies))]
+        names = [""] if section in ACROSS_CASES else [case.name for case in cases]
+        for name in names:
+            compared = [(case, runs) for case, runs in measured if name in ("", case)]
+            found = over_seeds([runs for _, runs in compared], list(seeds))
+            rows += [_row(section, case, row, runs) for (case, runs), row in zip(compared, found, strict=True)]
     return rows
 
 
 def _experiment(case: Case, workload: str, scale: float, seed: int) -> Experiment:
+    drawn = built_in_workload(workload, seed=seed, load=scale * case.load)
+    if case.owners:
+        owned = (replace(job, owner=case.owners[i % len(case.owners)]) for i, job in enumerate(drawn.jobs))
+        drawn = replace(drawn, jobs=tuple(owned))
     return Experiment(
-        workload=built_in_workload(workload, seed=seed, load=scale * case.load),
+        workload=drawn,
         cluster=Cluster.parse(case.cluster),
         settings=replace(case.settings, seed=seed),
         seed=seed,
@@ -140,7 +208,7 @@ def _experiment(case: Case, workload: str, scale: float, seed: int) -> Experimen
     )
 
 
-def _row(section: str, case: str, found: Mapping[str, Any]) -> PaperRow:
+def _row(section: str, case: str, found: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> PaperRow:
     mean = Estimate(**found["interval"]["avg_jct_s"])
     change = found["to_first"].get("avg_jct_s", {"mean": None, "low": None, "high": None})
     return PaperRow(
@@ -157,7 +225,20 @@ def _row(section: str, case: str, found: Mapping[str, Any]) -> PaperRow:
         to_first_low=change["low"],
         to_first_high=change["high"],
         to_bound=found["avg_jct_to_bound"],
+        worst_ftf=found["worst_ftf"],
+        worst_envy=_over_owners(results, max, lambda owner: owner["envy"]),
+        least_share=_over_owners(results, min, lambda owner: owner["share"] and owner["share"] / owner["fair_share"]),
     )
+
+
+def _over_owners(
+    results: Sequence[Mapping[str, Any]],
+    worst: Callable[[list[float]], float],
+    measure: Callable[[Mapping[str, Any]], float | None],
+) -> float | None:
+    """The mean over the seeds of a measure of the owner that it is worst for."""
+    by_seed = [[value for owner in r["owners"] if (value := measure(owner)) is not None] for r in results]
+    return fmean(worst(values) for values in by_seed) if all(by_seed) else None
 
 
 # --- Files ---
@@ -180,11 +261,29 @@ def write(rows: Sequence[PaperRow], folder: Path) -> list[Path]:
 
 def markdown(rows: Sequence[PaperRow]) -> str:
     """The rows as a table."""
-    lines = ["| case | policy | mean JCT, h | to the first | to bound |", "|---|---|---|---|---|"]
+    header, body = table(rows)
+    lines = [header, ["---"] * len(header), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def table(rows: Sequence[PaperRow]) -> tuple[list[str], list[list[str]]]:
+    """The heading and the cells of a section, with what owners got where jobs have owners."""
+    header = ["case", "policy", "mean JCT, h", "to the first", "to bound"]
+    owned = any(row.worst_envy is not None for row in rows)
+    if owned:
+        header += ["worst FTF", "envy", "least share"]
+    body = []
     for row in rows:
-        bound = "–" if row.to_bound is None else f"{row.to_bound:.2f}"
-        lines.append(f"| {row.case} | `{row.policy}` | {interval_h(row)} | {change(row)} | {bound} |")
-    return "\n".join(lines) + "\n"
+        cells = [row.case, f"`{row.policy}`", interval_h(row), change(row), _number(row.to_bound, "{:.2f}×")]
+        if owned:
+            cells += [_number(row.worst_ftf, "{:.1f}"), _number(row.worst_envy, "{:.0%}")]
+            cells.append(_number(row.least_share, "{:.0%}"))
+        body.append(cells)
+    return header, body
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)
 
 
 def interval_h(row: PaperRow) -> str:

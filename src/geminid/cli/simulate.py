@@ -127,6 +127,16 @@ def simulate(
             "by which they are wrong."
         ),
     ] = "exact",
+    speeds: Annotated[
+        str,
+        typer.Option(
+            help="What schedulers know of jobs' speeds: measured (what jobs have measured), known (everything), or the "
+            "standard deviation of the logarithm by which measurements are wrong."
+        ),
+    ] = "measured",
+    arrivals: Annotated[
+        Literal["unknown", "next"], typer.Option(help="Whether schedulers know when the next job will arrive.")
+    ] = "unknown",
     bound: Annotated[
         bool,
         typer.Option("--bound", help="Add what no schedule of the workload can be better than (docs/bound.md)."),
@@ -229,6 +239,9 @@ def simulate(
                 model=model or ("pollux" if profiles is not None else "geminid"),
                 oracle=oracle,
                 estimate_error=_estimate_error(estimates),
+                speeds_known=speeds == "known",
+                speed_error=_speed_error(speeds),
+                arrivals_known=arrivals == "next",
             ),
             seed=seed,
             timings=timings,
@@ -351,4 +364,16 @@ def _estimate_error(text: str) -> float | None:
         error = -1.0
     if not 0 <= error <= 5:
         raise InvalidInput([Problem("estimates", text, "must be exact, none, or a number from 0 to 5")])
+    return error
+
+
+def _speed_error(text: str) -> float:
+    if text in ("measured", "known"):
+        return 0.0
+    try:
+        error = float(text)
+    except ValueError:
+        error = -1.0
+    if not 0 <= error <= 5:
+        raise InvalidInput([Problem("speeds", text, "must be measured, known, or a number from 0 to 5")])
     return error

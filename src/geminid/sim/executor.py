@@ -6,15 +6,19 @@ agenda. When a job completes, its scheduled action returns the event that the en
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
+
 from geminid.engine.commands import Command, Limit, Rescale, Share, Start, Stop
 from geminid.engine.engine import Engine
 from geminid.engine.events import Completed, Event, Reported, Revised
 from geminid.engine.models import ModelKeeper
+from geminid.goodput.profile import Observation
 from geminid.job import Adaptivity
 from geminid.policies.base import Allocation
 from geminid.sim.agenda import Agenda, Order
@@ -43,6 +47,7 @@ class SimulatedExecutor:
         self.exactly_known: set[str] = set()  # jobs whose throughput model the scheduler knows without measurements
         self._own_models = engine.models if settings.tune_s is None else ModelKeeper(settings.model)
         self._starts: Counter[str] = Counter()
+        self._errors = np.random.default_rng([settings.seed, 2])
 
     # --- Commands ---
 
@@ -252,6 +257,14 @@ class SimulatedExecutor:
     def _has_measured(self, stint: Stint) -> bool:
         return self.agenda.now_s > stint.works_from_s + self.settings.report_s
 
+    def _measurement(self, job: SimJob) -> Observation | None:
+        """Step times as a job reports them, which may be wrong."""
+        seen, error = job.observation(), self.settings.speed_error
+        if seen is None or error == 0.0:
+            return seen
+        factor = math.exp(error * float(self._errors.standard_normal()))
+        return replace(seen, accumulation_s=seen.accumulation_s * factor, step_s=seen.step_s * factor)
+
     def reports(self) -> Iterator[Reported]:
         """What the running jobs report: progress, gradient noise, and step times that they have not yet reported."""
         now_s = self.agenda.now_s
@@ -261,7 +274,7 @@ class SimulatedExecutor:
                 continue
             self._up_to_date(job)
             measured = self._has_measured(stint) and job.facts.id not in self.exactly_known
-            observation = job.observation() if measured and not stint.reported else None
+            observation = self._measurement(job) if measured and not stint.reported else None
             stint.reported |= measured
             done = _reported_progress(job, job.work * job.progress / job.total)
             speed = stint.speed if stint.partner is not None and measured else None

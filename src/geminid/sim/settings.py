@@ -17,6 +17,9 @@ class Settings:
     - ``oracle``: every policy knows what only a simulator can know.
     - ``estimate_error``: standard deviation of the logarithm of the error in the work that jobs declare
       (0: it is exact, from epochs and dataset; None: they declare none).
+    - ``speeds_known``: schedulers know all step times of a job when it arrives; otherwise, what jobs have measured.
+    - ``speed_error``: standard deviation of the logarithm of the error in every measurement of step times.
+    - ``arrivals_known``: schedulers know when the next job will arrive.
     - ``tune_s``: None, and jobs choose the best batch size at every decision of the scheduler, as in the published
       simulators. A number, and they do it as the training library does: a job starts with its initial batch, looks
       for a better one at this interval using its own measurements, and changes if it is clearly better.
@@ -35,6 +38,9 @@ class Settings:
     model: str = "geminid"
     oracle: bool = False
     estimate_error: float | None = 0.0
+    speeds_known: bool = False
+    speed_error: float = 0.0
+    arrivals_known: bool = False
     tune_s: float | None = None
     report_s: float = 0.0
     debug: bool = False

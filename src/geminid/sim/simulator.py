@@ -134,6 +134,9 @@ class Simulator:
 
     def _arrive(self, job: SimJob) -> Event:
         self._not_yet_arrived -= 1
+        if self.settings.arrivals_known:
+            later_s = (other.facts.submitted_s for other in self.jobs.values())
+            self.engine.next_arrival_s = min((time_s for time_s in later_s if time_s > self.now_s), default=math.inf)
         job.at_s = self.now_s
         self._add_foreknowledge(job)
         self._schedule_round()
@@ -142,7 +145,7 @@ class Simulator:
     def _add_foreknowledge(self, job: SimJob) -> None:
         """Give the scheduler what it knows about a job's speed before the job runs here."""
         models, job_id = self.engine.models, job.facts.id
-        if self.settings.oracle:
+        if self.settings.oracle or self.settings.speeds_known:
             if add_true_models(models, job, self.cluster):
                 self.executor.exactly_known.add(job_id)
         elif job_id in self.known:
