@@ -17,6 +17,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 #: Quick to notice, slow to give up: the machine may be busy.
 PATIENCE = Patience(heartbeat=0.2, hang=3.0, grace=20.0, orphan=20.0)
 
+#: For tests in which no worker may seem to hang, however busy the machine is.
+STEADY = Patience(heartbeat=0.2, hang=60.0, grace=20.0, orphan=60.0)
+
 
 class Job(Supervisor):
     """A supervised script, with what happened to it."""

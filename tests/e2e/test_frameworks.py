@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from elastic import SCRIPTS, Job
+from elastic import SCRIPTS, STEADY, Job
 
 from geminid.process.zygote import Zygote
 
@@ -25,7 +25,7 @@ def test_a_frameworks_script_ends_with_the_plain_frameworks_result_through_resiz
     expected = json.loads(plain.read_text())
     until = tmp_path / "until"
     logged = tmp_path / "logged"
-    with Job(tmp_path, framework, "--until", until, launcher=launcher) as job:
+    with Job(tmp_path, framework, "--until", until, launcher=launcher, patience=STEADY) as job:
         for slots in ("a", "ab", "bcd", "d"):
             job.resized(slots)
         steps = list(map(int, logged.read_text().split()))

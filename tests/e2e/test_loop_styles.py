@@ -10,7 +10,7 @@ import signal
 
 import pytest
 import torch
-from elastic import SCRIPTS, Job
+from elastic import SCRIPTS, STEADY, Job
 
 from geminid.process.zygote import Zygote
 
@@ -59,7 +59,7 @@ def test_a_loop_trains_the_same_on_one_two_and_three_slots(tmp_path, launcher, s
     for slots in ("ab", "abc"):
         folder = tmp_path / slots
         folder.mkdir()
-        with Job(folder, "styles.py", *options, launcher=launcher, max_failures=0) as job:
+        with Job(folder, "styles.py", *options, launcher=launcher, max_failures=0, patience=STEADY) as job:
             job.resize(list(slots))
             assert job.ended() == "finished", job.status.reason
         assert json.loads(job.out.read_text()) == expected
@@ -68,7 +68,7 @@ def test_a_loop_trains_the_same_on_one_two_and_three_slots(tmp_path, launcher, s
 @pytest.mark.parametrize("style", ["gan", "steps", "bytes"])
 def test_it_does_through_resizes_and_the_loss_of_workers(tmp_path, launcher, script, style):
     until = tmp_path / "until"
-    with Job(tmp_path, "styles.py", style, "--until", until, launcher=launcher) as job:
+    with Job(tmp_path, "styles.py", style, "--until", until, launcher=launcher, patience=STEADY) as job:
         for slots in ("a", "ab", "bcd", "d"):
             job.resized(slots)
         if style == "steps":  # with two optimizers it may be lost between their steps
@@ -81,12 +81,12 @@ def test_it_does_through_resizes_and_the_loss_of_workers(tmp_path, launcher, scr
 
 
 def test_a_model_outside_of_prepare_that_collects_gradients_is_refused_on_several_slots(tmp_path, launcher):
-    with Job(tmp_path, "styles.py", "outside", launcher=launcher, max_failures=0) as job:
+    with Job(tmp_path, "styles.py", "outside", launcher=launcher, max_failures=0, patience=STEADY) as job:
         job.resize(["a"])
         assert job.ended() == "finished", job.status.reason
         assert "a Linear was not given to run.prepare(), but its parameters collect gradients" in job.logs
     (tmp_path / "two").mkdir()
-    with Job(tmp_path / "two", "styles.py", "outside", launcher=launcher, max_failures=0) as job:
+    with Job(tmp_path / "two", "styles.py", "outside", launcher=launcher, max_failures=0, patience=STEADY) as job:
         job.resize(["a", "b"])
         assert job.ended() == "failed"
         assert "was not given to run.prepare(), but its parameters collect gradients" in job.status.reason
@@ -112,7 +112,9 @@ def test_an_example_ends_with_the_same_result_through_resizes(tmp_path, launcher
     results = []
     for folder in (tmp_path / "alone", tmp_path / "resized"):
         folder.mkdir()
-        with Job(folder, "example.py", until, name, *options, launcher=launcher, max_failures=0) as job:
+        with Job(
+            folder, "example.py", until, name, *options, launcher=launcher, max_failures=0, patience=STEADY
+        ) as job:
             if folder.name == "alone":
                 until.touch()
                 job.resize(["a"])

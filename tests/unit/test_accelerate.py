@@ -29,7 +29,7 @@ def prepared(**options):
 
 def test_batch_size_and_accumulation_make_the_initial_batch_plan():
     accelerator, model, optimizer, loader, test_loader = prepared(gradient_accumulation_steps=3)
-    assert (len(loader), loader.batch_size, len(test_loader)) == (2, 6, 3)
+    assert (len(loader), loader.batch_size, len(test_loader)) == (6, 2, 3)
     synchronised = []
     for _ in accelerator.epochs(1):
         for (x,) in loader:

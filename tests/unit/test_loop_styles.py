@@ -248,16 +248,21 @@ def test_the_gradient_is_an_average_over_tokens_in_any_number_of_passes():
     assert trained(1) == pytest.approx(trained(None))
 
 
-def test_weights_are_given_before_backward_and_in_every_pass():
+@pytest.mark.parametrize("weighed", [0, 1])
+def test_weights_are_given_before_backward_and_in_every_pass(weighed):
     run, model, _, loader = prepared(4)
     run.weight(3)  # outside of passes it means nothing
     with pytest.raises(ValueError, match="the weight is -1"):
         run.weight(-1)
     for _ in run.epochs(1):
         for number, (x,) in enumerate(loader):
+            if number % 2 == weighed:
+                run.weight(1)
+                run.weight(2)
             if number == 1:
-                with pytest.raises(RuntimeError, match="was not called in an earlier pass of this step"):
-                    run.weight(2)
+                with pytest.raises(RuntimeError, match=r"was called in 1 of 2 passes of a step: call it in every pass"):
+                    model(x).mean().backward()
+                return
             model(x).mean().backward()
             with pytest.raises(RuntimeError, match=r"must be called before backward"):
                 run.weight(2)

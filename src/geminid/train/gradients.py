@@ -78,14 +78,32 @@ class _Hooks:
 
 @dataclass(slots=True)
 class Weights:
-    """The weight of the pass under way, the sum of the weights of a step's passes, and whether the script gave them.
+    """The weight of the pass under way, the sum of the weights of a step's ``passes``, and how many the script gave.
 
-    Those that it did not give are shares of the step's samples, and add up to 1 over all workers.
+    Those that it did not give are shares of the step's samples, and add up to 1 over all workers. ``is_given`` says
+    whether it gave the one of the pass under way.
     """
 
     current: float = 1.0
+    is_given: bool = False
     total: float = 0.0
-    given: bool = False
+    given: int = 0
+    passes: int = 0
+
+    def count(self) -> None:
+        """The pass under way is through backward.
+
+        Raises:
+            RuntimeError: the script gave the weights of some passes of a step only.
+        """
+        self.passes += 1
+        self.given += self.is_given
+        if self.given not in (0, self.passes):
+            raise RuntimeError(
+                f"run.weight() was called in {self.given} of {self.passes} passes of a step: call it in every pass"
+            )
+        self.total += self.current
+        self.is_given = False
 
 
 class Gradients:
@@ -176,18 +194,16 @@ class Gradients:
         """Give the pass under way this weight instead of its share of the samples; all passes of a step need one.
 
         Raises:
-            RuntimeError: the pass has been through backward, or an earlier pass of the step has no weight.
+            RuntimeError: the pass has been through backward.
         """
         if self._backwards or self._queued:
             raise RuntimeError("run.weight() must be called before backward(), which uses the weight")
-        if not self._first and not self.weighed:
-            raise RuntimeError("run.weight() was not called in an earlier pass of this step: call it in every pass")
-        self._weights.current, self._weights.given = weight, True
+        self._weights.current, self._weights.is_given = weight, True
 
     @property
     def weighed(self) -> bool:
         """Whether the script has given the weights of the step's passes."""
-        return self._weights.given
+        return self._weights.given > 0
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -287,7 +303,7 @@ class Gradients:
             self._complete_further(self._backwards - 1)
             return
         self._listener.pass_is_through()
-        self._weights.total += self._weights.current
+        self._weights.count()
         if self._needs_sums:
             trained = self._trained.current
             self._used = [used or one.grad is not None for used, one in zip(self._used, trained, strict=True)]

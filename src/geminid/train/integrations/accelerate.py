@@ -28,11 +28,11 @@ from geminid.train.data import with_batch_size
 
 
 class TrainingLoader:
-    """The training data: this worker's batches, on its device."""
+    """The training data: this worker's batches, on its device. ``own`` is the script's loader."""
 
-    def __init__(self, loader: Any, device: torch.device) -> None:
-        self._loader, self._device = loader, device
-        self.dataset, self.batch_size = loader.dataset, loader.batch_size
+    def __init__(self, loader: Any, own: DataLoader[Any], device: torch.device) -> None:
+        self._loader, self._own, self._device = loader, own, device
+        self.dataset, self.batch_size = own.dataset, own.batch_size
 
     def __iter__(self) -> Iterator[Any]:
         """The batches that are left of this epoch, for this worker."""
@@ -40,8 +40,8 @@ class TrainingLoader:
             yield send_to_device(batch, self._device)
 
     def __len__(self) -> int:
-        """Steps of an epoch at the initial total batch."""
-        return len(self._loader)
+        """Batches of the script's own size, from which scripts compute steps: ``gradient_accumulation_steps`` each."""
+        return len(self._own)
 
 
 class EvaluationLoader:
@@ -133,7 +133,7 @@ class Accelerator(PlainAccelerator):  # type: ignore[misc] # the library has no 
             max_batch_size=self._max_batch_size,
             max_per_slot_batch=self._max_per_slot_batch or per_slot,
         )
-        self._is_prepared, training = True, TrainingLoader(elastic, self.device)
+        self._is_prepared, training = True, TrainingLoader(elastic, loaders[0], self.device)
         return tuple(
             training if one is loaders[0] else models.get(str(i)) or self._prepared_later(one)
             for i, one in enumerate(args)
