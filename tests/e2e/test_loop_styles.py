@@ -7,6 +7,8 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -97,6 +99,7 @@ EXAMPLES = {
     "nanogpt.py": (("--steps", 12), 0.01),
     "gan.py": (("--epochs", 1), 0.01),
     "lora.py": (("--epochs", 1), 0.01),
+    "ddp_after.py": (("--epochs", 1), 0.01),
 }
 
 
@@ -106,7 +109,7 @@ def test_an_example_ends_with_the_same_result_through_resizes(tmp_path, launcher
     until = tmp_path / "until"
 
     def result(logs):
-        (line,) = [line for line in logs.splitlines() if line.startswith(("unseen", "distance", "loss"))]
+        (line,) = [line for line in logs.splitlines() if line.startswith(("unseen", "distance", "loss", "accuracy"))]
         return float(line.split()[1])
 
     results = []
@@ -131,3 +134,11 @@ def test_an_example_ends_with_the_same_result_through_resizes(tmp_path, launcher
     alone, samples, resized, as_many = results
     assert samples == as_many > 0
     assert resized == pytest.approx(alone, abs=tolerance)
+
+
+def test_the_example_of_ddp_trains_under_torchrun():
+    """What ``ddp_after.py`` is made from."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    example = SCRIPTS.parents[2] / "examples" / "ddp_before.py"
+    done = subprocess.run([*command, example, "--epochs", "1"], check=True, capture_output=True, text=True)
+    assert float(done.stdout.split()[-1]) > 0.5
