@@ -32,7 +32,7 @@ def test_files_hold_every_section(tmp_path: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "## Ablation" in text
     assert "| without | `geminid:q=1` | 1.00 (0.50 to 1.50) | +10.0 % (+5.0 to +15.0) | 1.50× |" in text
-    assert [figure.name for figure in figures] == ["ablation.svg", "comparison.svg"]
+    assert [figure.name for figure in figures] == ["results-ablation.svg", "results-comparison.svg"]
     for figure in figures:
         ElementTree.fromstring(figure.read_text(encoding="utf-8"))
 

@@ -246,14 +246,14 @@ def _over_owners(
 
 def write(rows: Sequence[PaperRow], folder: Path) -> list[Path]:
     """Write a page of Markdown with a table and a figure for every section; returns what was written."""
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
     written, parts = [], ["# Results\n"]
     for section in dict.fromkeys(row.section for row in rows):
         chosen = [row for row in rows if row.section == section]
-        figure = folder / f"{section}.svg"
+        figure = folder / "figures" / f"results-{section}.svg"
         figure.write_text(svg(chosen), encoding="utf-8")
         written.append(figure)
-        parts.append(f"## {section.capitalize()}\n\n{markdown(chosen)}\n![{section}]({figure.name})\n")
+        parts.append(f"## {section.capitalize()}\n\n{markdown(chosen)}\n![{section}](figures/{figure.name})\n")
     page = folder / "results.md"
     page.write_text("\n".join(parts), encoding="utf-8")
     return [page, *written]
