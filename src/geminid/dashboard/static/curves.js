@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./dom.js";
 import { css, useWidth } from "./parts.js";
-import { moment, number } from "./text.js";
+import { clock, moment, number } from "./text.js";
 import uPlot from "./vendor/uplot.js";
 
 const HEIGHT_PX = 170;
@@ -54,7 +54,10 @@ export function Curves({ title, times, lines, resized, unit = "" }) {
       height: HEIGHT_PX,
       cursor: { sync: { key: SYNC.key } },
       plugins: [marks(() => marked.current)],
-      axes: [axis, { ...axis, size: 58, values: (_, values) => values.map((value) => number(value, 3)) }],
+      axes: [
+        { ...axis, size: 30, space: 90, values: (_, times) => times.map((at) => clock(at, times.at(-1))) },
+        { ...axis, size: 58, values: (_, values) => values.map((value) => number(value, 3)) },
+      ],
       series: [
         { value: (_, value) => (value === null ? "–" : moment(value)) },
         ...kept.map((line, k) => ({
@@ -63,7 +66,7 @@ export function Curves({ title, times, lines, resized, unit = "" }) {
           dash: DASHES[k % DASHES.length],
           width: 1.6,
           spanGaps: true,
-          points: { show: times.length < 3 },
+          points: { show: (plot) => plot.data[0].length < 3 },
           paths: line.step ? uPlot.paths.stepped({ align: 1 }) : undefined,
           value: (_, value) => (value === null || value === undefined ? "–" : `${number(value)}${unit}`),
         })),
