@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -510,7 +511,8 @@ def test_users_and_what_if(live, browser):
     assert (quota["of"], quota["slots"], quota["may borrow"]) == ("owner root", "8", "no")
 
     def periods_agree() -> bool:
-        shown, told = rows(tab, "Slot-hours by period"), live.client.get("usage/periods")
+        zone_s = time.localtime().tm_gmtoff  # days are those of the browser's time zone
+        shown, told = rows(tab, "Slot-hours by period"), live.client.get("usage/periods", zone_s=zone_s)
         hours = [sum(owner[i] for owner in told["slot_hours"].values()) for i in range(14)]
         return len(shown) == 14 and close(number(shown[0]["together"]), hours[-1], 0.1) and hours[-1] > 0
 
