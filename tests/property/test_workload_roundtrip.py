@@ -38,6 +38,7 @@ loss_curves = st.builds(
 def trace_jobs(draw: st.DrawFn) -> TraceJob:
     opaque = draw(st.booleans())
     relative = draw(st.booleans())
+    steps = None if opaque else draw(st.none() | counts)
     return TraceJob(
         name=draw(names),
         submit_s=draw(st.floats(0, 1e10) | st.integers(0, 10**6).map(float)),
@@ -46,13 +47,14 @@ def trace_jobs(draw: st.DrawFn) -> TraceJob:
         requested_batch=draw(st.none() | counts),
         adaptivity=Adaptivity.RIGID if opaque else draw(st.sampled_from(Adaptivity)),
         duration_s=draw(amounts) if opaque else None,
-        steps=None if opaque else draw(st.none() | counts),
+        steps=steps,
         weight=draw(st.just(1.0) | st.floats(min_value=0, exclude_min=True, max_value=MOST_WEIGHT)),
         slo_s=None if relative else draw(st.none() | amounts),
         slo_factor=draw(st.none() | amounts) if relative else None,
         owner=draw(st.just("") | labels),
         opportunistic=draw(st.booleans()),
         loss=draw(st.none() | loss_curves),
+        plan=None if steps is None else draw(st.none() | names),
     )
 
 

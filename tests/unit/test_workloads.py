@@ -271,7 +271,7 @@ def test_the_format_is_guessed_from_the_columns_and_else_from_extension_and_layo
 
 
 def test_a_file_of_no_known_format_is_refused_in_one_sentence(folder: Folder) -> None:
-    known = "native, pollux, sia, gavel, tiresias, philly"
+    known = "native, pollux, sia, gavel, tiresias, rubick, philly"
     assert folder.refusal("w.csv", "a;b\n1;2\n") == [
         f"w.csv fits none of the formats {known}: its first line is 'a;b'."
     ]
@@ -291,7 +291,8 @@ def test_a_file_that_fits_two_formats_is_refused_in_one_sentence(folder: Folder)
 
 def test_an_unknown_format_is_refused_with_what_was_probably_meant(folder: Folder) -> None:
     assert folder.refusal("w.csv", POLLUX, "polux") == [
-        "format is 'polux', but must be one of native, pollux, sia, gavel, tiresias, philly (did you mean pollux?)."
+        "format is 'polux', but must be one of native, pollux, sia, gavel, tiresias, rubick, philly "
+        "(did you mean pollux?)."
     ]
 
 
@@ -356,7 +357,8 @@ def test_missing_repeated_and_misspelt_columns_are_named(folder: Folder) -> None
         (
             "w.csv",
             ",,,\n,,\n",
-            "w.csv fits none of the formats native, pollux, sia, gavel, tiresias, philly: its first line is ',,,'.",
+            "w.csv fits none of the formats native, pollux, sia, gavel, tiresias, rubick, philly: "
+            "its first line is ',,,'.",
         ),
         ("w.yaml", "", "w.yaml is empty."),
         ("w.csv", POLLUX, "w.csv holds no jobs."),

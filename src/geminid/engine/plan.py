@@ -102,6 +102,7 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
         allocations |= placed.allocations
         unplaced |= placed.unplaced
         scattered = placed.scattered
+        _drop_too_slow(allocations, wanted, unplaced, free, jobs)
     for guest, host in guests.items():
         if host in allocations:
             allocations[guest] = allocations[host]
@@ -135,6 +136,34 @@ def make_plan(decision: object, view: ClusterView, jobs: Mapping[str, JobView]) 
         caps={job_id: float(cap) for job_id, cap in decision.caps.items() if job_id in allocations},
         memory_caps={job_id: float(cap) for job_id, cap in decision.memory_caps.items() if job_id in allocations},
     )
+
+
+def _drop_too_slow(
+    allocations: dict[str, Allocation],
+    wanted: Mapping[str, Configuration],
+    unplaced: dict[str, str],
+    free: Sequence[int],
+    jobs: Mapping[str, JobView],
+) -> None:
+    """Take back places on which no execution plan of a job runs, or a guaranteed job is slower than it asked for.
+
+    ``free`` are the slots for the jobs that are ``wanted`` somewhere. A job that runs keeps the slots that it has, if
+    nobody was given them.
+    """
+    for job_id in wanted:
+        facts, given = jobs[job_id].facts, allocations.get(job_id)
+        if facts.plan_speeds is None or given is None:
+            continue
+        speed = facts.plan_speeds.steps_per_s([slots for _, slots in given])
+        if speed > 0 and (facts.opportunistic or speed >= max(facts.throughputs.values(), default=0.0) * (1.0 - 1e-9)):
+            continue
+        del allocations[job_id]
+        unplaced[job_id] = "the free slots are too scattered for the speed that it needs"
+        current, left = jobs[job_id].allocation, list(free)
+        for node, slots in (pair for other in wanted if other in allocations for pair in allocations[other]):
+            left[node] -= slots
+        if current and all(left[node] >= slots for node, slots in current):
+            allocations[job_id] = current
 
 
 def _malformed(decision: Decision) -> list[str]:

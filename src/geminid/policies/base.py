@@ -31,6 +31,20 @@ def slots_of(allocation: Allocation) -> int:
     return sum(slots for _, slots in allocation)
 
 
+class PlanSpeeds(Protocol):
+    """How fast a job of fixed batch size runs under the best of the execution plans that it may use."""
+
+    @property
+    def sizes(self) -> frozenset[int]:
+        """Numbers of slots that are worth considering."""
+
+    def steps_per_s(self, placement: Sequence[int]) -> float:
+        """Steps per second on these slots of each node; 0 where no plan can be used."""
+
+    def plan(self, placement: Sequence[int]) -> str:
+        """The plan that is used there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
     """What is known of a job from the moment it is submitted.
@@ -44,6 +58,8 @@ class JobFacts:
     to do, as far as its specification tells (epochs × dataset; it may be wrong), in the unit of its goodput: useful
     samples, or seconds for opaque jobs. None where nobody knows. ``budget_gpu_s`` is the most
     slots × time that it may use. ``opportunistic`` jobs take what others leave and may be slowed down or stopped.
+    ``plan_speeds`` is how fast it runs on other placements, where that is known, under the execution plans that it may
+    use: all that fit, if the policy chooses plans, or its user's. Its ``throughputs`` are those of its user's choice.
     """
 
     id: str
@@ -69,6 +85,7 @@ class JobFacts:
     budget_gpu_s: float | None = None
     preferred_types: frozenset[str] = frozenset()
     opportunistic: bool = False
+    plan_speeds: PlanSpeeds | None = None
 
     @property
     def least_slots(self) -> int:
@@ -265,6 +282,11 @@ class Policy(ABC):
     def ignores(cls) -> frozenset[str]:
         """Public fields that make no difference to this policy: they are not among its options."""
         return frozenset()
+
+    @property
+    def chooses_plans(self) -> bool:
+        """Whether it chooses execution plans; otherwise jobs run under the plans that their users chose."""
+        return False
 
     @property
     def parts_left_out(self) -> frozenset[str]:

@@ -48,7 +48,7 @@ from geminid.policies.geminid_objective import (
 from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
 from geminid.policies.options import AtLeast, AtMost, Positive
-from geminid.policies.pairing import Paired, Worth, pair_up
+from geminid.policies.pairing import Paired, Worth, pair_up, partner_rows, sharing_reasons
 from geminid.policies.remaining import RemainingWork
 from geminid.solve.choices import Choices, Prices
 from geminid.solve.prices import Priced, solve
@@ -75,7 +75,7 @@ class Geminid(Policy):
     whether two jobs may have the same slots (``pairing.py``), and ``share_adaptive`` whether those that choose their
     batch size may, too. ``weights`` says what a job's work is worth: ``rank`` by the rank of its remaining time,
     ``prices`` by what slots cost now and when it will be done; speed-ups then count linearly, and ``p``, ``q`` and
-    ``pause_power`` not at all.
+    ``pause_power`` not at all. ``plans`` says whether it chooses execution plans where speeds under them are known.
     """
 
     name = "geminid"
@@ -106,6 +106,7 @@ class Geminid(Policy):
     share_adaptive: bool = False
     kinds: bool = True
     weights: Literal["rank", "prices"] = "rank"
+    plans: bool = True
     interval_s: float | None = None
     _solution: Priced | None = None
     _counted: tuple[Sequence[JobView], Mapping[str, Array]] = ((), MappingProxyType({}))
@@ -131,6 +132,11 @@ class Geminid(Policy):
     def regards_priority(self) -> bool:
         """It does: jobs count by their weight."""
         return True
+
+    @property
+    def chooses_plans(self) -> bool:
+        """It does, unless switched off: of the plans that fit a configuration, the fastest counts."""
+        return self.plans
 
     @property
     def regards_owners(self) -> bool:
@@ -162,7 +168,7 @@ class Geminid(Policy):
             if column >= 0
         }
         pairs = [(view.jobs[host].id, view.jobs[guest].id) for host, guest, *_ in found.pairs]
-        reasons, wake_at_s = _reasons(view, found), self._wake_at_s(view, assignments)
+        reasons, wake_at_s = sharing_reasons(view, found), self._wake_at_s(view, assignments)
         if view.cluster.links.several_racks:
             placed = self._consolidated(view, configurations, goodput, found, pairs)
             assignments |= placed.allocations
@@ -307,7 +313,7 @@ class Geminid(Policy):
                 utility *= preferred
             if affordable is not None:
                 utility[~affordable] = -np.inf
-        return Worth(staying, moving, _partners(jobs))
+        return Worth(staying, moving, partner_rows(jobs))
 
     @property
     def _speed_power(self) -> float:
@@ -476,24 +482,3 @@ def _current(view: ClusterView, configurations: Sequence[Configuration]) -> NDAr
             if column is not None:
                 current[row, column] = True
     return current
-
-
-def _partners(jobs: Sequence[JobView]) -> NDArray[np.intp]:
-    """The rows of the jobs that others share their slots with, −1 for none."""
-    partner = np.full(len(jobs), -1, dtype=np.intp)
-    if any(job.partner for job in jobs):
-        rows = {job.id: row for row, job in enumerate(jobs)}
-        partner[:] = [rows.get(job.partner or "", -1) for job in jobs]
-    return partner
-
-
-def _reasons(view: ClusterView, found: Paired) -> dict[str, str]:
-    """Why jobs share."""
-    reasons = {}
-    for host, guest, one, other in found.pairs:
-        for row, partner, speed in ((host, guest, one), (guest, host, other)):
-            reasons[view.jobs[row].id] = (
-                f"shares its slots with {view.jobs[partner].id}: both together get {one + other:.2f} jobs' work done, "
-                f"this one {100 * speed:.0f} % of what it would alone"
-            )
-    return reasons

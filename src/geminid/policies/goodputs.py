@@ -15,7 +15,7 @@ from geminid.goodput.transfer import Method, transfer
 from geminid.gputypes import LinkClass
 from geminid.job import Adaptivity
 from geminid.network import Links
-from geminid.policies.base import ClusterView, JobFacts, JobView
+from geminid.policies.base import ClusterView, JobFacts, JobView, PlanSpeeds
 from geminid.policies.kinds import KindMemory
 
 Array = NDArray[np.float64]
@@ -145,6 +145,7 @@ class Goodputs:
     _widest: int = 0
     _columns: TieredColumns | None = None
     _completed: dict[str, _Completed] = field(default_factory=dict)
+    _plan_rows: dict[int, tuple[PlanSpeeds, tuple[Configuration, ...], Array]] = field(default_factory=dict)
 
     def of(self, view: ClusterView, *, learn: bool = True) -> tuple[tuple[Configuration, ...], Array]:
         """The configurations, and goodputs of the view's jobs (rows) on them; zero where a job may not use one.
@@ -164,6 +165,10 @@ class Goodputs:
         least, most = np.empty(len(view.jobs)), np.empty(len(view.jobs))
         for row, job in enumerate(view.jobs):
             facts, completed = job.facts, self._completed[job.id]
+            if facts.plan_speeds is not None:
+                goodput[row] = self._with_plans(facts, facts.plan_speeds, configurations)
+                least[row], most[row] = facts.least_slots, facts.max_slots
+                continue
             if not completed.model.fits:
                 goodput[row] = [_without_model(facts, c.gpu_type) for c in configurations]
             least[row] = most[row] = facts.least_slots
@@ -179,6 +184,15 @@ class Goodputs:
         assert self._table is not None
         assert self._columns is not None
         return self._table.per_slot_batch[:, : len(self._columns.closest)]
+
+    def _with_plans(self, facts: JobFacts, speeds: PlanSpeeds, configurations: tuple[Configuration, ...]) -> Array:
+        """Speeds under the best plan on each configuration; a guaranteed job uses none that is below its request."""
+        known = self._plan_rows.get(id(speeds))
+        if known is None or known[0] is not speeds or known[1] is not configurations:
+            row = np.array([speeds.steps_per_s(spread_evenly(c.slots, c.nodes)) for c in configurations])
+            known = self._plan_rows[id(speeds)] = (speeds, configurations, row)
+        requested = 0.0 if facts.opportunistic else max(facts.throughputs.values(), default=0.0)
+        return np.where(known[2] >= requested * (1.0 - 1e-9), known[2], 0.0)
 
     def on_tier(self, row: int, column: int, tier: LinkClass) -> float:
         """The goodput of a job of the last view on a configuration whose nodes would cross a tier."""
@@ -206,6 +220,8 @@ class Goodputs:
 
     def _refreshed(self, view: ClusterView) -> GoodputTable:
         own = {job.facts.requested_slots for job in view.jobs if job.facts.adaptivity is Adaptivity.RIGID}
+        for speeds in {id(s): s for job in view.jobs if (s := job.facts.plan_speeds) is not None}.values():
+            own |= speeds.sizes
         if self.limits_as_sizes:
             largest_node = int(view.cluster.node_slots.max())
             limits = {slots for job in view.jobs for slots in (job.facts.least_slots, job.facts.max_slots)}
@@ -247,6 +263,12 @@ class Goodputs:
         most_slots = job.most_slots_measured if self.memory is None else self.memory.most_slots(job)
         self._completed[job.id] = _Completed(job.model, version, completed, most_slots)
         return completed
+
+
+def spread_evenly(slots: int, nodes: int) -> tuple[int, ...]:
+    """Slots on each node, as even as possible, most first."""
+    each, more = divmod(slots, nodes)
+    return (each + 1,) * more + (each,) * (nodes - more)
 
 
 def _without_model(facts: JobFacts, gpu_type: str) -> float:

@@ -21,12 +21,13 @@ carries at least half of its gain. That is the certificate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.policies.base import ClusterView, JobView
 from geminid.solve.choices import IMPOSSIBLE, Choices, Prices
 from geminid.solve.prices import Priced
 
@@ -314,3 +315,24 @@ def _matched(gains: Array) -> IntArray:
             taken |= {a, b}
             pairs.append((a, b))
     return np.array(pairs, dtype=np.intp).reshape(-1, 2)
+
+
+def partner_rows(jobs: Sequence[JobView]) -> NDArray[np.intp]:
+    """The rows of the jobs that others share their slots with, −1 for none."""
+    partner = np.full(len(jobs), -1, dtype=np.intp)
+    if any(job.partner for job in jobs):
+        rows = {job.id: row for row, job in enumerate(jobs)}
+        partner[:] = [rows.get(job.partner or "", -1) for job in jobs]
+    return partner
+
+
+def sharing_reasons(view: ClusterView, found: Paired) -> dict[str, str]:
+    """Why jobs share."""
+    reasons = {}
+    for host, guest, one, other in found.pairs:
+        for row, partner, speed in ((host, guest, one), (guest, host, other)):
+            reasons[view.jobs[row].id] = (
+                f"shares its slots with {view.jobs[partner].id}: both together get {one + other:.2f} jobs' work done, "
+                f"this one {100 * speed:.0f} % of what it would alone"
+            )
+    return reasons

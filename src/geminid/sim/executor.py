@@ -82,6 +82,8 @@ class SimulatedExecutor:
         steps_per_s = self._steps_per_s(job, gpu_type, allocation)
         crossing = self.uplinks.crossing(allocation)
         stint = job.begin(self.agenda.now_s, pause_s, allocation, gpu_type, batch, steps_per_s, crossing)
+        if job.facts.plan_speeds is not None:
+            stint.plan = job.facts.plan_speeds.plan(stint.placement)
         self.running[job.facts.id] = job
         self._schedule(job)
         return stint
@@ -105,6 +107,8 @@ class SimulatedExecutor:
         """Speed of a job without an application: from the table of throughputs, or one second of work per second."""
         if job.trace.steps is None or not job.facts.throughputs:
             return 1.0
+        if job.facts.plan_speeds is not None:
+            return job.facts.plan_speeds.steps_per_s(tuple(slots for _, slots in allocation))
         spread = len(allocation) > -(-job.facts.requested_slots // self.cluster.largest_node_slots[gpu_type])
         speed = job.facts.throughputs[gpu_type]
         return job.facts.spread_throughputs.get(gpu_type, speed) if spread else speed

@@ -222,6 +222,7 @@ def _stints(job: SimJob, *, several_racks: bool) -> list[dict[str, Any]]:
             "total_batch": stint.batch.total if stint.batch else None,
             "per_slot_batch": stint.batch.per_slot if stint.batch else None,
             "accumulation_steps": stint.batch.accumulation if stint.batch else None,
+            **({"plan": stint.plan} if stint.plan is not None else {}),
             **time_shares(job, stint),
             "communication_share": communication_share(job, stint),
             **({"tier": stint.crossing.path.tier.value} if several_racks else {}),

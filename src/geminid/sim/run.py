@@ -26,6 +26,7 @@ from geminid.sim.application import Application
 from geminid.sim.files import read_data
 from geminid.sim.metrics import summary
 from geminid.sim.profiles import ThroughputTable, built_in_applications, load_applications, load_throughputs
+from geminid.sim.profiles.planspeeds import PlanProfiles, load_plan_profiles
 from geminid.sim.simulator import Settings, Simulator
 from geminid.sim.workload import Workload
 
@@ -61,9 +62,24 @@ def applications_of(experiment: Experiment) -> Mapping[str, Application]:
 
 def throughputs_of(experiment: Experiment) -> ThroughputTable | None:
     """The table of throughputs, where the workload has jobs that make steps and there is one."""
-    if experiment.profiles is None or all(job.steps is None for job in experiment.workload.jobs):
+    if experiment.profiles is None or not _reads_throughputs(experiment.workload):
         return None
     return load_throughputs(experiment.profiles)
+
+
+def plan_profiles_of(experiment: Experiment) -> PlanProfiles | None:
+    """Speeds under execution plans, where the workload has jobs with plans."""
+    if all(job.plan is None for job in experiment.workload.jobs):
+        return None
+    if experiment.profiles is None:
+        expected = "must be a folder in Rubick's layout: the workload's jobs have execution plans"
+        raise InvalidInput([Problem("profiles", NOT_SHOWN, expected)])
+    return load_plan_profiles(experiment.profiles)
+
+
+def _reads_throughputs(workload: Workload) -> bool:
+    """Whether there are jobs whose speeds a table like Gavel's has."""
+    return any(job.steps is not None and job.plan is None for job in workload.jobs)
 
 
 def without_unknown(workload: Workload, profiles: Path | None) -> Workload:
@@ -71,7 +87,7 @@ def without_unknown(workload: Workload, profiles: Path | None) -> Workload:
 
     Gavel's table has few models on several GPUs, and its older traces many such jobs; it drops them too.
     """
-    if profiles is None or all(job.steps is None for job in workload.jobs):
+    if profiles is None or not _reads_throughputs(workload):
         return workload
     table = load_throughputs(profiles)
     known = [
@@ -100,6 +116,7 @@ def simulator_of(text: str, experiment: Experiment) -> Simulator:
         policy_of(text, experiment),
         experiment.settings,
         throughputs_of(experiment),
+        plan_profiles=plan_profiles_of(experiment),
     )
 
 

@@ -15,8 +15,10 @@ from geminid.cluster import Cluster
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem
 from geminid.job import Adaptivity
 from geminid.policies.base import JobFacts, JobView
+from geminid.policies.goodputs import spread_evenly
 from geminid.sim.application import Application
 from geminid.sim.profiles.gavel import ThroughputTable
+from geminid.sim.profiles.planspeeds import RESTART_S, PlanProfiles
 from geminid.sim.rates import ByIdentity
 from geminid.sim.settings import Settings
 from geminid.sim.simjob import SimJob
@@ -38,6 +40,8 @@ class JobMaker:
     settings: Settings
     throughputs: ThroughputTable | None
     standing: Mapping[str, JobView]
+    plan_profiles: PlanProfiles | None = None
+    chooses_plans: bool = False
 
     def jobs(self, traces: Sequence[TraceJob]) -> dict[str, SimJob]:
         """The simulated jobs by name.
@@ -104,7 +108,7 @@ class JobMaker:
             for trace in traces
             if trace.steps is not None and not self._throughputs_of(trace)
         )
-        if unknown and self.throughputs is None:
+        if unknown and self.throughputs is None and self.plan_profiles is None:
             jobs = f"{unknown.total()} of its jobs make steps at speeds that depend on the GPU type"
             expected = f"{jobs}: pass --profiles with a file of throughputs by GPU type, like Gavel's"
             return [Problem("workload", NOT_SHOWN, expected)]
@@ -115,11 +119,21 @@ class JobMaker:
         ]
 
     def _throughputs_of(self, trace: TraceJob) -> dict[str, float]:
+        if trace.plan is not None:
+            return self._planned_throughputs(trace)
         if self.throughputs is None or trace.steps is None:
             return {}
         job_type = (trace.application or "", trace.requested_slots)
         speeds = {gpu_type: self.throughputs.alone(job_type, gpu_type) for gpu_type in self.cluster.type_index}
         return {gpu_type: speed for gpu_type, speed in speeds.items() if speed > 0}
+
+    def _planned_throughputs(self, trace: TraceJob) -> dict[str, float]:
+        """Speed under the plan and on the slots that the user chose, packed: the same on every GPU type."""
+        speeds = None if self.plan_profiles is None else self.plan_profiles.speeds(trace.application or "", trace.plan)
+        per_node = int(self.cluster.node_slots.max())
+        placement = spread_evenly(trace.requested_slots, -(-trace.requested_slots // per_node))
+        speed = 0.0 if speeds is None else speeds.steps_per_s(placement)
+        return dict.fromkeys(self.cluster.type_index, speed) if speed > 0 else {}
 
     def _spread_throughputs_of(self, trace: TraceJob, throughputs: Mapping[str, float]) -> dict[str, float]:
         """Speeds on more nodes than needed, where they differ."""
@@ -135,7 +149,7 @@ class JobMaker:
         """What the scheduler knows of a job when it arrives, but for its work."""
         rescale_s = self.settings.rescale_s
         if rescale_s is None:
-            rescale_s = 0.0 if key is None else key.value.rescale_s
+            rescale_s = (0.0 if trace.plan is None else RESTART_S) if key is None else key.value.rescale_s
         return JobFacts(
             id=trace.name,
             submitted_s=trace.submit_s,
@@ -146,8 +160,23 @@ class JobMaker:
             queue=trace.queue,
             opportunistic=trace.opportunistic,
             kind=trace.application or "" if key is None else key.value.name,
-            **(self._opaque_facts(trace) if key is None else self._profiled_facts(trace, key.value)),
+            **{
+                **(self._opaque_facts(trace) if key is None else self._profiled_facts(trace, key.value)),
+                **({} if trace.plan is None else self._planned_facts(trace)),
+            },
         )
+
+    def _planned_facts(self, trace: TraceJob) -> dict[str, Any]:
+        """Facts of a job with execution plans: what it may run on, under its user's plan or any."""
+        assert self.plan_profiles is not None
+        speeds = self.plan_profiles.speeds(trace.application or "", None if self.chooses_plans else trace.plan)
+        assert speeds is not None
+        return {
+            "min_slots": min(speeds.sizes),
+            "max_slots": max(speeds.sizes),
+            "adaptivity": trace.adaptivity,
+            "plan_speeds": speeds,
+        }
 
     def _opaque_facts(self, trace: TraceJob) -> dict[str, Any]:
         """Facts of a job without an application: it runs on the slots that it requests, no more and no fewer."""

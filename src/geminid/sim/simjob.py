@@ -33,7 +33,7 @@ class Stint:
     on shared nodes, ``contention`` because other jobs use the same uplinks. ``speed`` is the fraction of its speed that
     a job keeps beside its partner, ``cap`` the fraction of the time for which it may compute, ``memory_cap`` the
     fraction of the memory that it may use beside its partner (None: all that it needs). Jobs without an application
-    make ``steps_per_s``. ``crossing`` is the network between its nodes.
+    make ``steps_per_s``, under an execution ``plan`` where they have some. ``crossing`` is the network between nodes.
     """
 
     start_s: float
@@ -55,6 +55,7 @@ class Stint:
     crossing: Crossing = WITHIN_RACK
     contention: float = 1.0
     demand_bytes_per_s: float | None = None
+    plan: str | None = None
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from geminid.sim.foreknowledge import Known, add_profiles, add_true_models, one_
 from geminid.sim.nodepool import NodePool
 from geminid.sim.oracle import Oracle
 from geminid.sim.profiles.gavel import ThroughputTable
+from geminid.sim.profiles.planspeeds import PlanProfiles
 from geminid.sim.result import NoProgress, Result
 from geminid.sim.settings import Settings
 from geminid.sim.setup import JobMaker
@@ -60,6 +61,7 @@ class Simulator:
         throughputs: ThroughputTable | None = None,
         known: Mapping[str, Known] | None = None,
         standing: Mapping[str, JobView] | None = None,
+        plan_profiles: PlanProfiles | None = None,
     ) -> None:
         self.settings = settings or Settings()
         self.known = known or {}
@@ -67,7 +69,10 @@ class Simulator:
         self.cluster = cluster
         self.policy = policy
         self.agenda = Agenda()
-        self.jobs = JobMaker(cluster, applications, self.settings, throughputs, self.standing).jobs(workload.jobs)
+        maker = JobMaker(
+            *(cluster, applications, self.settings, throughputs, self.standing, plan_profiles, policy.chooses_plans)
+        )
+        self.jobs = maker.jobs(workload.jobs)
         self.engine = Engine(
             cluster,
             policy,

@@ -23,7 +23,8 @@ class TraceJob:
     A deadline counts from the submission: ``slo_s`` seconds, or ``slo_factor`` times as long as the job takes when it
     has the slots that it asked for to itself (Gavel). None of both means no deadline. Where ``requested_batch`` is
     None, the user asked for the application's initial batch size. ``opportunistic`` jobs take what others leave.
-    ``loss`` is the training loss that this job reports, in place of that of its application.
+    ``loss`` is the training loss that this job reports, in place of that of its application. With a ``plan``, the
+    execution plan that its user chose, a job makes steps on any slots that the plan can use (Rubick).
     """
 
     name: str
@@ -41,6 +42,7 @@ class TraceJob:
     queue: str = DEFAULT_QUEUE
     opportunistic: bool = False
     loss: LossCurve | None = None
+    plan: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

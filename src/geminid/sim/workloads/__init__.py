@@ -12,7 +12,7 @@ from typing import Final
 from geminid.fields import NOT_SHOWN, InvalidInput, Problem, show, suggestion
 from geminid.sim.csvfile import Column
 from geminid.sim.workload import Workload
-from geminid.sim.workloads import gavel, native, philly, pollux, sia, tiresias
+from geminid.sim.workloads import gavel, native, philly, pollux, rubick, sia, tiresias
 from geminid.sim.workloads.native import write_native
 from geminid.sim.workloads.tables import TextFile
 
@@ -42,6 +42,9 @@ FORMATS: Final[Mapping[str, Format]] = MappingProxyType(
             Format("sia", "Pollux's columns and a category", sia.load, _required(pollux.COLUMNS) | {"category"}),
             Format("gavel", "traces of Gavel and Shockwave, separated by tabs", gavel.load, frozenset()),
             Format("tiresias", "CSV of Tiresias' simulator: opaque jobs", tiresias.load, _required(tiresias.COLUMNS)),
+            Format(
+                "rubick", "CSV of Rubick's simulator: jobs with execution plans", rubick.load, _required(rubick.COLUMNS)
+            ),
             Format("philly", "CSV of the Philly trace: opaque jobs", philly.load, _required(philly.COLUMNS)),
         )
     }

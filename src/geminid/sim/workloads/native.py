@@ -94,6 +94,7 @@ def _job(values: Mapping[str, Any]) -> TraceJob:
         queue=given.get("queue", DEFAULT_QUEUE),
         opportunistic=given.get("opportunistic", False),
         loss=given.get("loss"),
+        plan=given.get("plan"),
     )
 
 
@@ -116,6 +117,7 @@ def _problems(given: Mapping[str, Any]) -> list[Problem]:
         "slo_factor": lambda field, value: check_number(field, value, above=0),
         "owner": _check_label,
         "queue": _check_label,
+        "plan": check_name,
     }
     problems = [bad for name, check in checks.items() if name in given for bad in check(name, given[name])]
     if ("application" in given) == ("duration" in given):
@@ -125,6 +127,8 @@ def _problems(given: Mapping[str, Any]) -> list[Problem]:
         problems.append(Problem(about, given.get(about, NOT_SHOWN), expected, involves=("application", "duration")))
     if "steps" in given and "duration" in given:
         problems.append(Problem("steps", given["steps"], "goes with no duration", involves=("duration",)))
+    if "plan" in given and "steps" not in given:
+        problems.append(Problem("plan", given["plan"], "goes with steps, which are not given", involves=("steps",)))
     if "duration" in given and given.get("adaptivity", Adaptivity.RIGID) is not Adaptivity.RIGID:
         expected = "must be rigid: a duration says nothing about other numbers of slots"
         problems.append(Problem("adaptivity", given["adaptivity"].value, expected, involves=("duration",)))
@@ -194,6 +198,7 @@ COLUMNS: Final = {
     "owner": _optional(str, ""),
     "queue": _optional(str, ""),
     "opportunistic": _optional(_true_or_false, "must be true or false"),
+    "plan": _optional(str, ""),
     "loss": _optional(_loss_of_cell, _A_LOSS_CURVE),
 }
 
@@ -274,6 +279,7 @@ def _read_job(reader: Reader) -> TraceJob:
         "owner": reader.text("owner", None),
         "queue": reader.text("queue", None),
         "opportunistic": reader.boolean("opportunistic", None),
+        "plan": reader.text("plan", None),
         "loss": None if (curve := reader.nested("loss")) is None else LossCurve.read(curve),
     }
     return _job(fields)
@@ -309,6 +315,7 @@ def _plain(
         "owner": job.owner or None,
         "queue": None if job.queue == DEFAULT_QUEUE else job.queue,
         "opportunistic": job.opportunistic or None,
+        "plan": job.plan,
         "loss": None if job.loss is None else write_loss(job.loss),
     }
     plain = {name: value for name, value in plain.items() if value is not None}
