@@ -10,17 +10,19 @@ the same samples, with the same prior from the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from geminid.bench.solver import problem
 from geminid.bench.timing import timed
 from geminid.executionplan import BUILT_IN_PLANS, ExecutionPlan
 from geminid.goodput.planfit import PlanFit, PlanObservation, PlanPrior, fit_many, predict
 from geminid.goodput.planmodel import GEMINID, Array, PlanFormula, PlanParameter, PlanShape
 from geminid.gputypes import named_gpu_type
 from geminid.sim.profiles.rubick import GPU_TYPE, MeasuredModel, PlanMeasurement
+from geminid.solve.prices import Priced, solve
 
 #: With fewer rows than this, too little is held out.
 FEWEST_ROWS = 20
@@ -33,6 +35,12 @@ P95_GOAL, WORST_GOAL = 1.2, 1.5
 
 #: A table of predictions is to take at most this, in seconds of one core.
 TABLE_GOAL_S = 3.0
+
+#: A decision of 100,000 slots and 50,000 jobs is to take at most this, in seconds of one core …
+DECISION_GOAL_S = 1.0
+
+#: … at a certified gap of at most this.
+GAP_GOAL = 1e-3
 
 #: Configurations of the table, each under every plan.
 CONFIGURATIONS = 64
@@ -64,6 +72,18 @@ class PlanTable:
     configurations: int
     plans: int
     cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class PlanDecision:
+    """Time and certified gap of one decision about slots and plans."""
+
+    slots: int
+    jobs: int
+    plans: int
+    seconds: float
+    cpu_s: float
+    gap: float
 
 
 def run(
@@ -109,6 +129,24 @@ def table(jobs: int, *, seed: int) -> PlanTable:
     fits = fit_many(few, rng.uniform(1e8, 1e10, len(few)).tolist(), prior)
     _, cpu_s, _ = timed(lambda: predict([fits[i % len(fits)] for i in range(jobs)], PlanShape.stack(shapes)))
     return PlanTable(jobs, CONFIGURATIONS, len(_PLAN_SHAPES), cpu_s)
+
+
+def decision(*, slots: int, jobs: int, types: int, seed: int) -> PlanDecision:
+    """One decision of jobs that run under plans: the best plan on every configuration, then the best configurations.
+
+    Plans take no slots of their own, so the best plan of a configuration is part of every best decision: the
+    certificate of the decision among configurations is that of the decision among configurations and plans.
+    """
+    choices, _ = problem(slots, jobs, types, seed=seed)
+    rng = np.random.default_rng(seed)
+    under = choices.utility[:, :, None] * rng.uniform(0.3, 1.0, (jobs, 1, len(_PLAN_SHAPES)))
+    rng.shuffle(under, axis=2)
+
+    def decide() -> Priced:
+        return solve(replace(choices, utility=under.max(axis=2)))
+
+    wall_s, cpu_s, found = timed(decide)
+    return PlanDecision(slots, jobs, len(_PLAN_SHAPES), wall_s, cpu_s, found.gap)
 
 
 class _Evaluation:

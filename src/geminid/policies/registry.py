@@ -52,6 +52,7 @@ from geminid.policies.lucid import Lucid
 from geminid.policies.optimus import Optimus
 from geminid.policies.options import describe, document_of, parse
 from geminid.policies.pollux import Pollux
+from geminid.policies.rubick import Rubick
 from geminid.policies.shockwave import Shockwave
 from geminid.policies.sia import Sia
 from geminid.policies.slaq import Slaq
@@ -105,6 +106,7 @@ BUILT_IN: Mapping[str, type[Policy]] = {
         Slaq,
         Shockwave,
         Lucid,
+        Rubick,
     )
 }
 
