@@ -215,3 +215,16 @@ def test_a_job_is_run_again_with_changes(live):
     assert cluster.job(made["id"]).wait(60).logs() == "rate 3\n"
     refused = live.run("rerun", first.id, "--set", "colour=red")
     assert "colour is not a known field" in refused.stderr
+
+
+def test_the_commit_and_the_changes_of_a_job_are_kept_and_shown(live, tmp_path):
+    settings = ("-c", "user.name=x", "-c", "user.email=x@y", "-c", "commit.gpgsign=false")
+    (tmp_path / "rate").write_text("1\n")
+    for words in (["init", "-q", "-b", "main"], ["add", "rate"], ["commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *settings, "-C", str(tmp_path), *words], check=True, capture_output=True)
+    (tmp_path / "rate").write_text("2\n")
+    job = geminid.connect(live.home).submit(["cat", "rate"], array="0-1", name="coded", working_dir=tmp_path)
+    assert job.wait(60).state == "succeeded"
+    assert "of main, 1 file changed (--diff shows them)" in live.run("show", "coded").stdout
+    assert "-1\n+2\n" in live.run("show", "--diff", "coded_1").stdout
+    assert live.run("show", "--diff", "first").returncode == 5

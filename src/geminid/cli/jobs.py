@@ -146,10 +146,21 @@ def _long_interval(job: dict[str, Any], what: str) -> str:
     return f"{short} (forecast of {to_the_second(job['eta']['age_s'])} ago)"
 
 
-def show(job: JobArgument, json: JsonOption = False) -> None:
+def show(
+    job: JobArgument,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Print what was changed in its folder since the commit.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
     """Show one job: everything that is known about it, and its history."""
     with reporting_trouble():
+        if diff:
+            source = client().get(of("jobs", job, "source"))
+            print_json(source) if json else print(source["diff"], end="")
+            return
         full = client().get(of("jobs", job))
+        source = None if json else _source_of(full["id"])
     if json:
         print_json(full)
         return
@@ -165,6 +176,7 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         "command": shlex.join(full["spec"].get("command", [])) or f"only for {full['owner']} and admins to see",
         "array": "" if full["array"] is None else _about_array(full),
         "after": ", ".join(full["after"]),
+        "code": "" if source is None else _about_source(source),
         "kind": launched_as(full),
         "slots": f"{full['slots']} (planned {full['target_slots']}, may have {sizes})",
         "on": "; ".join(
@@ -208,6 +220,25 @@ def show(job: JobArgument, json: JsonOption = False) -> None:
         pause = "" if line["pause_s"] is None else f" [dim](paused {line['pause_s']:.2f} s)[/]"
         at = time.strftime("%H:%M:%S", time.localtime(line["at_s"]))
         console.print(f"{at}  {escape(line['text'])}{pause}", soft_wrap=True)
+
+
+def _source_of(job_id: str) -> dict[str, Any] | None:
+    """Which code a job was submitted with; None if nobody knows, or it is somebody else's."""
+    from geminid.serve.client import ServiceError
+
+    try:
+        found: dict[str, Any] = client().get(of("jobs", job_id, "source"))
+    except ServiceError:
+        return None
+    return found
+
+
+def _about_source(source: dict[str, Any]) -> str:
+    """Which code a job was submitted with, in a line."""
+    files = source["diff"].count("\ndiff --git ") + source["diff"].startswith("diff --git ")
+    changed = f", {files} file{'s' if files > 1 else ''} changed (--diff shows them)" if files else ""
+    new = f", {len(source['untracked'])} not tracked" if source["untracked"] else ""
+    return f"commit {source['commit'][:12]} of {source['branch'] or 'no branch'}{changed}{new}"
 
 
 def _about_array(job: dict[str, Any]) -> str:

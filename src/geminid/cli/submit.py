@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
@@ -139,6 +140,8 @@ def submit(
     document["working_dir"] = str(Path(document.get("working_dir") or ".").absolute())
     with reporting_trouble():
         answer = _try_out(document) if dry_run else _submit_once(document, key)
+    if not dry_run:
+        _record_source(answer, document["working_dir"])
     if json:
         print_json(answer)
         return
@@ -194,6 +197,8 @@ def _submit_group(jobs: list[dict[str, Any]], options: list[str], key: str | Non
         raise InvalidInput([Problem("option", named, "must be left out: the file has several jobs")])
     with reporting_trouble():
         answer = _submit_once({"jobs": jobs}, key, to="job-groups")
+    for made, document in zip(answer, jobs, strict=True):
+        _record_source(made, document["working_dir"])
     if json:
         print_json(answer)
         return
@@ -267,6 +272,15 @@ def _submit_once(document: Mapping[str, Any], key: str | None, to: str = "jobs")
         raise ServiceError(
             NO_SERVICE, *trouble.sentences, f"the job may have been submitted, or not: {again}"
         ) from None
+
+
+def _record_source(job: Mapping[str, Any], folder: str) -> None:
+    """Have the service keep the commit and the changes of the job's folder."""
+    from geminid.serve.client import ServiceError
+    from geminid.serve.source import record_source
+
+    with contextlib.suppress(ServiceError):
+        record_source(client(), job, folder)
 
 
 def _same_command(key: str) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from geminid.serve.client import Client, ServiceError, address
+from geminid.serve.source import record_source
 from geminid.serve.submitting import submit_once
 
 #: Longest time that one request waits for the end of a job.
@@ -291,7 +292,9 @@ class Connection:
             **({"after": [one.id if isinstance(one, Job) else one for one in after]} if after else {}),
             **fields,
         }
-        return Job(self._client, submit_once(self._find_client, document, key))
+        known = submit_once(self._find_client, document, key)
+        record_source(self._client, known, document["working_dir"])
+        return Job(self._client, known)
 
     def job(self, name_or_id: str) -> Job:
         """A job by its identifier or its name."""

@@ -148,6 +148,16 @@ class Job(JobOrigin):
     needs: Needs | None
 
 
+class Source(TypedDict):
+    """Which code a job was submitted with. ``diff`` are changes since the commit, ``complete`` if all are there."""
+
+    commit: str
+    branch: str
+    diff: str
+    complete: bool
+    untracked: list[str]
+
+
 class StoryLine(TypedDict):
     """Something that happened to a job; ``pause_s`` is how long training stood still for it."""
 

@@ -18,6 +18,7 @@ from geminid.serve.api import (
     past,
     queues,
     session,
+    source,
     status,
     watch,
     whatif,
@@ -40,7 +41,7 @@ def make_app(context: ApiContext) -> FastAPI:
     app.state.context = context
     app.middleware("http")(access.check_access)
     install_error_handlers(app)
-    for subject in (access, session, jobs, explain, logs, past, watch, nodes, queues, events, status, whatif):
+    for subject in (access, session, jobs, source, explain, logs, past, watch, nodes, queues, events, status, whatif):
         app.include_router(subject.router, prefix=PREFIX)
     app.include_router(status.metrics_router)
     _describe_tokens(app)
