@@ -96,6 +96,8 @@ def test_arrays_and_dependencies_from_python(live):
     assert cluster.job("echo_2").logs() == "element 2\n"
     printed = live.run("logs", "-f", "echo").stdout
     assert printed == "".join(f"==> {array.id}_{i} <==\nelement {i}\n" for i in (1, 2, 3))
+    assert live.run("logs", "echo", "--download", live.home / "saved").returncode == 0
+    assert (live.home / "saved" / f"{array.id}_2" / "out.log").read_text() == "element 2\n"
     for fields, why in (
         ({"after": ["nobody"]}, "there is no job nobody"),
         ({"after": ["echo:failed"]}, "can never be met"),
