@@ -53,9 +53,9 @@ def test_importing_the_package_and_asking_for_help_load_nothing_heavy() -> None:
 
 def test_a_command_loads_only_its_own_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GEMINID_HOME", str(tmp_path))
-    loaded = loaded_by("queue")
+    loaded = loaded_by("show", "j1")
     commands = {name for name in loaded if name.startswith("geminid.cli.")}
-    assert commands == {f"geminid.cli.{name}" for name in ("main", "jobs", "client", "output")}
+    assert commands == {f"geminid.cli.{name}" for name in ("main", "jobs", "client", "completion", "output")}
     assert not loaded & {"numpy", "yaml", "fastapi", "uvicorn", "starlette"}
     assert not [name for name in loaded if name.startswith(("geminid.bench", "geminid.sim", "geminid.serve.state"))]
 
