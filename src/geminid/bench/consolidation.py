@@ -102,6 +102,22 @@ def run(
     return rows
 
 
+def most_to_gain(*, jobs: int, hours: float, oversubscription: float | None, seeds: Sequence[int] = (0,)) -> float:
+    """How much shorter JCTs of fully consolidated jobs are if all nodes are in one rack, which no uplink limits."""
+    policy = OTHERS["consolidated"]
+    on_network, in_one_rack = (
+        _means(
+            [
+                simulate(policy, Experiment(workload=workload(jobs, hours, seed), cluster=nodes, seed=seed))
+                for seed in seeds
+            ],
+            "avg_jct_s",
+        )
+        for nodes in (cluster(oversubscription), Cluster.parse(NODES))
+    )
+    return in_one_rack / on_network - 1.0
+
+
 def _means(runs: Sequence[dict[str, object]], key: str) -> float:
     """The mean over runs of a figure, or of the sum over the jobs of each."""
     values = []
