@@ -18,7 +18,7 @@ class Settings:
     - ``estimate_error``: standard deviation of the logarithm of the error in the work that jobs declare
       (0: it is exact, from epochs and dataset; None: they declare none).
     - ``speeds_known``: schedulers know all step times of a job when it arrives; otherwise, what jobs have measured.
-    - ``speed_error``: standard deviation of the logarithm of the error in every measurement of step times.
+    - ``speed_error``: standard deviation of the logarithm of the error in the step times that running jobs report.
     - ``arrivals_known``: schedulers know when the next job will arrive.
     - ``tune_s``: None, and jobs choose the best batch size at every decision of the scheduler, as in the published
       simulators. A number, and they do it as the training library does: a job starts with its initial batch, looks
