@@ -182,13 +182,13 @@ def test_it_learns_how_wrong_estimates_are() -> None:
 def test_who_told_nothing_has_as_much_left_as_is_done_in_steps() -> None:
     known = RemainingWork()
     done = (0.0, 5000.0, 19000.0, 35000.0, 37000.0, 400000.0)
-    left = known.seconds([job(f"j{p:g}", work=None, progress=p) for p in done], np.full(len(done), 10.0))
+    left = known.seconds([job(f"j{p:g}", work=None, progress=p) for p in done], np.full(len(done), 10.0), 0.0)
     assert left == pytest.approx([1800.0 * lengths for lengths in (1, 1, 2, 2, 3, 17)])
     assert (np.diff(left) > 0).all()  # of those that are as long for all that is known, whoever came first goes first
     for _ in range(200):
         known.learn([job("old", progress=200.0)])
-        known.seconds([job("old", work=None)], np.array([10.0]))
-    assert known.seconds([job("new", work=None)], np.array([10.0]))[0] < 300.0
+        known.seconds([job("old", work=None)], np.array([10.0]), 0.0)
+    assert known.seconds([job("new", work=None)], np.array([10.0]), 0.0)[0] < 300.0
 
 
 # --- Decisions ---

@@ -89,6 +89,7 @@ class Engine:
     _usable: tuple[int, ...] = ()
     _held: list[int] = field(default_factory=list)
     _ended: list[JobView] = field(default_factory=list)
+    _left: list[JobView] = field(default_factory=list)
     _limited: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -133,6 +134,7 @@ class Engine:
                 commands += self._part(job_id)
                 if job_id in self._jobs:
                     done = self._jobs[job_id].progress if progress is None else progress
+                    self._release(job_id)
                     self._ended.append(replace(self._jobs[job_id], progress=done))
                 self._forget(job_id)
             case Failed(job_id=job_id, final=final):
@@ -165,8 +167,7 @@ class Engine:
                     self.models.revised(facts.id)
             case Withdrawn(job_id=job_id):
                 commands += self._part(job_id)
-                if job_id in self._jobs:
-                    self._count_held(self._jobs.pop(job_id), -1)
+                self._remove(job_id)
             case NodeUp(node=node):
                 self._down.discard(node)
                 self._drained.discard(node)
@@ -196,10 +197,9 @@ class Engine:
             jobs = self.models.attach(jobs)
             self._jobs.update((job.id, job) for job in jobs)
         free = tuple(map(sub, self._usable, self._held))
-        ended = tuple(self._ended)
-        known = self.oracle, self.sharing, ended, self.behind
-        next_s = self.next_arrival_s
-        return ClusterView(self.now_s, self.cluster, tuple(jobs), self._usable, free, *known, next_arrival_s=next_s)
+        known = self.oracle, self.sharing, tuple(self._ended), self.behind
+        now = self.now_s, self.cluster, tuple(jobs), self._usable, free
+        return ClusterView(*now, *known, next_arrival_s=self.next_arrival_s, charged=tuple(self._left))
 
     def _count_usable(self) -> None:
         gone = self._down | self._drained
@@ -213,7 +213,7 @@ class Engine:
         if not self._jobs:
             return Outcome()
         view = self.view()
-        self._ended = []
+        self._ended, self._left = [], []
         try:
             decision = self.policy.decide(view)
             plan = make_plan(decision, view, self._jobs)
@@ -255,9 +255,13 @@ class Engine:
         self._jobs[job.id] = job
 
     def _forget(self, job_id: str) -> None:
-        if job_id in self._jobs:
-            self._count_held(self._jobs.pop(job_id), -1)
+        self._remove(job_id)
         self.models.forget(job_id)
+
+    def _remove(self, job_id: str) -> None:
+        if job_id in self._jobs:
+            self._release(job_id)
+            self._left.append(self._jobs.pop(job_id))
 
     def _count_held(self, job: JobView, sign: int) -> None:
         """Count a job's slots in or out; those of two that share, with the first by name."""

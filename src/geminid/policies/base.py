@@ -194,9 +194,11 @@ class ClusterView:
     ``usable_slots`` are those of every node, none on nodes that are down or drained; ``free_slots`` what nobody holds
     of them (below zero where jobs still sit on a drained node). ``sharing`` is what is known of jobs on shared slots;
     without it, no two jobs should share any. ``ended`` are the jobs that were completed since the last decision, with
-    their final progress. ``behind`` are the times of submission of waiting jobs that are not shown, by the job that
-    stands for them: they are equal to it, came after it, and could not start before it (see ``Policy``). The service
-    shows no jobs that keep their slots, and does not count those as usable; ``slots_with_protected`` has them.
+    their final progress, and ``charged`` all jobs whose use of slots counts although nothing is to be decided about
+    them: those that have left since the last decision in any way, and those that keep their slots. ``behind`` are the
+    times of submission of waiting jobs that are not shown, by the job that stands for them: they are equal to it, came
+    after it, and could not start before it (see ``Policy``). The service shows no jobs that keep their slots, and does
+    not count those as usable; ``slots_with_protected`` has them.
     ``next_arrival_s`` is when the next job will arrive (inf: never), None where nobody knows, as in a live cluster.
     """
 
@@ -211,6 +213,7 @@ class ClusterView:
     behind: Mapping[str, Sequence[float]] = field(default_factory=dict)
     slots_with_protected: tuple[int, ...] | None = None
     next_arrival_s: float | None = None
+    charged: tuple[JobView, ...] = ()
 
     @property
     def slots_in_service(self) -> tuple[int, ...]:

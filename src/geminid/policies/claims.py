@@ -103,7 +103,7 @@ class FairShares:
         self._used = {account: used * decay for account, used in self._used.items() if used * decay > 1.0}
         self._at_s = view.now_s
         service = {}
-        for job in view.jobs:
+        for job in (*view.jobs, *view.charged):
             service[job.id] = job.attained_service_gpu_s(view.now_s)
             more = service[job.id] - self._service.get(job.id, 0.0)
             self._used[_account(job.facts)] = self._used.get(_account(job.facts), 0.0) + max(more, 0.0)
@@ -189,12 +189,12 @@ def within_budget(
 def fair_speedup(view: ClusterView, configurations: Sequence[Configuration], speedup: Array, jobs: int) -> Array:
     """How fast each job would be on its share of the cluster: the mean over types of as many slots as all could have.
 
-    ``jobs`` is how many jobs there are, those that the view does not show included.
+    ``jobs`` is how many jobs there are, those that the view does not show included: they have their share, too.
 
     Of each type, the largest configuration within the share counts, and a part of the job's smallest where that is
     larger: the part of the time for which it could have it.
     """
-    share = sum(view.usable_slots) / max(jobs, 1)
+    share = sum(view.slots_in_service) / max(jobs, 1)
     slots = np.array([c.slots for c in configurations], dtype=float)
     type_of = np.array([view.cluster.type_index[c.gpu_type] for c in configurations])
     scaled = np.where(speedup > 0, speedup * np.minimum(share / slots, 1.0), 0.0)
@@ -207,12 +207,12 @@ def fair_speedup(view: ClusterView, configurations: Sequence[Configuration], spe
         smallest = columns[np.argmax(speedup[:, columns] > 0, axis=1)]
         within = scaled[:, columns[slots[columns] <= max(share, 1.0)]].max(axis=1, initial=0.0)
         per_type[index] = np.maximum(within, scaled[np.arange(len(speedup)), smallest])
-    mean = np.average(per_type, axis=0, weights=np.maximum(slots_by_type(view), 1e-9))
+    mean = np.average(per_type, axis=0, weights=np.maximum(slots_by_type(view, view.slots_in_service), 1e-9))
     return np.asarray(np.maximum(mean, 1e-9))
 
 
-def slots_by_type(view: ClusterView) -> Array:
-    """Usable slots of every GPU type."""
+def slots_by_type(view: ClusterView, per_node: Sequence[int] | None = None) -> Array:
+    """Slots of every GPU type: the usable ones, or as many as are given for each node."""
     slots = np.zeros(len(view.cluster.type_index))
-    np.add.at(slots, view.cluster.node_type, np.array(view.usable_slots, dtype=float))
+    np.add.at(slots, view.cluster.node_type, np.array(per_node or view.usable_slots, dtype=float))
     return slots

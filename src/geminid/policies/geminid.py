@@ -49,7 +49,7 @@ from geminid.policies.goodputs import Goodputs
 from geminid.policies.kinds import KindMemory
 from geminid.policies.options import AtLeast, AtMost, Positive
 from geminid.policies.pairing import Paired, Worth, pair_up, partner_rows, sharing_reasons
-from geminid.policies.remaining import RemainingWork
+from geminid.policies.remaining import RemainingWork, work_done
 from geminid.solve.choices import Choices, Prices
 from geminid.solve.prices import Priced, solve
 
@@ -149,6 +149,8 @@ class Geminid(Policy):
         Where jobs hold more slots than can be used (one was cordoned, a node drained), somebody has to move at once.
         """
         self._remaining.learn(view.ended)
+        if self._shares is not None:
+            self._shares.update(view)
         if view.now_s < self._decided_s + self.gap_s and min(view.free_slots, default=0) >= 0:
             filled = self._filled(view) if self.fill else {}
             kept = _unchanged(view, self._decided_s + self.gap_s)
@@ -198,7 +200,7 @@ class Geminid(Policy):
         guests = {guest: host for host, guest in pairs}
         chosen = dict(zip((job.id for job in view.jobs), found.solution.choice.tolist(), strict=True))
         least = slowest(goodput)
-        left = self._remaining.seconds(view.jobs, least) * least
+        left = self._remaining.seconds(view.jobs, least, view.now_s) * least
         placing = Consolidation(
             view,
             self._goodputs,
@@ -256,7 +258,7 @@ class Geminid(Policy):
         next_s = view.next_arrival_s
         quiet_s = now_s - self._last_arrival_s if next_s is None else next_s - now_s
         least = slowest(goodput)
-        left_s = self._remaining.seconds(jobs, least, everybody.places)
+        left_s = self._remaining.seconds(jobs, least, now_s, everybody.places)
         age_s = np.array([job.age_s(now_s) for job in jobs])
         speedup = goodput / least[:, None]
         claims = {
@@ -264,15 +266,15 @@ class Geminid(Policy):
             "deadline": deadline_factors(view, left_s / np.maximum(speedup.max(axis=1), 1.0)),
         }
         if self.ratio > 0:
-            done_s = np.array([job.progress for job in jobs]) / least
-            fair = fair_speedup(view, configurations, speedup, len(everybody.rows))
+            done_s = work_done(jobs, least, now_s) / least
+            protected = sum(bool(job.allocation) for job in view.charged)
+            fair = fair_speedup(view, configurations, speedup, len(everybody.rows) + protected)
             least_slots = np.array([job.facts.least_slots for job in jobs], dtype=float)
             claims["long wait"] = finish_time_factors(age_s, done_s, left_s, fair, least_slots, self.ratio)
         weights = {name: queue.weight for name, queue in self._queues.items()}
         if weights:
             claims["queue"] = np.array([weights.get(job.facts.queue, DEFAULT_QUEUE.weight) for job in jobs])
         if self._shares is not None:
-            self._shares.update(view)
             claims["fair share"] = self._shares.factors(jobs, weights)
         weight = np.multiply.reduce(list(claims.values()))
         rescale_s = np.array([job.facts.rescale_s for job in jobs])
@@ -354,7 +356,7 @@ class Geminid(Policy):
 
     def _filled(self, view: ClusterView) -> dict[str, Configuration]:
         """What jobs without slots are given of those that are free, while all others keep what they have."""
-        free = slots_by_type(replace(view, usable_slots=tuple(max(slots, 0) for slots in view.free_slots)))
+        free = slots_by_type(view, [max(slots, 0) for slots in view.free_slots])
         waiting = np.array([not job.allocation for job in view.jobs], dtype=bool)
         least = min((job.facts.least_slots for job in view.jobs if not job.allocation), default=math.inf)
         if free.max(initial=0.0) < least:

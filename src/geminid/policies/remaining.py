@@ -6,6 +6,9 @@ estimate. How wrong estimates are is learnt from the jobs that have ended. A job
 typical length of those still before it (their geometric mean), and as much again as it has done, to the last power of
 two of that length: sizes are so heavy-tailed that what has run for long will run for long. (In steps, because jobs of
 which nothing is known would otherwise fall behind each other with every second that they run, and take turns for ever.)
+
+A job that reports no progress, such as a plain command, has done what it has had slots for. Its typical length is that
+of other such jobs, learnt from the first ones already: they are mostly far shorter than training.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ Array = NDArray[np.float64]
 PRIOR_ERROR = 0.1
 #: Number of jobs that this prior counts as.
 PRIOR_JOBS = 10
+#: Number of jobs that the typical length of all counts as, for jobs that report no progress.
+PRIOR_SILENT_JOBS = 1
 #: A job that has outlived its estimate by some work is taken to have at least this share of it left.
 BEYOND_SHARE = 0.25
 #: Of jobs that are as long for all that is known, those that came first have less left by this share.
@@ -36,13 +41,32 @@ TYPICAL_S = 1800.0
 
 
 @dataclass(slots=True)
+class TypicalLength:
+    """The geometric mean of the lengths of jobs that have ended, and of a prior that counts as some jobs."""
+
+    prior_jobs: float
+    _log_sum: float = 0.0
+    _jobs: float = 0.0
+
+    def seconds(self, prior_s: float) -> float:
+        """The typical length."""
+        log_sum = self._log_sum + self.prior_jobs * math.log(prior_s)
+        return math.exp(log_sum / (self._jobs + self.prior_jobs))
+
+    def learn(self, took_s: float) -> None:
+        """Take in how long a job was."""
+        self._log_sum += math.log(took_s)
+        self._jobs += 1
+
+
+@dataclass(slots=True)
 class RemainingWork:
     """What is left to do, and what has been learnt about estimates."""
 
     _squares: float = PRIOR_JOBS * PRIOR_ERROR**2
     _jobs: float = PRIOR_JOBS
-    _log_typical_s: float = math.log(TYPICAL_S)
-    _ended: float = PRIOR_JOBS
+    _typical: TypicalLength = field(default_factory=lambda: TypicalLength(PRIOR_JOBS))
+    _typical_silent: TypicalLength = field(default_factory=lambda: TypicalLength(PRIOR_SILENT_JOBS))
     _slowest: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -55,26 +79,43 @@ class RemainingWork:
         for job in ended:
             slowest = self._slowest.pop(job.id, 0.0)
             if job.progress > 0 and slowest > 0:
-                self._ended += 1
-                self._log_typical_s += (math.log(job.progress / slowest) - self._log_typical_s) / self._ended
+                self._typical.learn(job.progress / slowest)
+            elif _is_silent(job) and job.executed_before_s > 0:
+                self._typical_silent.learn(job.executed_before_s)
             if job.facts.work and job.progress > 0:
                 self._squares += math.log(job.progress / job.facts.work) ** 2
                 self._jobs += 1
 
-    def seconds(self, jobs: Sequence[JobView], slowest: Array, arrival: NDArray[Any] | None = None) -> Array:
+    def seconds(
+        self, jobs: Sequence[JobView], slowest: Array, now_s: float, arrival: NDArray[Any] | None = None
+    ) -> Array:
         """Expected seconds left on each job's slowest configuration, whose goodputs are given.
 
         ``arrival`` are the jobs' places in the order of arrival; None: they are all that there are.
         """
         declared = np.array([job.facts.work or 0.0 for job in jobs])
-        done = np.array([job.progress for job in jobs])
+        done = work_done(jobs, slowest, now_s)
         known = declared > 0
         self._slowest = dict(zip((job.id for job in jobs), slowest.tolist(), strict=True))
-        typical = math.exp(self._log_typical_s) * slowest
+        silent = np.array([_is_silent(job) for job in jobs], dtype=bool)
+        typical_s = self._typical.seconds(TYPICAL_S)
+        typical = np.where(silent, self._typical_silent.seconds(typical_s), typical_s) * slowest
         later = first_come(np.arange(len(jobs)) if arrival is None else arrival)
         left = np.where(known, 0.0, (typical + _power_of_two(done / typical) * typical) * later)
         left[known] = expected_left(declared[known], done[known], self.error)
         return np.asarray(left / slowest)
+
+
+def _is_silent(job: JobView) -> bool:
+    """Whether a job has reported neither progress nor speeds."""
+    return job.progress <= 0 and job.model is None
+
+
+def work_done(jobs: Sequence[JobView], slowest: Array, now_s: float) -> Array:
+    """What jobs have done of their work: what they report, or what they have had slots for if they report nothing."""
+    reported = np.array([job.progress for job in jobs])
+    executed_s = np.array([job.executed_s(now_s) for job in jobs])
+    return np.asarray(np.where(reported > 0, reported, executed_s * slowest))
 
 
 def first_come(arrival: NDArray[Any]) -> Array:

@@ -18,7 +18,7 @@ from geminid.configuration import Configuration
 from geminid.engine.explain import expected_speed
 from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, decision_of, slots_of
 from geminid.serve.equals import asked_for
-from geminid.serve.minimumrun import Kept, keep_running
+from geminid.serve.minimumrun import Kept, SlowdownOfOthers, keep_running
 from geminid.serve.reservations import PATIENCE_S, reserve
 
 #: Least expected speed-up for which a job grows into slots that no other job wants.
@@ -91,6 +91,7 @@ class Guard(AroundAPolicy):
     rested_s: Callable[[str], float] = lambda job_id: 0.0
     kept_until_s: Callable[[JobView], float] = lambda job: 0.0
     patience_s: float = PATIENCE_S
+    _others: SlowdownOfOthers = field(default_factory=SlowdownOfOthers)
     _last: Any = None
     _settled: Any = None
     _weighed: frozenset[str] = frozenset()
@@ -106,6 +107,7 @@ class Guard(AroundAPolicy):
 
     def decide(self, view: ClusterView) -> Decision:
         """Ask the policy about the jobs that may change, and keep its answer within the quotas."""
+        self._others.learn(view.ended, view.now_s)
         until = {job.id: self.protected(job) for job in view.jobs if job.allocation}
         usable = list(view.usable_slots)
         kept: dict[str, JobView] = {}
@@ -129,6 +131,7 @@ class Guard(AroundAPolicy):
             free_slots=tuple(free),
             behind=behind,
             slots_with_protected=view.usable_slots,
+            charged=(*view.charged, *kept.values()),
         )
         decision = decision_of(self.policy, shown)
         found = getattr(self.policy, "solution", None)
@@ -141,7 +144,8 @@ class Guard(AroundAPolicy):
         assignments |= {job.id: job.allocation for job in _not_worth_it(shown, assignments, limits)}
         running = Kept(assignments, {}, None)
         if not decision.others_stay:
-            running = keep_running(replace(shown, usable_slots=tuple(usable)), assignments, self.kept_until_s)
+            whole = replace(shown, usable_slots=tuple(usable))
+            running = keep_running(whole, assignments, self.kept_until_s, self._is_owed(view.now_s))
             assignments = running.assignments | {job_id: job.allocation for job_id, job in kept.items()}
         wake_at_s = min(
             (
@@ -162,6 +166,10 @@ class Guard(AroundAPolicy):
             reasons={**decision.reasons, **reserved.reasons, **running.reasons, **short, **reasons},
             wake_at_s=wake_at_s,
         )
+
+    def _is_owed(self, now_s: float) -> Callable[[JobView], bool]:
+        """Which of the waiting jobs go before newcomers."""
+        return lambda job: self._others.is_unfair_to(job, now_s, self.rested_s(job.id))
 
     def _waited_s(self, view: ClusterView) -> Callable[[JobView], float]:
         """For how long each job has waited in all, without the time for which it was paused."""
