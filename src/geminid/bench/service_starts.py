@@ -6,15 +6,18 @@ seconds are counted: each ends as soon as it has started.
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from geminid.job import JobSpec
 from geminid.serve import records as r
-from geminid.serve.client import Client
+from geminid.serve.client import SERVICE, Client
 from geminid.serve.server import DEFAULT_POLICY, Options
 from geminid.serve.store import Store
 from geminid.testing.service import temporary_service
@@ -22,7 +25,7 @@ from geminid.testing.service import temporary_service
 #: The goal, in starts per second on two slots.
 GOAL_PER_S = 5.0
 
-#: Time before counting begins; a queue that is empty by then is counted from its first moment.
+#: Time before counting begins, at most; a queue that is empty by then is counted from its first moment.
 WARM_UP_S = 2.0
 
 #: Time between two looks at the number of jobs that have succeeded.
@@ -31,13 +34,17 @@ LOOK_EVERY_S = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starts:
-    """``started`` of ``queued`` short jobs of a ``kind`` started in ``seconds``; a decision took ``decision_ms``."""
+    """``started`` of ``queued`` short jobs of a ``kind`` started in ``seconds``; a decision took ``decision_ms``.
+
+    ``cpu_ms`` is the CPU time of the service per start, which does not depend on the load of the machine.
+    """
 
     kind: str
     queued: int
     started: int
     seconds: float
     decision_ms: float
+    cpu_ms: float = 0.0
 
     @property
     def per_s(self) -> float:
@@ -71,8 +78,21 @@ def owners_job(number: int) -> JobSpec:
     return replace(mixed_job(number), owner=f"user{number}", queue=f"queue{number % 300}")
 
 
+def queues_job(number: int) -> JobSpec:
+    """A mixed job of one of 2,000 owners, who use all of 300 queues."""
+    return replace(mixed_job(number), owner=f"user{number % 2000}", queue=f"queue{7919 * number % 300}")
+
+
 #: What the queue is made of.
-KINDS: Mapping[str, Callable[[int], JobSpec]] = {"equal": equal_job, "mixed": mixed_job, "many-owner": owners_job}
+KINDS: Mapping[str, Callable[[int], JobSpec]] = {
+    "equal": equal_job,
+    "mixed": mixed_job,
+    "many-owner": owners_job,
+    "many-queue": queues_job,
+}
+
+#: The kinds of which a decision is most expensive.
+HARD_KINDS = ("many-owner", "many-queue")
 
 
 def queue_writer(specs: Sequence[JobSpec]) -> Callable[[Path], None]:
@@ -90,15 +110,17 @@ def measure(kind: str, queued: int, seconds: float, *, slots: int = 2, policy: s
     """Start a service with a queue of short jobs of a kind, and count the starts."""
     write_queue = queue_writer([KINDS[kind](number) for number in range(queued)])
     options = Options(home=Path(), slots=slots, policy=policy, grace_s=1.0)
-    with temporary_service(options, prepare=write_queue) as (client, _):
-        began = _look(client)
+    warm_up_s = min(WARM_UP_S, seconds / 2)
+    with temporary_service(options, prepare=write_queue) as (client, home):
+        service = psutil.Process(json.loads((home / SERVICE).read_text(encoding="utf-8"))["pid"])
+        began = _look(client, service)
         warm = began
         while True:
             time.sleep(LOOK_EVERY_S)
-            now = _look(client)
-            if now.over >= queued or now.at_s >= began.at_s + WARM_UP_S + seconds:
+            now = _look(client, service)
+            if now.over >= queued or now.at_s >= began.at_s + warm_up_s + seconds:
                 break
-            if warm is began and now.at_s >= began.at_s + WARM_UP_S:
+            if warm is began and now.at_s >= began.at_s + warm_up_s:
                 warm = now
         return Starts(
             kind=kind,
@@ -106,18 +128,21 @@ def measure(kind: str, queued: int, seconds: float, *, slots: int = 2, policy: s
             started=now.over - warm.over,
             seconds=now.at_s - warm.at_s,
             decision_ms=now.decision_ms,
+            cpu_ms=1e3 * (now.cpu_s - warm.cpu_s) / max(now.over - warm.over, 1),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """How many jobs had succeeded at a moment, and how long the last decision had taken."""
+    """How many jobs had succeeded at a moment, how long the last decision had taken, and the service's CPU time."""
 
     at_s: float
     over: int
     decision_ms: float
+    cpu_s: float
 
 
-def _look(client: Client) -> _Look:
-    status = client.get("status")
-    return _Look(time.monotonic(), status["jobs"].get("succeeded", 0), status["last_decision_ms"])
+def _look(client: Client, service: psutil.Process) -> _Look:
+    status, used = client.get("status"), service.cpu_times()
+    over = status["jobs"].get("succeeded", 0)
+    return _Look(time.monotonic(), over, status["last_decision_ms"], used.user + used.system)

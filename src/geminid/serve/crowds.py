@@ -85,6 +85,8 @@ class _Crowd:
     @property
     def representative(self) -> str | None:
         """The last by arrival of the jobs that are shown: it stands for those that are not; None if none is shown."""
+        if not self.is_shown:
+            return None
         return next((entry[-1] for entry in reversed(self.orders[0]) if entry[-1] in self.is_shown), None)
 
 
@@ -92,11 +94,12 @@ class _Crowd:
 class Crowds:
     """All crowds. ``show`` and ``hide`` are called by :meth:`refresh` for jobs that the policy is to see, or not.
 
-    ``_heads`` has, for each order, the first job of every crowd, with the crowd.
+    ``_heads`` has, for each order, the first job of every crowd, with the crowd. ``version`` changes with the crowds.
     """
 
     show: Callable[[str], None]
     hide: Callable[[str], None]
+    version: int = 0
     _crowds: dict[Hashable, _Crowd] = field(default_factory=dict)
     _places: dict[str, _Place] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=count)
@@ -144,6 +147,9 @@ class Crowds:
 
     def refresh(self) -> None:
         """Show who is first now, and hide who is not any more."""
+        if not self._changed:
+            return
+        self.version += 1
         changed, self._changed = self._changed, {}
         for key in changed:
             self._count_heads(key)
@@ -213,11 +219,16 @@ class Crowds:
             return job_id
         return self._crowds[self._places[job_id].crowd].representative or self._last
 
-    def hidden(self) -> Iterator[tuple[str, float, str]]:
-        """The jobs that are not shown, when they arrived, and which job stands for each."""
+    def hidden(self) -> dict[str, list[float]]:
+        """When the jobs arrived that are not shown, by the job that stands for them."""
+        found: dict[str, list[float]] = {}
+        unseen: list[float] = []  # of crowds of which none is shown: there may be thousands of them
         for crowd in self._crowds.values():
-            if len(crowd.is_shown) < len(crowd.orders[0]):
-                representative = crowd.representative or self._last
-                for submitted_s, _, _, job_id in crowd.orders[0]:
-                    if job_id not in crowd.is_shown:
-                        yield job_id, submitted_s, representative
+            shown, jobs = crowd.is_shown, crowd.orders[0]
+            if not shown:
+                unseen += [entry[0] for entry in jobs]
+            elif len(shown) < len(jobs):
+                found[crowd.representative or ""] = [entry[0] for entry in jobs if entry[-1] not in shown]
+        if unseen:
+            found.setdefault(self._last, []).extend(unseen)
+        return found

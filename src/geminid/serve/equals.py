@@ -89,10 +89,12 @@ class Lines:
     """All lines of equal jobs. ``show`` and ``hide`` are called for jobs that the policy is to see from now on, or not.
 
     One job more is shown of each kind than could start: whether there is another one matters, how many do not.
+    ``version`` changes with the lines.
     """
 
     show: Callable[[str], None]
     hide: Callable[[str], None]
+    version: int = 0
     _lines: dict[Hashable, _Line] = field(default_factory=dict)
     _line_of: dict[str, Hashable] = field(default_factory=dict)
 
@@ -101,6 +103,7 @@ class Lines:
         if self._line_of.get(job_id) == equality:
             return
         self.discard(job_id)
+        self.version += 1
         line = self._lines.setdefault(equality, _Line(at_once + 1))
         self._line_of[job_id] = equality
         before: set[str] = set()
@@ -120,6 +123,7 @@ class Lines:
         equality = self._line_of.pop(job_id, None)
         if equality is None:
             return
+        self.version += 1
         line = self._lines[equality]
         line.shown.pop(job_id, None)
         line.behind.pop(job_id, None)

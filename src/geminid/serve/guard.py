@@ -16,7 +16,7 @@ from typing import Any
 
 from geminid.configuration import Configuration
 from geminid.engine.explain import expected_speed
-from geminid.policies.base import Allocation, ClusterView, Decision, JobView, Policy, decision_of, slots_of
+from geminid.policies.base import Allocation, ClusterView, Decision, JobFacts, JobView, Policy, decision_of, slots_of
 from geminid.serve.equals import asked_for
 from geminid.serve.minimumrun import Kept, SlowdownOfOthers, keep_running
 from geminid.serve.reservations import PATIENCE_S, reserve
@@ -205,15 +205,21 @@ def _first_come(
     if not starting:
         return result
     kinds = {_kind(job, by_name=by_name) for job in starting}
+    similar = {_looks(job.facts) for job in starting}
     equals: dict[Hashable, list[JobView]] = {}
     for job in waiting:
-        if (kind := _kind(job, by_name=by_name)) in kinds:
+        if _looks(job.facts) in similar and (kind := _kind(job, by_name=by_name)) in kinds:
             equals.setdefault(kind, []).append(job)
     for jobs in equals.values():
         given = [result.pop(job.id) for job in jobs if job.id in result]
         first = sorted(jobs, key=lambda job: job.facts.submitted_s)
         result |= {job.id: what for job, what in zip(first, given, strict=False)}
     return result
+
+
+def _looks(facts: JobFacts) -> Hashable:
+    """What tells most jobs of different kinds apart, and is found quickly: there may be very many jobs."""
+    return facts.owner, facts.queue, facts.weight, facts.deadline_s, facts.work, facts.requested_slots
 
 
 def _kind(job: JobView, *, by_name: bool) -> Hashable:

@@ -32,7 +32,8 @@ class WaitingJobs:
     hide: Callable[[str], None]
     _lines: Lines = field(init=False)
     _crowds: Crowds = field(init=False)
-    _behind: Mapping[str, tuple[float, ...]] | None = None
+    _behind: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    _behind_of: tuple[int, int] = (0, 0)  # the versions of lines and crowds that it was made of
 
     def __post_init__(self) -> None:
         self._lines = Lines(self._join_crowd, self._leave_crowd)
@@ -61,17 +62,16 @@ class WaitingJobs:
     def refresh(self) -> None:
         """Show the jobs that could be next, and hide the others."""
         self._crowds.refresh()
-        self._behind = None
 
     def behind(self) -> Mapping[str, tuple[float, ...]]:
         """When the hidden jobs arrived, by the job that the policy sees in their place."""
-        if self._behind is None:
-            behind: dict[str, list[float]] = {}
+        versions = self._lines.version, self._crowds.version
+        if self._behind_of != versions:
+            behind = self._crowds.hidden()
             for job_id, times_s in self._lines.behind.items():
                 behind.setdefault(self._crowds.shown_for(job_id), []).extend(times_s)
-            for _, submitted_s, shown_for in self._crowds.hidden():
-                behind.setdefault(shown_for, []).append(submitted_s)
             self._behind = {job_id: tuple(sorted(times_s)) for job_id, times_s in behind.items()}
+            self._behind_of = versions
         return self._behind
 
     def hides(self, job_id: str) -> bool:
