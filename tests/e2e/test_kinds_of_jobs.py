@@ -147,6 +147,18 @@ def test_init_makes_a_job_elastic_which_is_then_resized_while_it_runs(live):
     assert live.exactly_once("counted", 200, 30)
 
 
+def test_init_behind_a_shell_and_in_a_helper_module_makes_a_job_elastic(live, tmp_path):
+    (tmp_path / "helper.py").write_text(EARLY)
+    (tmp_path / "run.sh").write_text(f"cd {tmp_path} && exec {sys.executable} -c 'import helper'\n")
+    said = submit(live, tmp_path, "import helper\n", "--slots", 1)
+    assert "unknown: helper.py, which train.py imports, imports geminid" in said
+    behind = live.run("submit", "--working-dir", tmp_path, "--slots", 1, "--", "sh", "run.sh").stdout
+    assert "unknown: run.sh may run Python (python" in behind
+    for text in (said, behind):
+        job = outcome(live, text)
+        assert (job["phase"], job["kind"], job["failures"]) == ("succeeded", "elastic", 0), job
+
+
 def test_sizes_that_are_set_before_init_take_effect_after_it(live, tmp_path):
     """Importing a framework takes seconds, in which nobody knows yet whether the job can be resized."""
     counting = str(SCRIPTS / "counting.py")
@@ -175,7 +187,7 @@ def test_sizes_that_are_set_before_init_take_effect_after_it(live, tmp_path):
 
 def test_a_plain_job_whose_script_calls_init_says_that_it_is_not_resized(live, tmp_path):
     (tmp_path / "helper.py").write_text("import geminid\nrun = geminid.init()\n")
-    said = submit(live, tmp_path, "import helper")
+    said = submit(live, tmp_path, "import helper", "--kind", "plain")
     job_id = said.split()[1]
     assert live.over(job_id)["phase"] == "succeeded"
     assert "submitted as a plain command" in live.run("logs", job_id).stdout

@@ -1,6 +1,7 @@
 """What a command that starts Python runs."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 from geminid.job import JobKind, JobSpec
 from geminid.process.python_command import PythonLine, is_this_python
-from geminid.serve.executors.kinds import kind_of, uses_library
+from geminid.serve.executors.kinds import kind_of, look_at
 
 
 @pytest.mark.parametrize(
@@ -56,7 +57,7 @@ def test_what_imports_the_library_is_elastic_however_it_is_started(tmp_path, com
     for name in ("train.py", "pkg/train.py", "pkg/__main__.py"):
         (tmp_path / name).write_text("import geminid\n")
     (tmp_path / "other.py").write_text("import os\n")
-    assert uses_library(command.split(), str(tmp_path)) is elastic
+    assert look_at(command.split(), str(tmp_path)).uses_library is elastic
 
 
 def test_the_interpreter_of_another_environment_is_another_one_though_it_is_the_same_file(tmp_path):
@@ -71,24 +72,77 @@ def test_the_interpreter_of_another_environment_is_another_one_though_it_is_the_
     assert not is_this_python("/bin/sh")
 
 
+FILES = {
+    "train.py": "import torch, helper\n",
+    "helper.py": "from pathlib import Path\n",
+    "deep.py": "from pkg import inner\n",
+    "pkg/__init__.py": "",
+    "pkg/inner.py": "from . import training\n",
+    "pkg/training.py": "def main():\n    import geminid\n",
+    "theirs.py": "import numpy, mylab.models\n",
+    "loop.py": "import other\n",
+    "other.py": "import loop\n",
+    "broken.py": "def\n",
+    "run.sh": "#!/bin/sh\nset -e\n# not python\necho hello\n",
+    "train.sh": "#!/bin/bash\nexec python train.py\n",
+    "tool": "#!/usr/bin/env python3\nimport os\n",
+    "entry": "#!/venv/bin/python\nfrom mylab.cli import main\nmain()\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        (["python", "-c", "import geminid"], "the code of python -c is not looked at"),
-        (["env", "A=1", "python3", "-uW", "ignore", "-c", "import geminid"], "the code of python -c is not looked at"),
-        (["python", "train.py", "-c", "x"], "train.py does not import geminid"),
-        (["python", "-m", "train", "-c", "x"], "train does not import geminid"),
-        (
-            ["sleep", "-c"],
-            "its command names no Python script; if it calls geminid.init(), submit it with --kind elastic",
-        ),
-        (["bash", "-c", "exec python train.py"], "its command names no Python script; if it calls geminid.init()"),
-        (["python", "-X", "-c", "train.py"], "train.py does not import geminid"),
-        (["python", "-"], "its command names no Python script"),
+        ("python -c 'import os'", "the code of python -c does not import geminid"),
+        ("python train.py -c x", "train.py does not import geminid"),
+        ("python -m train -c x", "train does not import geminid"),
+        ("python -X -c train.py", "train.py does not import geminid"),
+        ("python loop.py", "loop.py does not import geminid"),
+        ("python broken.py", "broken.py does not import geminid"),
+        ("python missing.py", "missing.py cannot be read"),
+        ("python -m http.server", "http.server is a module of Python"),
+        ("python -", "python runs no script"),
+        ("sleep -c", "sleep is not Python"),
+        ("torchrun train.py", "torchrun starts processes of its own"),
+        ("sh -c 'echo $HOME; i=$((1+1)); sleep 1'", "sh -c runs no Python"),
+        ("bash run.sh", "run.sh runs no Python"),
+        ("./run.sh", "run.sh runs no Python"),
+        ("./tool", "tool does not import geminid"),
     ],
 )
-def test_the_reason_for_a_plain_kind_says_what_was_looked_at(command, why):
-    found = kind_of(JobSpec.from_dict({"name": "a", "command": command}))
-    assert found.kind is JobKind.PLAIN
-    assert found.reason.startswith(why)
+def test_what_clearly_does_not_use_the_library_is_plain_and_the_reason_says_what_was_looked_at(folder, command, why):
+    spec = {"name": "a", "command": shlex.split(command), "working_dir": str(folder)}
+    found = kind_of(JobSpec.from_dict(spec))
+    assert (found.kind, found.reason.partition(";")[0]) == (JobKind.PLAIN, why)
     assert "if it calls geminid.init(), submit it with --kind elastic" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("python -c 'import geminid'", "the code of python -c imports geminid"),
+        ("env A=1 python3 -uW ignore -c 'import geminid'", "the code of python -c imports geminid"),
+        ("python deep.py", "training.py, which deep.py imports, imports geminid"),
+        ("python theirs.py", "theirs.py imports mylab, whose code is not looked at"),
+        ("python -m mylab.train", "the code of mylab.train is not in its folder, and is not looked at"),
+        ("bash -c 'exec python train.py'", "bash -c may run Python (python), which is not looked at"),
+        ("bash -e train.sh", "train.sh may run Python (python), which is not looked at"),
+        ("./train.sh", "train.sh may run Python (python), which is not looked at"),
+        ("sh -c 'exec \"$@\"' sh train", 'sh -c may run Python (exec "$@), which is not looked at'),
+        ("uv run train", "what uv starts is not looked at"),
+        ("./entry", "entry imports mylab, whose code is not looked at"),
+    ],
+)
+def test_what_may_use_the_library_is_of_unknown_kind_until_it_runs(folder, command, why):
+    spec = {"name": "a", "command": shlex.split(command), "working_dir": str(folder)}
+    found = kind_of(JobSpec.from_dict(spec))
+    assert (found.kind, found.reason.partition(";")[0]) == (JobKind.UNKNOWN, why)
+    assert "it becomes elastic when it calls geminid.init()" in found.reason

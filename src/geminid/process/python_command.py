@@ -61,20 +61,20 @@ class PythonLine:
         return next((path for path in candidates if path.is_file()), None)
 
 
-def runs_inline_code(command: Sequence[str]) -> bool:
-    """Whether a command is ``python -c CODE``, with any options before the ``-c``."""
+def inline_code(command: Sequence[str]) -> str | None:
+    """The code of ``python -c CODE``, with any options before the ``-c``; None for other commands."""
     rest = iter(_after_python(command))
     for word in rest:
         if not word.startswith("-"):
-            return False
+            return None
         flags, valued, value = _parted(word)
         if valued is None and flags:
             continue
         if valued not in ("W", "X"):
-            return valued == "c"
+            return value or next(rest, "") if valued == "c" else None
         if not value:
             next(rest, "")
-    return False
+    return None
 
 
 def is_this_python(program: str) -> bool:

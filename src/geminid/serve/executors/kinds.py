@@ -1,20 +1,20 @@
 """Which kind a job is: as its submitter says, or as far as its command and its script show.
 
 Whether a script really calls ``geminid.init()`` shows only when it runs: an import may be guarded, or skipped by a
-flag. So a job that may be elastic is of unknown kind until it has called it, and runs as one process until then.
+flag. So a job that may be elastic is of unknown kind until it has called it, and runs as one process until then. A job
+may be elastic if its script or a module beside it imports geminid, and if it runs code that is not looked at: a module
+that is installed, or Python that a shell starts (``visible_code.py``). Everything else is plain.
 """
 
 from __future__ import annotations
 
-import ast
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from geminid.job import FoundKind, JobKind, JobSpec
-from geminid.process.python_command import PythonLine, runs_inline_code
-
-#: Scripts are read up to this size to see whether they use the training library.
-MOST_SCRIPT_BYTES = 1 << 20
+from geminid.process.python_command import PythonLine, inline_code
+from geminid.serve.executors.visible_code import Findings, look_at_program, look_at_python, read_text
 
 #: What to do about a job that is taken for plain although something that it runs uses the training library.
 IF_ELASTIC = "if it calls geminid.init(), submit it with --kind elastic"
@@ -22,51 +22,47 @@ IF_ELASTIC = "if it calls geminid.init(), submit it with --kind elastic"
 #: What follows from an unknown kind.
 UNTIL_INIT = "it becomes elastic when it calls geminid.init()"
 
+#: What to do about a job of unknown kind that may never call it.
+IF_PLAIN = "--kind plain if it never does"
+
 
 def kind_of(spec: JobSpec) -> FoundKind:
     """How a job is to be launched, and why."""
     if spec.kind is not None:
         return FoundKind(spec.kind, f"--kind {spec.kind}")
-    if uses_library(spec.command, spec.working_dir):
-        return FoundKind(JobKind.UNKNOWN, f"{_script(spec.command)} imports geminid; {UNTIL_INIT}")
+    seen = look_at(spec.command, spec.working_dir, dict(spec.env).get("PATH"))
+    if seen.uses_library:
+        return FoundKind(JobKind.UNKNOWN, f"{seen.why}; {UNTIL_INIT}")
     if spec.max_slots is not None and not spec.has_fixed_size:
         sizes = f"{spec.min_slots} to {spec.max_slots} slots were asked for"
         return FoundKind(JobKind.UNKNOWN, f"{sizes}; {UNTIL_INIT}")
-    return FoundKind(JobKind.PLAIN, _why_plain(spec.command))
+    if seen.is_opaque:
+        return FoundKind(JobKind.UNKNOWN, f"{seen.why}; {UNTIL_INIT} ({IF_PLAIN})")
+    return FoundKind(JobKind.PLAIN, f"{seen.why}; {IF_ELASTIC}")
 
 
-def _why_plain(command: Sequence[str]) -> str:
-    """Why nothing in a command shows that it uses the training library."""
-    if runs_inline_code(command):
-        return f"the code of python -c is not looked at; {IF_ELASTIC}"
-    script = _script(command)
-    seen = "its command names no Python script" if script is None else f"{script} does not import geminid"
-    return f"{seen}; {IF_ELASTIC}"
-
-
-def _script(command: Sequence[str]) -> str | None:
-    """What to call the script or module of a command, if it runs one."""
+def look_at(command: Sequence[str], working_dir: str | None, search_path: str | None = None) -> Findings:
+    """What the code that a command runs shows. ``search_path`` is that of the job."""
+    folder = Path(working_dir or ".")
+    if (code := inline_code(command)) is not None:
+        return look_at_python("the code of python -c", code, folder)
     line = PythonLine.of(command)
-    return None if line is None else line.module or Path(line.script or "").name
+    if line is None:
+        return look_at_program(command, folder, search_path)
+    name, file = line.module or Path(line.script or "").name, line.file_in(folder)
+    if file is None:
+        return _installed_module(line.module or "")
+    source = read_text(file)
+    if source is None:
+        return Findings(f"{name} cannot be read")
+    return look_at_python(name, source, folder if line.module else file.parent)
 
 
-def uses_library(command: Sequence[str], working_dir: str | None) -> bool:
-    """Whether a command runs a Python script or module that imports geminid, as far as its own text shows."""
-    line = PythonLine.of(command)
-    script = None if line is None else line.file_in(Path(working_dir or "."))
-    if script is None:
-        return False
-    try:
-        with script.open("rb") as file:
-            tree = ast.parse(file.read(MOST_SCRIPT_BYTES))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return False
-    for node in ast.walk(tree):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            names = [node.module or ""]
-        if any(name == "geminid" or name.startswith("geminid.") for name in names):
-            return True
-    return False
+def _installed_module(module: str) -> Findings:
+    """What can be said of ``python -m MODULE`` if the module is not in the job's folder."""
+    package = module.partition(".")[0]
+    if package in sys.stdlib_module_names:
+        return Findings(f"{module} is a module of Python")
+    if module in ("torch.distributed.run", "torch.distributed.launch"):
+        return Findings("torchrun starts processes of its own")
+    return Findings(f"the code of {module} is not in its folder, and is not looked at", is_opaque=True)
