@@ -19,6 +19,7 @@ from geminid.engine.hints import Levers, Rivals
 from geminid.job import FoundKind, JobKind
 from geminid.jobstate import JobPhase, JobState
 from geminid.policies.registry import make_policy
+from geminid.serve.api.explain import about_deadline as deadline_explained
 from geminid.serve.deadlines import Verdict, alone_s, judged
 from geminid.serve.forecaster import Forecaster
 from geminid.serve.livejob import LiveJob
@@ -275,3 +276,10 @@ def test_the_commands_print_the_earliest_finish_of_a_job_that_misses_its_deadlin
     assert lines[0].startswith("its deadline cannot be met: it takes too long (earliest finish: 2027-01-1")
     without = about_deadline({"deadline": missed | {"earliest_finish_at_s": None}})
     assert without == ["its deadline cannot be met: it takes too long", "→ ask for more time"]
+
+
+def test_explain_says_when_a_job_finishes_at_the_earliest():
+    late = {"verdict": "cannot be met", "why": "it takes 2h", "earliest_finish_at_s": 8200.0}
+    said = "its deadline cannot be met: it takes 2h"
+    assert deadline_explained(late, 1000.0) == f"{said} (earliest finish: 2h 00m from now)"
+    assert deadline_explained({**late, "earliest_finish_at_s": None}, 1000.0) == said

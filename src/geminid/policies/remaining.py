@@ -112,10 +112,9 @@ def _is_silent(job: JobView) -> bool:
 
 
 def work_done(jobs: Sequence[JobView], slowest: Array, now_s: float) -> Array:
-    """What jobs have done of their work: what they report, or what they have had slots for if they report nothing."""
-    reported = np.array([job.progress for job in jobs])
-    executed_s = np.array([job.executed_s(now_s) for job in jobs])
-    return np.asarray(np.where(reported > 0, reported, executed_s * slowest))
+    """What jobs have done of their work: what they report, or what they have had slots for if nothing is known."""
+    executed_s = [job.executed_s(now_s) if _is_silent(job) and not job.facts.work else 0.0 for job in jobs]
+    return np.asarray(np.array([job.progress for job in jobs]) + np.array(executed_s) * slowest)
 
 
 def first_come(arrival: NDArray[Any]) -> Array:

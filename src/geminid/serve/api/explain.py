@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -20,6 +22,7 @@ from geminid.serve.levers import levers_of
 from geminid.serve.livejob import ENDS, LiveJob
 from geminid.serve.service import Published
 from geminid.serve.state import ServiceState
+from geminid.units import humanize_duration
 
 router = APIRouter()
 
@@ -44,12 +47,20 @@ async def explained(context: Context, job: NamedJob) -> JSONResponse:
         *_slots_still_held(job, published),
     ]
     made["factors"] = documents.factors_of(service.policy, job.id)
-    if (deadline := made["deadline"]) is not None and deadline["verdict"] != Verdict.MET.value:
-        made["numbers"] = [*made["numbers"], f"its deadline {deadline['verdict']}: {deadline['why']}"]
-        made["suggestions"] = list(dict.fromkeys([*made["suggestions"], *deadline["help"]]))
     if changing := documents.changing(job, published.state, service.executor.delay_of(job.id)):
         made |= {"explanation": changing, "suggestions": []}
+    if (deadline := made["deadline"]) is not None and deadline["verdict"] != Verdict.MET.value:
+        made["numbers"] = [*made["numbers"], about_deadline(deadline, service.clock.now_s())]
+        made["suggestions"] = list(dict.fromkeys([*made["suggestions"], *deadline["help"]]))
     return JSONResponse(made)
+
+
+def about_deadline(deadline: Mapping[str, Any], now_s: float) -> str:
+    """Whether a deadline can be met, why, and when the job finishes at the earliest."""
+    earliest_s, earliest = deadline["earliest_finish_at_s"], ""
+    if earliest_s is not None:
+        earliest = f" (earliest finish: {humanize_duration(max(round(earliest_s - now_s), 1))} from now)"
+    return f"its deadline {deadline['verdict']}: {deadline['why']}{earliest}"
 
 
 async def _of_decision(context: ApiContext, published: Published, job: LiveJob) -> Explanation | None:
