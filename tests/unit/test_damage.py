@@ -261,6 +261,40 @@ def test_a_job_ahead_of_the_log_continues_from_its_checkpoints_after_a_recovery(
     assert list((folder / "checkpoints").iterdir()), "its checkpoints stay where they are"
 
 
+@pytest.mark.parametrize("held_by_other", [False, True])
+def test_a_job_that_runs_ahead_of_the_log_is_taken_over_unless_another_lives_on_its_slots(put_back, held_by_other):
+    home, _ = put_back
+    folder = home / "jobs" / WAITING
+    place = Placement.of({"here": [0]})
+    folder = folder.rename(home / "later")
+    with Store(home) as store:  # another job holds the slot, as far as the log knows
+        state = store.load()
+        spec = JobSpec(name="other", command=("sleep", "9"))
+        records = [
+            r.JobSubmitted(job_id="j90", spec=spec, elastic=False),
+            r.Planned(targets={"j90": place}, reasons={}),
+            r.JobStarting(job_id="j90", placement=place),
+            r.JobFormed(job_id="j90", placement=place),
+        ]
+        store.append(state.at_s + 1.0, records, state.seq)
+    folder = folder.rename(home / "jobs" / WAITING)
+    (home / "slots.json").write_text(json.dumps({"0": ["here/0", ["here", 0]]}))
+    worker = {**identity_of(os.getpid()), "slot": "0"}
+    (folder / "supervisor.json").write_text(json.dumps({"workers": {"w1": worker}}))
+    if held_by_other:
+        (home / "jobs" / "j90").mkdir(parents=True)
+        lives(home / "jobs" / "j90")
+    ended: list[Path] = []
+    recover(home, lambda one: (ended.append(one), (one / "supervisor.json").unlink()))
+    state = opened(home)
+    job, other = state.jobs[WAITING], state.jobs["j90"]
+    if held_by_other:
+        assert (ended, job.phase.value, other.phase.value) == ([folder], "pending", "running")
+        return
+    assert (ended, job.phase.value, job.target, job.state.placement) == ([], "starting", place, place)
+    assert (other.phase.value, other.target) == ("pending", None)
+
+
 def test_a_restore_does_not_end_jobs_that_were_started_since_the_backup_unless_that_is_confirmed(put_back):
     home, copy = put_back
     lives(home / "jobs" / WAITING)

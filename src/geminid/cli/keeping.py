@@ -15,6 +15,9 @@ from geminid.cli.output import console, print_json
 #: How many jobs and folders are listed by name.
 MOST_LISTED = 20
 
+#: What becomes of jobs whose processes run without the log knowing it.
+TAKEN_OVER = "started after the log was written; their processes run on, and `geminid up` takes them over"
+
 
 def backup(
     file: Annotated[Path, typer.Argument(help="The file to write; it must not exist, and holds secrets.")],
@@ -65,15 +68,15 @@ def restore(
         give_up(str(problem))
     if as_json:
         aside = None if done.aside is None else str(done.aside)
-        continued = list(done.continued)
-        print_json(
-            {"home": str(home()), "seq": done.seq, "jobs": done.jobs, "aside": aside, "continued_jobs": continued}
-        )
+        since = {"continued_jobs": list(done.continued), "taken_over_jobs": list(done.taken_over)}
+        print_json({"home": str(home()), "seq": done.seq, "jobs": done.jobs, "aside": aside, **since})
         return
     console.print(f"{home()} restored: {done.jobs} jobs up to record {done.seq}", soft_wrap=True)
     if done.continued:
-        since = "ran after the backup was made: elastic ones continue from their newest checkpoints, others begin again"
-        console.print(f"{_some(list(done.continued))} {since}", soft_wrap=True)
+        ran = "ran after the backup was made: elastic ones continue from their newest checkpoints, others begin again"
+        console.print(f"{_some(list(done.continued))} {ran}", soft_wrap=True)
+    if done.taken_over:
+        console.print(f"{_some(list(done.taken_over))}: {TAKEN_OVER}", soft_wrap=True)
     if done.aside is not None:
         console.print(f"what was there before is in {done.aside}", soft_wrap=True)
 
@@ -103,9 +106,10 @@ def recover(
             "jobs": [job.id for job in jobs],
             "lost": findings.lost(),
             "unknown_folders": list(found.unknown_folders),
-            "jobs_ahead": [job.job_id for job in found.ahead],
+            "jobs_ahead": [job.job_id for job in found.ahead if job.placement is None],
+            "taken_over": [job.job_id for job in found.ahead if job.placement is not None],
             "running": [name for name in found.unknown_folders if runs(home() / JOBS / name)]
-            + [job.job_id for job in found.ahead if job.runs],
+            + [job.job_id for job in found.ahead if job.runs and job.placement is None],
         }
         if not as_json:
             _tell(report, [f"{job.id} {job.phase.value}" for job in jobs])
@@ -126,12 +130,14 @@ def recover(
 
 
 def _tell(report: dict[str, object], jobs: list[str]) -> None:
-    damage, folders, ahead, running = (report[name] for name in ("damage", "unknown_folders", "jobs_ahead", "running"))
+    named = ("damage", "unknown_folders", "jobs_ahead", "taken_over", "running")
+    damage, folders, ahead, taken_over, running = (report[name] for name in named)
     assert isinstance(damage, list)
     assert isinstance(folders, list)
     assert isinstance(ahead, list)
+    assert isinstance(taken_over, list)
     assert isinstance(running, list)
-    nothing = "none in the log" if ahead else "none: there is nothing to recover"
+    nothing = "none in the log" if ahead or taken_over else "none: there is nothing to recover"
     continues = (
         "ran without the log knowing it; elastic ones continue from their newest checkpoints, others begin again"
     )
@@ -143,6 +149,7 @@ def _tell(report: dict[str, object], jobs: list[str]) -> None:
         if folders
         else "",
         "ahead": f"{_some(ahead)}: {continues}" if ahead else "",
+        "run on": f"{_some(taken_over)}: {TAKEN_OVER}" if taken_over else "",
         "running": f"{_some(running)}: their processes are ended" if running else "",
     }
     for name, fact in facts.items():

@@ -26,7 +26,7 @@ from geminid.serve.ahead import jobs_ahead
 from geminid.serve.aside import move_aside, new_aside
 from geminid.serve.inspection import DATABASE, JOBS, highest_job_folder, inspect, reading
 from geminid.serve.privacy import check_private
-from geminid.serve.recovery import DATABASE_FILES, end_ahead, replace_log, set_floor, unknown_folders
+from geminid.serve.recovery import DATABASE_FILES, replace_log, set_floor, settle_ahead, unknown_folders
 from geminid.serve.sequence import SEQUENCE, DamagedSequence, Mark, read_sequence, write_sequence
 from geminid.serve.state import ServiceState
 from geminid.serve.store import LOCK, Store, StoreDamaged, StoreProblem, make_home, take_lock
@@ -168,13 +168,15 @@ def _add(tar: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> str:
 class Restored:
     """What a home was made of: the last record, its jobs, and where what was there before is now, if anything was.
 
-    ``continued`` are jobs that have run since the copy was made, and continue from what their folders hold.
+    ``continued`` are jobs that have run since the copy was made, and continue from what their folders hold;
+    ``taken_over`` are those whose processes still run, and stay with the next service.
     """
 
     seq: int
     jobs: int
     aside: Path | None
     continued: tuple[str, ...] = ()
+    taken_over: tuple[str, ...] = ()
 
 
 def restore(
@@ -189,8 +191,9 @@ def restore(
     """Make a home of a copy. What is there already is moved aside (``replace``), and never deleted.
 
     Folders of jobs that the copy knows stay where they are, and what they hold is newer than what is in the copy.
-    Processes of jobs that the copy does not know (``runs``), or that were started since, are ended if ``may_end``
-    allows it; the latter jobs continue from their newest checkpoints.
+    Jobs that were started since are taken over by the next service, if they can be. Processes of the others, and of
+    jobs that the copy does not know (``runs``), are ended if ``may_end`` allows it; the former continue from their
+    newest checkpoints.
 
     Raises:
         StoreProblem: the file is no whole copy, a service runs on the home, it is not empty, or jobs run that may not
@@ -212,19 +215,20 @@ def restore(
             state = _checked(path, unpacked, inspect(home).highest_job)
             unknown = unknown_folders(home, state)
             running = [name for name in unknown if runs(home / JOBS / name)]
-            behind = [job.job_id for job in jobs_ahead(home, state) if job.runs]
+            behind = [job.job_id for job in jobs_ahead(home, state) if job.runs and job.placement is None]
             if (running or behind) and not may_end(running + behind):
                 raise StoreProblem(f"{_still_running(running, behind, path)}: nothing was changed; --yes ends them")
             for name in unknown:
                 end_processes(home / JOBS / name)
-            continued = end_ahead(home, unpacked, state, end_processes)
+            continued = settle_ahead(home, unpacked, state, end_processes)
             (unpacked / LOCK).unlink(missing_ok=True)
             aside = _put_in_place(home, unpacked, unknown) if occupied else _put_in_place(home, unpacked, None)
     except OSError as problem:
         raise StoreProblem(f"{path} could not be restored: {problem}; nothing was deleted") from problem
     finally:
         os.close(lock)
-    return Restored(state.seq, len(state.jobs), aside, tuple(job.job_id for job in continued))
+    names = [tuple(job.job_id for job in continued if (job.placement is None) is ended) for ended in (True, False)]
+    return Restored(state.seq, len(state.jobs), aside, *names)
 
 
 def _still_running(unknown: list[str], behind: list[str], path: Path) -> str:

@@ -16,12 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from geminid.serve.ahead import JobAhead, jobs_ahead
+from geminid.serve.ahead import JobAhead, jobs_ahead, takeover_records
 from geminid.serve.aside import move_aside, new_aside
 from geminid.serve.chain import Link, seal
 from geminid.serve.inspection import DATABASE, JOBS, MAX_EPOCHS_AHEAD, Findings, inspect, reading, rows
 from geminid.serve.privacy import check_private
-from geminid.serve.records import SCHEMA_VERSION, LogRecovered
+from geminid.serve.records import SCHEMA_VERSION, LogRecovered, Record
 from geminid.serve.sequence import SEQUENCE, Mark, sync_folder, write_sequence
 from geminid.serve.state import ServiceState
 from geminid.serve.store import TABLES, Store, StoreProblem, make_home, take_lock
@@ -77,8 +77,9 @@ def unknown_folders(folder: Path, state: ServiceState) -> list[str]:
 def recover(folder: Path, end_processes: Callable[[Path], None]) -> Path:
     """Continue with what can be saved of a home; where everything else was moved to.
 
-    ``end_processes`` is called with the folder of every job that the log does not know, and of every job that runs
-    without the log knowing it: such a job continues from its newest checkpoint.
+    A job that runs without the log knowing it is taken over by the next service, if it can be. ``end_processes`` is
+    called with the folders of the other such jobs, which continue from their newest checkpoints, and of every job that
+    the log does not know.
 
     Raises:
         StoreProblem: a service runs on it, or something cannot be written; nothing is lost then.
@@ -90,7 +91,7 @@ def recover(folder: Path, end_processes: Callable[[Path], None]) -> Path:
         found = inspect(folder)
         with tempfile.TemporaryDirectory(prefix=".recovering-", dir=folder) as made:
             state = _rebuilt(folder, Path(made), found)
-            end_ahead(folder, Path(made), state, end_processes)
+            settle_ahead(folder, Path(made), state, end_processes)
             aside = new_aside(folder)
             replace_log(folder, Path(made), aside)
         for name in unknown_folders(folder, state):
@@ -149,30 +150,33 @@ def _rebuilt(folder: Path, to: Path, found: Findings) -> ServiceState:
     return set_floor(to, found.highest_job, sentence)
 
 
-def end_ahead(
+def settle_ahead(
     home: Path, log: Path, state: ServiceState, end_processes: Callable[[Path], None]
 ) -> tuple[JobAhead, ...]:
-    """End the processes of jobs that run without a log knowing it, and have the log (in ``log``) say that they ran."""
+    """Have a log (in ``log``) know the jobs that ran without it; processes that cannot be taken over are ended."""
     in_log = jobs_ahead(log, state)  # a backup may hold checkpoints that are newer than its log
     ahead = jobs_ahead(home, state)
     ahead += tuple(job for job in in_log if job.job_id not in {one.job_id for one in ahead})
     for job in ahead:
-        if job.runs:
+        if job.runs and job.placement is None:
             end_processes(home / JOBS / job.job_id)
     if ahead:
-        set_floor(log, state.submitted, "", [job.job_id for job in ahead])
+        continued = [job.job_id for job in ahead if job.placement is None]
+        set_floor(log, state.submitted, "", continued, takeover_records(home, state, ahead))
     return ahead
 
 
-def set_floor(folder: Path, highest_job: int, lost: str, continued: Sequence[str] = ()) -> ServiceState:
+def set_floor(
+    folder: Path, highest_job: int, lost: str, continued: Sequence[str] = (), others: Sequence[Record] = ()
+) -> ServiceState:
     """Have a log say that it goes on after something was lost; no job gets a number up to this one any more.
 
-    ``continued`` are jobs that have run although the log does not know it.
+    ``continued`` are jobs that have run although the log does not know it; ``others`` are records that follow.
     """
     with Store(folder) as store:
         state = store.load()
         record = LogRecovered(submitted=max(highest_job, state.submitted), lost=lost, continued=list(continued))
-        for entry in store.append(max(time.time(), state.at_s), [record], state.seq):
+        for entry in store.append(max(time.time(), state.at_s), [record, *others], state.seq):
             state.apply(entry.seq, entry.at_s, entry.record)
         return state
 

@@ -79,6 +79,11 @@ class SlotNames:
         return self._places.get(self._before.get(place, self._names.get(place, "")))
 
 
+def known_places(folder: Path) -> dict[str, Place]:
+    """Where the slots of a service's folder were when it last ran, by their names."""
+    return {name: place for name, (_, place) in _read(folder / FILE).items() if place is not None}
+
+
 def _read(file: Path) -> dict[str, tuple[str, Place | None]]:
     """What was written last: of each name what it stands for, and where that was, if it was anywhere."""
     try:
