@@ -53,6 +53,16 @@ def test_a_stray_with_the_name_of_a_worker_ends_at_once(tmp_path, launcher):
     assert reasons(job) == []
 
 
+def test_a_job_whose_checkpoints_on_storage_are_gone_does_not_begin_from_zero(tmp_path, launcher):
+    places = {"checkpoints": f"file://{tmp_path}/storage", "saved_samples": 1234}
+    with Job(tmp_path, "counting.py", "--samples", 20, "--epochs", 1, launcher=launcher, **places) as job:
+        job.resize(["a"])
+        assert job.ended() == "failed"
+    (ended,) = job.of_kind(JobEnded)
+    assert ended.hold
+    assert "its checkpoints are gone, and 1,234 samples with them" in ended.reason
+
+
 def test_a_worker_that_nobody_tells_to_begin_never_runs(tmp_path):
     """It ends with the warm process, which ends with whoever asked for it."""
     script = tmp_path / "runs.py"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +42,9 @@ JOB = "GEMINID_JOB"
 
 #: Variable of a worker: the folder or fsspec URL of checkpoints.
 CHECKPOINTS = "GEMINID_CHECKPOINTS"
+
+#: Variable of a worker: the samples that are in its job's checkpoints, as far as the service knows.
+SAVED = "GEMINID_SAVED_SAMPLES"
 
 #: Variable of a script without a supervisor: the file that it appends its reports to.
 REPORTS = "GEMINID_REPORTS"
@@ -124,6 +128,12 @@ class Address:
         made.listen(BACKLOG)
         made.setblocking(False)
         return made, self
+
+
+def saved_samples(environment: Mapping[str, str]) -> int:
+    """The samples that are in the checkpoints of a worker's job, as far as the service knows."""
+    text = environment.get(SAVED, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def worker_end(opened: socket.socket) -> WorkerEnd:

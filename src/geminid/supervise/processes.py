@@ -47,6 +47,7 @@ class WorkerProcesses:
             channel.WORKER: worker,
             channel.JOB: spec.name,
             channel.CHECKPOINTS: str(self._checkpoints),
+            channel.SAVED: str(spec.saved_samples),
             channel.ENDED: str(end_of(self.folder, worker)),
             channel.OPTIONS: json.dumps(dict(spec.options)),
             **({channel.LONE: "1"} if alone else {}),

@@ -53,6 +53,7 @@ class WorkerSpec:
     is unknown whether the command calls ``geminid.init()``: it is a single process on these slots, with the
     ``lone_environment``, and becomes the worker of the first of them when it does. ``topology`` gives the zone and rack
     of a node, by which ranks are assigned. After a loss, the job does not train on fewer than ``min_slots`` slots.
+    ``saved_samples`` are in the checkpoints that there must be: it does not begin without them.
     """
 
     command: tuple[str, ...]
@@ -63,6 +64,7 @@ class WorkerSpec:
     slot_environment: Callable[[str], Mapping[str, str]] = lambda slot: {}
     options: Mapping[str, Any] = field(default_factory=dict)
     checkpoints: Path | str | None = None
+    saved_samples: int = 0
     address: Address | None = None
     topology: Callable[[str], tuple[str, ...]] = lambda node: ()
     max_failures: int = 3

@@ -94,7 +94,7 @@ def init(
     return Run(
         agent=Agent(identity, clock, abandon_group) if identity is not None else NoSupervisor(clock),
         clock=clock,
-        settings=Settings(seed=seed, checkpoint_every_s=every_s, keep_checkpoints=keep_checkpoints),
+        settings=Settings(seed, every_s, keep_checkpoints, saved_samples=channel.saved_samples(environment)),
         checkpoints=os.fspath(folder) if folder else None,
         reports=Path(reports) if reports else None,
         options=options,

@@ -17,7 +17,7 @@ from geminid.train import rng
 from geminid.train.agent import NoSupervisor
 from geminid.train.checkpoint import Snapshot, Written, take_snapshot
 from geminid.train.state_codec import CannotSave, check_saveable
-from geminid.train.storage import Checkpoints, reason
+from geminid.train.storage import AllGone, Checkpoints, reason
 from geminid.train.trainstate import DoesNotFit, TrainingState
 
 #: Largest share of the training time that taking snapshots may stop training for.
@@ -67,8 +67,16 @@ class Saver:
     """One worker's checkpoints. Its callers decide which worker saves, and when training is between two steps."""
 
     def __init__(
-        self, state: TrainingState, checkpoints: Checkpoints, agent: NoSupervisor, clock: Clock, *, every_s: float
+        self,
+        state: TrainingState,
+        checkpoints: Checkpoints,
+        agent: NoSupervisor,
+        clock: Clock,
+        *,
+        every_s: float,
+        saved_samples: int = 0,
     ) -> None:
+        self._saved_samples = saved_samples
         self._state, self._agent, self._clock, self._every_s = state, agent, clock, every_s
         self._writer = BackgroundWriter(checkpoints, self._on_written)
         self._first_step_checked = False
@@ -142,10 +150,14 @@ class Saver:
         """Continue from the last intact checkpoint; returns its location, if there is one.
 
         Raises:
-            CannotLoad: there are checkpoints, but they cannot be read, or all are damaged.
+            CannotLoad: there are checkpoints, but they cannot be read, or all are damaged or gone.
             DoesNotFit: it belongs to another model, optimiser or dataset.
         """
         loaded = self._writer.folder.load()
+        if loaded is None and self._saved_samples:
+            gone = f"its checkpoints are gone, and {self._saved_samples:,} samples with them"
+            again = "begin again with 'geminid resume JOB --from-scratch'"
+            raise AllGone(f"{gone}: put one of them back and resume it, or {again}")
         if loaded is None:
             return None
         state, path = loaded

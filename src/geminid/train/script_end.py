@@ -17,7 +17,7 @@ from geminid.supervise import protocol
 from geminid.train.agent import NoSupervisor
 from geminid.train.session import Session
 from geminid.train.shutdown import STOPPED_EXIT_CODE
-from geminid.train.storage import AllDamaged, reason
+from geminid.train.storage import AllDamaged, AllGone, reason
 
 
 class ScriptEnd:
@@ -81,7 +81,7 @@ class ScriptEnd:
             self._failed = True
             lines = str(problem).strip().splitlines()
             what = f"{kind.__name__}: {lines[0][:300]}" if lines else kind.__name__
-            hold = isinstance(problem, AllDamaged)
+            hold = isinstance(problem, AllDamaged | AllGone)
             self._agent.send(protocol.Failed(reason=lines[0] if hold else what, hold=hold))
             usual(kind, problem, trace)
 

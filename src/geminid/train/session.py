@@ -193,7 +193,8 @@ def make_session(
     saver = None
     if checkpoints is not None:
         storage = checkpoints_at(checkpoints, clock, settings.keep_checkpoints)
-        saver = Saver(state, storage, agent, clock, every_s=settings.checkpoint_every_s)
+        every_s, saved = settings.checkpoint_every_s, settings.saved_samples
+        saver = Saver(state, storage, agent, clock, every_s=every_s, saved_samples=saved)
         saver.check()
     watch = Watch(agent.activity if agent.supervised else None, group)
     by_pass = not isinstance(source, IndexSource)

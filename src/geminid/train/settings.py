@@ -13,7 +13,8 @@ Unit = Literal["samples", "progress"]
 class Settings:
     """What the user chose; see ``geminid.init`` and ``run.prepare``.
 
-    ``scaling_rules`` has the learning-rate rule of every parameter group.
+    ``scaling_rules`` has the learning-rate rule of every parameter group. ``saved_samples`` must be in the checkpoints,
+    as far as the service knows.
     """
 
     seed: int = 0
@@ -21,3 +22,4 @@ class Settings:
     keep_checkpoints: int = 3
     scaling_rules: tuple[str, ...] = ()
     warmup_epochs: float = 0.0
+    saved_samples: int = 0

@@ -50,6 +50,10 @@ class AllDamaged(CannotLoad):
     """There are checkpoints, and all of them are damaged; one sentence says where."""
 
 
+class AllGone(CannotLoad):
+    """There must be checkpoints, and there are none; one sentence says where."""
+
+
 class InUse(RuntimeError):
     """Another process keeps its checkpoints in the same place; one sentence names it."""
 

@@ -82,6 +82,7 @@ class Launching:
             slot_environment=lambda slot: self._environment(job, self._node(slot), [slot]),
             options=worker_options(job.spec),
             checkpoints=self.folders.checkpoints_of(job.id),
+            saved_samples=job.saved_samples,
             address=None if host is None else Address(host=host),
             topology=self.nodes.topology,
             max_failures=job.spec.max_retries,

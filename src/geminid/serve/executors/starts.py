@@ -62,7 +62,7 @@ def check_checkpoints(job: LiveJob, place: Path | str) -> None:
     """Keep a job that has saved checkpoints from beginning at sample 0 because they are gone.
 
     Raises:
-        CheckpointsGone: they are not in their folder; storage is not looked at.
+        CheckpointsGone: they are not in their folder. (Its first worker looks at other storage, which may be slow.)
     """
     if job.kind is JobKind.PLAIN or not job.saved_samples or isinstance(place, str) or has_checkpoints(place):
         return
