@@ -146,3 +146,9 @@ def test_what_may_use_the_library_is_of_unknown_kind_until_it_runs(folder, comma
     found = kind_of(JobSpec.from_dict(spec))
     assert (found.kind, found.reason.partition(";")[0]) == (JobKind.UNKNOWN, why)
     assert "it becomes elastic when it calls geminid.init()" in found.reason
+
+
+def test_several_slots_at_once_for_code_that_is_not_seen_are_for_one_command():
+    spec = {"name": "a", "command": ["sh", "-c", "exec python train.py"], "slots": 4}
+    found = kind_of(JobSpec.from_dict(spec))
+    assert (found.kind, "has 4 slots at once, as launchers such as torchrun" in found.reason) == (JobKind.PLAIN, True)

@@ -36,6 +36,9 @@ def kind_of(spec: JobSpec) -> FoundKind:
     if spec.max_slots is not None and not spec.has_fixed_size:
         sizes = f"{spec.min_slots} to {spec.max_slots} slots were asked for"
         return FoundKind(JobKind.UNKNOWN, f"{sizes}; {UNTIL_INIT}")
+    if seen.is_opaque and spec.has_fixed_size and spec.min_slots > 1:
+        why = f"{seen.why}, and it has {spec.min_slots} slots at once, as launchers such as torchrun need them"
+        return FoundKind(JobKind.PLAIN, f"{why}; {IF_ELASTIC}")
     if seen.is_opaque:
         return FoundKind(JobKind.UNKNOWN, f"{seen.why}; {UNTIL_INIT} ({IF_PLAIN})")
     return FoundKind(JobKind.PLAIN, f"{seen.why}; {IF_ELASTIC}")
