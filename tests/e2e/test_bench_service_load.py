@@ -35,7 +35,7 @@ def test_a_small_load_is_counted_in_full():
     assert not [row for row in rows.values() if row["failed"]], done.stderr
     assert (rows[QUEUE]["jobs"], rows[QUEUE]["followers_complete"]) == (121, 5)
     starts = {one["kind"]: one for one in rows[QUEUE]["starts"]}
-    assert starts.keys() == {"equal", "mixed", "many-owner"}
+    assert starts.keys() == {"equal", "mixed", "many-owner", "many-queue"}
     assert all((one["queued"], one["started"] > 0) == (300, True) for one in starts.values())
     assert done.returncode == bool(rows[QUEUE]["missed"])
 

@@ -35,8 +35,8 @@ def test_a_deadline_that_cannot_be_met_is_told_by_every_command():
         assert "needs 1" in queue
         explained = live.json("explain", late["id"])
         assert any(number.startswith("its deadline") for number in explained["numbers"])
-        shown = live.run("show", late["id"]).stdout
-        assert "needs:     1 slot; 0 of 1 in service are free" in shown
+        shown = " ".join(live.run("show", late["id"]).stdout.split())
+        assert "needs: 1 slot; 0 of 1 in service are free" in shown
         assert live.json("show", late["id"])["needs"] == {"slots": 1, "gpu_types": [], "free": 0, "in_service": 1}
 
 
