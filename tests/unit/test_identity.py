@@ -43,6 +43,7 @@ def test_another_process_with_the_same_id_is_not_the_same(child):
     assert still_runs(named)
     assert not still_runs({**named, "started_at": named["started_at"] - 1})
     assert not still_runs({"pid": child.pid, "started_at": None})
+    assert not still_runs({"node": "n1", "key": "j1/w1.4f", "pid": child.pid})  # an agent on another node watches it
     assert still_runs({**named, "started_at": 1, "shim": identity_of(os.getpid())})
 
 

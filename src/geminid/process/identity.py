@@ -20,9 +20,13 @@ def identity_of(pid: int) -> dict[str, Any]:
 
 
 def still_runs(identity: Mapping[str, Any]) -> bool:
-    """Whether a process of this machine with this identity runs; of a process below a shim, whether the shim does."""
+    """Whether a process of this machine with this identity runs; of a process below a shim, whether the shim does.
+
+    An identity that does not say when the process started is of a process elsewhere, which an agent watches.
+    """
     found = identity.get("shim") or identity
-    return found["started_at"] is not None and started_at(found["pid"]) == found["started_at"]
+    started = found.get("started_at")
+    return started is not None and started_at(found["pid"]) == started
 
 
 def is_running(pid: int) -> bool:

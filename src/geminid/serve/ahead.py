@@ -55,6 +55,8 @@ def jobs_ahead(home: Path, state: ServiceState) -> tuple[JobAhead, ...]:
     """The jobs of a log that their folders are ahead of; nothing is changed."""
     found = (_ahead(home / JOBS / job.id, job) for job in state.jobs.values() if _is_idle(job))
     ahead = [one for one in found if one is not None]
+    if not any(one.runs for one in ahead):
+        return tuple(ahead)
     taken = {slot for job in state.jobs.values() for slot in _occupied(home, job)}
     result = []
     for one in ahead:
