@@ -471,7 +471,7 @@ def test_a_restarted_head_disturbs_nobody(ray):
     ray.cluster.restart_head()
     later = ray.counting("i", "--samples", 50, "--epochs", 2, min_slots=5, max_slots=5)
     assert ray.over(later)["phase"] == "succeeded"
-    assert ray.worker_pids(job) == workers
+    assert ray.worker_pids(job) == workers, ray.story(job)
     assert ray.exactly_once("i", 50, 2)
     # Together with the service, and at a moment when actors of slots are being started.
     plain = ray.submit("sleep", "300", min_slots=5, max_slots=5)

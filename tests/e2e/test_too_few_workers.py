@@ -22,8 +22,8 @@ def sizes_that_trained(job):
     return [size[first.generation] for first in job.of_kind(FirstStepDone)]
 
 
-@pytest.mark.parametrize(("fewest", "slots", "trained"), [(2, "ab", [2, 2]), (3, "abc", [3, 3]), (2, "abc", [3, 2, 3])])
-def test_survivors_that_are_too_few_take_no_step_before_others_have_come(tmp_path, launcher, fewest, slots, trained):
+@pytest.mark.parametrize(("fewest", "slots"), [(2, "ab"), (3, "abc"), (2, "abc")])
+def test_survivors_that_are_too_few_take_no_step_before_others_have_come(tmp_path, launcher, fewest, slots):
     until = tmp_path / "until"
     options = ("--samples", 300, "--epochs", 4, "--lineage", "--until", until)
     with Job(tmp_path, "counting.py", *options, launcher=launcher, min_slots=fewest) as job:
@@ -31,11 +31,14 @@ def test_survivors_that_are_too_few_take_no_step_before_others_have_come(tmp_pat
         job.trained(50)
         os.kill(job.status.workers[-1].pid, signal.SIGKILL)
         job.wait(lambda status: status.generation >= 3 and status.settled)
-        job.wait(lambda status: len(job.of_kind(FirstStepDone)) >= len(trained))
+        job.wait(lambda status: job.of_kind(FirstStepDone)[-1].generation == status.generation)
         until.touch()
         assert job.ended() == "finished", job.status.reason
     assert [len(group.slots) for group in job.of_kind(GroupFormed)] == [len(slots), len(slots) - 1, len(slots)]
-    assert sizes_that_trained(job) == trained
+    first, *between, last = sizes_that_trained(job)
+    assert first == last == len(slots)
+    assert between in ([], [len(slots) - 1])  # they take a step if they are enough, unless the other comes sooner
+    assert all(size >= fewest for size in between)
     assert not any(group.restored for group in job.of_kind(GroupFormed)[1:])  # they kept what they had in memory
     assert samples_in_the_last_version(job) == every_sample_once(300, 4)
 
