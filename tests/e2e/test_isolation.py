@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import zlib
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ if {init}:
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execve("/bin/sleep", ["sleep", "1234"], {{}})
+        os.execve("/bin/sleep", ["sleep", "{seconds}"], {{}})
     os._exit(0)
 os.wait()
 open("left", "w").write("x")
@@ -53,7 +54,7 @@ if {init}:
 if os.fork() == 0:
     os.setsid()
     if os.fork() == 0:
-        os.execve("/bin/sleep", ["sleep", "1234"], dict(os.environ))
+        os.execve("/bin/sleep", ["sleep", "{seconds}"], dict(os.environ))
     os._exit(0)
 os.wait()
 open("left", "w").write("x")
@@ -85,7 +86,9 @@ def live():
 
 def submit(live: Live, folder: Path, script: str, launch: str, *options: object) -> str:
     given, words, init = LAUNCHES[launch]
-    (folder / "train.py").write_text("if False: import geminid\n" + script.format(init=init))
+    (folder / "train.py").write_text(
+        "if False: import geminid\n" + script.format(init=init, seconds=seconds_of(folder))
+    )
     command = ("submit", "--working-dir", folder, *given, *options, "--", "python", *words, "train.py")
     done = live.run(*command)
     assert done.returncode == 0, done.stderr
@@ -115,51 +118,53 @@ def test_a_job_has_what_its_submitter_has_and_nothing_of_the_services(live, tmp_
     )
 
 
-def sleepers() -> set[int]:
-    """Processes that were left behind."""
-    found = subprocess.run(["pgrep", "-f", "^sleep 1234$"], capture_output=True, text=True, check=False)
-    return {int(pid) for pid in found.stdout.split()}
+def seconds_of(folder: Path) -> int:
+    """For how long processes of the job in a folder sleep: no other job's do, of tests that run at the same time."""
+    return 10_000_000 + zlib.crc32(bytes(folder)) % 10_000_000
+
+
+def sleepers(folder: Path) -> list[str]:
+    """Processes that the job in a folder has left behind."""
+    name = f"^sleep {seconds_of(folder)}$"
+    return subprocess.run(["pgrep", "-f", name], capture_output=True, text=True, check=False).stdout.split()
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 @pytest.mark.parametrize("how", ["cancel", "killed"])
 def test_no_process_of_a_job_is_left_when_its_slots_are_free(live, tmp_path, launch, how):
-    before = sleepers()
     job_id = submit(live, tmp_path, LEAVE, launch, "--retries", 0)
     live.until(job_id, lambda job: (tmp_path / "left").exists())
-    assert len(sleepers() - before) == 1
+    assert len(sleepers(tmp_path)) == 1
     if how == "cancel":
         live.run("cancel", job_id)
     else:
         for pid in live.job_pids(job_id):
             os.kill(pid, signal.SIGKILL)
     live.until(job_id, lambda job: job["slots"] == 0)
-    assert sleepers() <= before
+    assert not sleepers(tmp_path)
 
 
 @pytest.mark.parametrize("launch", LAUNCHES)
 def test_nor_is_one_of_a_job_that_killed_its_shim(live, tmp_path, launch):
-    before = sleepers()
     job_id = submit(live, tmp_path, ORPHAN, launch, "--retries", 0)
     live.until(job_id, lambda job: (tmp_path / "left").exists())
-    assert len(sleepers() - before) == 1
+    assert len(sleepers(tmp_path)) == 1
     (tmp_path / "go").touch()
     live.until(job_id, lambda job: job["slots"] == 0)
-    assert sleepers() <= before
+    assert not sleepers(tmp_path)
 
 
 @pytest.mark.parametrize("launch", ["elastic, forked", "plain"])
 def test_nor_is_one_after_the_service_was_killed_and_came_back(live, tmp_path, launch):
-    before = sleepers()
     job_id = submit(live, tmp_path, LEAVE, launch)
     live.until(job_id, lambda job: (tmp_path / "left").exists())
     live.kill()
     live.up()
-    assert len(sleepers() - before) == 1
+    assert len(sleepers(tmp_path)) == 1
     live.until(job_id, lambda job: job["slots"] == 1)
     live.run("cancel", job_id)
     live.until(job_id, lambda job: job["slots"] == 0)
-    assert sleepers() <= before
+    assert not sleepers(tmp_path)
 
 
 def test_a_job_that_ends_while_the_service_is_away_has_all_of_its_samples(live):
