@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
+from types import ModuleType
 
 from geminid.process.launch import Launcher
 from geminid.supervise.events import JobEvent
@@ -66,6 +68,17 @@ class Job(Supervisor):
     def logs(self) -> str:
         """What the workers printed."""
         return "".join(path.read_text() for path in sorted((self.spec.folder / "logs").iterdir()))
+
+
+def script_as_module(name: str) -> ModuleType:
+    """A script as a module, so that a test can train with it in its own process, on one thread."""
+    import torch
+
+    torch.set_num_threads(1)
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def exactly_once(job: Job, samples: int, epochs: int) -> bool:

@@ -3,7 +3,6 @@
 The examples too, whose results must be those of a run without resizes.
 """
 
-import importlib.util
 import json
 import os
 import signal
@@ -11,8 +10,7 @@ import subprocess
 import sys
 
 import pytest
-import torch
-from elastic import SCRIPTS, STEADY, Job
+from elastic import SCRIPTS, STEADY, Job, script_as_module
 
 from geminid.process.zygote import Zygote
 
@@ -36,12 +34,7 @@ def launcher():
 
 @pytest.fixture(scope="module")
 def script():
-    """The script as a module."""
-    torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location("styles", SCRIPTS / "styles.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_as_module("styles")
 
 
 def trained_here(script, *options):

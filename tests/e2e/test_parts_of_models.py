@@ -1,13 +1,11 @@
 """A model of which every backward uses a part: the same weights on any number of slots, and as without Geminid."""
 
-import importlib.util
 import json
 import os
 import signal
 
 import pytest
-import torch
-from elastic import SCRIPTS, Job
+from elastic import Job, script_as_module
 
 from geminid.process.zygote import Zygote
 
@@ -37,12 +35,7 @@ def launcher():
 
 @pytest.fixture(scope="module")
 def script():
-    """The script as a module."""
-    torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location("adversaries", SCRIPTS / "adversaries.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_as_module("adversaries")
 
 
 def flat(value):

@@ -114,7 +114,7 @@ def test_mistakes_in_the_file_are_named_without_secrets(tmp_path, text, why):
 
 @dataclass
 class Flaky:
-    """A channel that fails so many times."""
+    """A channel that fails a given number of times."""
 
     failures: int
     final: bool = False

@@ -68,7 +68,7 @@ def jobs_ahead(home: Path, state: ServiceState) -> tuple[JobAhead, ...]:
     return tuple(result)
 
 
-def takeover_records(home: Path, state: ServiceState, ahead: Sequence[JobAhead]) -> list[r.Record]:
+def takeover_records(state: ServiceState, ahead: Sequence[JobAhead]) -> list[r.Record]:
     """What a log must say for the next service to take over the jobs that it can; others leave their slots."""
     places = {job.job_id: job.placement for job in ahead if job.placement is not None}
     slots = {slot for place in places.values() for slot in place.slots()}

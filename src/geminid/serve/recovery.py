@@ -162,7 +162,7 @@ def settle_ahead(
             end_processes(home / JOBS / job.job_id)
     if ahead:
         continued = [job.job_id for job in ahead if job.placement is None]
-        set_floor(log, state.submitted, "", continued, takeover_records(home, state, ahead))
+        set_floor(log, state.submitted, "", continued, takeover_records(state, ahead))
     return ahead
 
 

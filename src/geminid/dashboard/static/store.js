@@ -118,7 +118,7 @@ function hear({ kind, ...message }) {
     store.connection = "live";
     if (loading || !store.loaded) waiting.push(message);
     else apply(message);
-  } else if (kind === "reset" || kind === "denied") reload(); // whoever is denied learns why
+  } else if (kind === "reset" || kind === "denied") reload(); // the answer says why it is denied
   else if (kind === "open" || kind === "broken") {
     store.connection = kind === "open" ? "live" : "broken";
     changed();
@@ -134,7 +134,7 @@ const policy = globalThis.trustedTypes?.createPolicy("geminid", {
 });
 const workerUrl = policy ? policy.createScriptURL("/static/stream-worker.js") : "/static/stream-worker.js";
 
-// Says to whoever reads the stream whether this tab is shown, and with which secret; null when the tab goes away.
+// Tells the reader of the stream whether this tab is shown, and with which secret; null when the tab goes away.
 function watchInWorker(failed) {
   const worker = new SharedWorker(workerUrl, { name: "geminid-events", type: "module" });
   worker.onerror = failed;

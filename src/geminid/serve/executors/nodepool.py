@@ -106,7 +106,7 @@ class NodePool:
         self._doubt_missing()
         self._ends_strangers, self._cluster = True, None
         taken = [self._taken_record(taken) for node, taken in self._taken.items() if node in self.up and taken.slots]
-        gone = [r.NodeLeft(node=node, reason=f"node {node} is gone") for node in sorted(self._known.keys() - self.up)]
+        gone = map(_left, sorted(self._known.keys() - self.up))
         return [*gone, *taken, *(r.NodeLeaving(node=node, leaving=True) for node in sorted(self._leaving))]
 
     # --- Events ---
@@ -223,7 +223,7 @@ class NodePool:
 
     def _lose(self, name: str) -> list[NodeOutcome]:
         """A node is gone: jobs go on with what they have elsewhere, or come back from their checkpoints."""
-        reason = f"node {name} is gone"
+        left = _left(name)
         self.up.discard(name)
         self.resting.discard(name)
         self._gone_since_s[name] = self._clock.monotonic_s()
@@ -231,7 +231,7 @@ class NodePool:
         names = self._provider.names
         slots = frozenset(names.name((name, index)) for index in range(self._known[name].slots))
         self._provider.release([slot for slot in slots if self._provider.seat(slot) is not None])
-        return [r.NodeLeft(node=name, reason=reason), NodeLost(name, slots, reason)]
+        return [left, NodeLost(name, slots, left.reason)]
 
     def _doubt_missing(self) -> None:
         """Wait for what may run on nodes that the provider does not have either; others may still come."""
@@ -241,3 +241,7 @@ class NodePool:
 
     def _taken_record(self, taken: p.SlotsTaken) -> r.Record:
         return r.SlotsTaken(node=taken.node, slots=list(taken.slots), reason=taken.reason)
+
+
+def _left(node: str) -> r.NodeLeft:
+    return r.NodeLeft(node=node, reason=f"node {node} is gone")

@@ -71,7 +71,7 @@ def messages_of(
 
 
 def _new_jobs(state: ServiceState, submitted: int) -> list[str]:
-    """The jobs that were submitted after so many others, without elements of arrays."""
+    """The jobs submitted after the first ``submitted`` ones, without elements of arrays."""
     found: list[str] = []
     for job_id in reversed(state.jobs):
         number = number_of(job_id)  # 0 for an element
